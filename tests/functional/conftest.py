@@ -336,6 +336,7 @@ def adapting(deep, few_questions, short_text, teacher):
         "self_training": (*few, f"adaptation.teachers=[{teacher}]", "losses.rest.confidence=0"),
         "uda": (*few, "losses.rest.perturb=delete"),
         "cvt": few,
+        "pet": ("objective.words={place: where, person: who}",),
     }  # fmt: skip
 
     def words(preset="full", *more):

@@ -17,7 +17,7 @@ from transfer_cli.config.locate import conf_dir
 
 pytestmark = pytest.mark.functional
 
-OF_WHOLE_TEXTS = {"distil", "self_training", "uda", "cvt"}
+OF_WHOLE_TEXTS = {"distil", "self_training", "uda", "cvt", "pet"}
 PRESETS = sorted({p.stem for p in (conf_dir() / "adaptation").glob("*.yaml")} - OF_WHOLE_TEXTS)
 
 

@@ -237,6 +237,7 @@ def test_presets_are_what_their_papers_say():
                 "uda",
                 "cvt",
                 "slices",
+                "pet",
             ),
             AllAtOnce(),
         ),

@@ -48,7 +48,7 @@ def folder(tmp_path, monkeypatch):
         ("transfer finetune model=base,ti", "model=base,tiny"),
         ("transfer finetune +adaptation/edits=[lora,sc", "+adaptation/edits=[lora,scalar_mix"),
         ("transfer finetune +objective@losses.lm=ml", "+objective@losses.lm=mlm"),
-        ("transfer finetune objective=cl", "objective=classification"),
+        ("transfer finetune objective=cla", "objective=classification"),
         ("transfer pretrain loop.b", "loop.batch= loop.bucket="),
         ("transfer pretrain loop.bucket=", "loop.bucket=true loop.bucket=false"),
         ("transfer pretrain loop.batch=", ""),

@@ -429,7 +429,7 @@ def test_schemes_are_compared_each_at_its_own_rate_unless_one_is_typed():
 def test_all_schemes_are_every_preset_of_adaptation_that_needs_no_more():
     configs, _, _ = run(["sweep=schemes"], "finetune")
 
-    needing_more = {"distil", "self_training", "uda", "cvt", "slices"}
+    needing_more = {"distil", "self_training", "uda", "cvt", "slices", "pet"}
     every = {path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")}
     assert needing_more < every
     assert len(configs) == len(every - needing_more)

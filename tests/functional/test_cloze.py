@@ -1,0 +1,232 @@
+"""`objective=cloze`: labels as words in a gap, from shell to answers."""
+
+import json
+import signal
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.functional.conftest import LOOP, TINY, finished
+from transfer_cli.runs.items import read_items
+
+pytestmark = pytest.mark.functional
+
+ITEM = "{text} It is the"
+AT_ONCE = ("optimizer.lr=1e-30", "loop.steps=1", "loop.evaluate_every=1 steps")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Return the runs of `pretrain` that the labels of the sample are words to, by objective."""
+    folder = tmp_path_factory.mktemp("start")
+
+    def of(objective):
+        run = folder / objective
+        if not run.exists():
+            words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "tokenizer.size=2000",
+                     "model.dropout=0")  # fmt: skip
+            finished("pretrain", *words, f"objective={objective}", "loop.steps=6", f"run.dir={run}")
+        return run
+
+    return of
+
+
+@pytest.fixture
+def adapt(transfer, start):
+    """Return how to adapt with the preset; gives the ended command."""
+
+    def call(*words, objective="clm", ends=0, run="run"):
+        ended = transfer(
+            "finetune", f"init_from={start(objective)}", "data=sample_questions", "adaptation=pet",
+            *LOOP, *words, f"run.dir={run}",
+        )  # fmt: skip
+        assert ended.code == ends, ended.err
+        return ended
+
+    return call
+
+
+def shares(run, split="validation"):
+    return {item.index: (item.predicted, item.probability, item.loss)
+            for item in read_items(Path(run) / "items.jsonl", split)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("objective", "end"), [("clm", ""), ("mlm", ""), ("mlm", " .")], ids=["causal", "masked", "."]
+)
+def test_before_the_first_step_it_is_what_score_says_without_training(
+    objective, end, transfer, adapt, start
+):
+    adapt(f"objective.pattern={ITEM} {{mask}}{end}", *AT_ONCE, objective=objective)
+
+    asked = (f"prompt.item={ITEM} {{label}}{end}", "split=validation", "device=cpu", "output=out")
+    scored = transfer("score", f"run={start(objective)}", "data=sample_questions", *asked)
+
+    assert scored.code == 0, scored.err
+    found, expected = shares("run"), shares("out")
+    assert len(found) == len(expected) == 96
+    assert len({said for said, _, _ in expected.values()}) > 1 or len(
+        {round(loss, 4) for _, _, loss in expected.values()}
+    ) > 10  # fmt: skip
+    for index, (_, probability, loss) in expected.items():
+        assert found[index][1:] == pytest.approx((probability, loss), abs=2e-6)
+
+
+def test_in_a_masked_model_it_is_what_fill_says_of_the_words(transfer, adapt, start, read_json):
+    adapt(f"objective.pattern={ITEM} {{mask}} .", *AT_ONCE, objective="mlm")
+    labels = read_json(Path("run/model/model.json"))["labels"]
+    Path("asked.jsonl").write_text(json.dumps({"text": "Who knows Lima ?"}) + "\n")
+    answered = transfer("predict", "run", "asked.jsonl", "output=said.jsonl", "device=cpu")
+    assert answered.code == 0, answered.err
+
+    filled = transfer(
+        "fill", f"run={start('mlm')}", "Who knows Lima ? It is the [MASK] .", "top=2000",
+        "output=filled.jsonl", "device=cpu",
+    )  # fmt: skip
+
+    assert filled.code == 0, filled.err
+    (gap,) = json.loads(Path("filled.jsonl").read_text())["gaps"]
+    by_word = {each["token"]: each["probability"] for each in gap}
+    total = sum(by_word[label] for label in labels)
+    said = json.loads(Path("said.jsonl").read_text())["probabilities"]
+    assert said == pytest.approx({label: by_word[label] / total for label in labels}, abs=2e-6)
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, transfer, read_json):
+    adapt("loop.steps=6", "optimizer.lr=5e-3", objective=objective)
+
+    results = read_json(Path("run/results.json"))
+    kept = read_json(Path("run/model/model.json"))
+    assert kept["task"]["pattern"] == "{text} {mask}"
+    assert kept["task"]["words"]["city"] == ["city"]
+    again = transfer("evaluate", "run", "device=cpu", "output=again.json")
+    assert again.code == 0, again.err
+    found = read_json(Path("again.json"))["measures"]["test"]
+    assert found["loss"] == pytest.approx(results["measures"]["test"]["loss"], rel=1e-5)
+    Path("hi.jsonl").write_text('{"text": "Where is it ?"}\n')
+    assert transfer("predict", "run=[run,run]", "input=hi.jsonl", "output=said.jsonl").code == 0
+    said = json.loads(Path("said.jsonl").read_text())
+    assert sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
+    objective, adapt, transfer, at_record
+):
+    adapt("loop.steps=8", objective=objective, run="whole")
+    at_record("after", "validation", 3, lambda: signal.raise_signal(signal.SIGTERM))
+    adapt("loop.steps=8", objective=objective, run="cut", ends=75)
+
+    resumed = transfer("finetune", "resume=cut")
+
+    assert resumed.code == 0, resumed.err
+    for file in ("model/weights.safetensors", "metrics.jsonl", "items.jsonl"):
+        assert digest(f"cut/{file}") == digest(f"whole/{file}"), file
+
+
+def digest(file):
+    return sha256(Path(file).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+@pytest.mark.parametrize("way", ["loop.micro_batch=3", "loop.pack=true", "adaptation=frozen"])
+def test_the_losses_do_not_depend_on_how_a_batch_passes(way, objective, adapt, read_json):
+    if way == "adaptation=frozen":
+        plain, other = ("adaptation=frozen", "loop.cache_features=false"), ("adaptation=frozen",)
+    else:
+        plain, other = (), (way,)
+    for run, words in (("one", plain), ("two", other)):
+        adapt(*words, "objective=cloze", "loop.steps=5", objective=objective, run=run)
+
+    one, two = (read_json(Path(run) / "results.json")["measures"] for run in ("one", "two"))
+    assert one["validation"]["loss"] == pytest.approx(two["validation"]["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "preset",
+    ["lora", "adapters", "bias_only", "gradual_unfreezing", "lm_auxiliary", "l2_sp", "top_k"],
+)
+def test_other_presets_go_with_it(preset, adapt):
+    more = ("adaptation.plan.count=1",) if preset == "top_k" else ()
+
+    adapt(f"adaptation={preset}", "objective=cloze", *more, "loop.steps=8")
+
+
+@pytest.mark.parametrize("preset", ["uda", "distil"])
+def test_what_the_main_head_says_can_be_learnt_further(preset, adapt, transfer):
+    adapt("data.labelled=24", "loop.steps=3", objective="mlm", run="taught")
+    further = {"uda": (), "distil": ("adaptation.teachers=[taught]",)}[preset]
+
+    adapt(f"adaptation={preset}", "objective=cloze", "data.labelled=24", *further,
+          "streams.rest.batch=8", "loop.steps=3", objective="mlm")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("objective.pattern={text} It",), "objective: pattern '{text} It' has no {mask}"),
+        (("objective.pattern={text} {maks}",), "objective: pattern has {maks}, and there are"),
+        (("objective.pattern={text} {mask} .",), "objective.pattern: '{text} {mask} .' goes on"),
+        (("objective.pattern={text} {pair} {mask}",), "objective.pattern: examples have one text"),
+        (("objective.words={cty: city}",), "objective.words: 'cty' is no label; there are animal, "
+         "city, disease, mineral, person, river. Did you mean 'city'?"),
+        (("objective.words={city: city}",), "objective.words: says nothing of animal, disease"),
+        (("data=sample_numbers",), "objective: Cloze needs examples of the task classification"),
+        (("data.length=2", "objective.pattern={text} It is the {mask}"), "the pattern alone has"),
+        (("init=scratch", "model=tiny", "tokenizer=wordpiece", "init_from=null"),
+         "objective.words: "),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_mistake_ends_in_a_line(words, line, adapt):
+    ended = adapt(*words, ends=2)
+
+    assert line in ended.err.splitlines()[-1]
+    assert "Traceback" not in ended.err
+    assert not Path("run").exists()
+
+
+def test_a_start_without_a_language_model_is_refused(adapt, transfer):
+    adapt("objective=classification", "loop.steps=2", run="class")
+
+    ended = transfer(
+        "finetune", "init_from=class", "data=sample_questions", "adaptation=pet", "device=cpu"
+    )
+
+    assert ended.code == 2
+    assert "cloze asks a language model, and heads.lm.bias is new here" in ended.err
+
+
+def test_what_cannot_be_exported_says_so_in_a_line(adapt, transfer):
+    shown = adapt("loop.steps=2").err
+    assert "not as it is; Cloze is no classification that other libraries know" in shown
+
+    for words in ((), ("format=onnx",)):
+        ended = transfer("export", "run=run", "to=out", *words)
+        assert ended.code == 2
+        assert "Cloze is no classification that other libraries know; head=false" in ended.err
+    assert transfer("export", "run=run", "to=out", "head=false").code == 0
+
+
+@pytest.mark.slow
+def test_the_recipe_of_pet_runs_as_it_is_written(adapt, start, transfer, read_json):
+    """Two patterns, then one classifier of all that they say."""
+    sweep = transfer(
+        "finetune", "-m", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=48",
+        "adaptation=pet", "objective.pattern='{text} {mask}','{text} A {mask}'",
+        *LOOP, "loop.steps=9", "run.dir=pets",
+    )  # fmt: skip
+    assert sweep.code == 0, sweep.err
+    runs = sorted(path.parent for path in Path("pets").glob("*/results.json"))
+    assert len(runs) == 2
+
+    taught = transfer(
+        "finetune", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=48",
+        "adaptation=distil", f"adaptation.teachers=[{','.join(map(str, runs))}]", "seed=0",
+        *LOOP, "loop.steps=9", "run.dir=student",
+    )  # fmt: skip
+
+    assert taught.code == 0, taught.err
+    assert read_json(Path("student/results.json"))["measures"]["test"]["accuracy"] > 0
