@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.cloze.objective import Cloze
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.multilabel.objective import Multilabel
 from transfer_cli.tasks.regression.objective import Regression
@@ -219,6 +221,30 @@ class Numbers(tiny.Questions):
         return {**found, "value": found.pop("label").double()}
 
 
+class Gaps(tiny.Questions):
+    """The same texts, whose last token is a gap."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        return {**found, "gap": found["mask"].sum(1) - 1}
+
+
+class Words(type(tiny.VOCABULARY)):
+    """The vocabulary of these texts, whose words are the numbers of their tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split() if word.isdigit()]
+
+
+def cloze() -> Cloze:
+    """Return an objective that writes nothing, with a word for each label."""
+    words = {label: str(number) for number, label in enumerate(tiny.LABELS, 5)}
+    made = Cloze("{text} {mask}", words)
+    task = made.task_of(ClassificationTask(tiny.LABELS), words={}, lines=True, before_text=None)
+    made.setup = lambda info: Cloze.setup(made, replace(info, vocabulary=Words(), task=task))
+    return made
+
+
 class Several(tiny.Questions):
     """The same texts with one label and a place for another."""
 
@@ -316,6 +342,8 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
         tiny.Questions,
         {},
     ),
+    "cloze": (cloze, tiny.Questions, {}),
+    "cloze in a masked model": (cloze, lambda: Gaps(causal=False), BOTH_SIDES),
     "regression": (lambda: Regression(dropout=0), Numbers, {}),
     "multilabel": (lambda: Multilabel(dropout=0), Several, {}),
     "choice": (lambda: MultipleChoice(dropout=0), tiny.groups, {}),
@@ -349,14 +377,17 @@ def _evaluated(name: str, device: torch.device) -> Any:
     return run.losses, scores.measures["loss"], outcomes, [(s.tokens, s.target) for s in shown]
 
 
+_OF_LABELS = (
+    "classification.tallies",
+    "EachExample.note",
+    "row_by_row",
+    "Classification.samples",
+)
+
 for _name, (_make, _, _) in OBJECTIVES.items():
     _waits = {
-        Classification: (
-            "classification.tallies",
-            "EachExample.note",
-            "row_by_row",
-            "Classification.samples",
-        ),
+        Classification: _OF_LABELS,
+        Cloze: _OF_LABELS,
         Regression: ("EachExample.note", "row_by_row", "Regression.samples"),
         Multilabel: (
             "EachExample.note",

@@ -13,6 +13,7 @@ from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import ConfigError
+from transfer_cli.objectives.classification import Classification
 
 WORDS = " ".join(configs.WORDS)
 
@@ -211,6 +212,6 @@ def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
     streams = {"own": {**node, "batch": 3}, "none": node}
     config = configs.config("finetune", tmp_path, streams=streams)
 
-    found = datasets.of_run(config, "finetune", tiny.shape(), None, Origins())
+    found = datasets.of_run(config, "finetune", tiny.shape(), None, Origins(), Classification())
 
     assert found.batches == {"main": 8, "own": 3, "none": 8}
