@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
@@ -45,12 +46,21 @@ class BesideMainHead(Objective, Generic[Main]):
         """
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run; for errors see `main_of`."""
+        """Store the facts of the run.
+
+        Raises:
+            ConfigError: See `main_of`; or the main objective has no head of its own.
+        """
         super().setup(info)
         self.main = self.main_of(info)
         self.keeps_tokens = self.main.keeps_tokens
         self.beside_main = {term: self.main.beside(f"{info.name}_{term}") for term in self.terms}
         """The main objective with the head of each term."""
+        if any(other.head in (None, self.main.head) for other in self.beside_main.values()):
+            raise ConfigError(
+                f"losses.{info.name}: its heads are like that of the main objective, which has "
+                f"none of its own ({type(self.main).__name__}); leave this loss out"
+            )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return the heads, and what they share with the main one."""

@@ -40,13 +40,9 @@ class SliceHeads(BesideMainHead[Objective]):
 
     def main_of(self, info: TaskInfo) -> Objective:
         """See `BesideMainHead`."""
-        if info.main is not None and info.main.head is not None:
-            return info.main
-        name = type(info.main).__name__ if info.main else "there is none"
-        raise ConfigError(
-            f"losses.{info.name}: its heads are like that of the main objective, which has none of "
-            f"its own ({name}); leave this loss out"
-        )
+        if info.main is None:
+            raise ConfigError("objective: slices are a further loss; take objective@losses.slices=")
+        return info.main
 
     @property
     def key(self) -> str:

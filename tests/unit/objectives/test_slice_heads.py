@@ -93,6 +93,11 @@ def test_a_main_loss_without_a_head_of_its_own_is_refused():
         tiny.model(CausalLM(), SliceHeads(PARTS))
 
 
+def test_slices_are_no_main_loss():
+    with pytest.raises(ConfigError, match="slices are a further loss"):
+        SliceHeads(PARTS).setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS))
+
+
 def test_slices_are_no_empty_mapping():
     with pytest.raises(ValueError, match="parts is empty"):
         SliceHeads({})

@@ -17,6 +17,9 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.cross_view import CrossView
+from transfer_cli.objectives.slice_heads import SliceHeads
+from transfer_cli.runs.slices import Slice
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.objective import Cloze
@@ -308,3 +311,11 @@ def test_a_head_that_is_new_is_refused():
     for inherited in (set(), {name for name in names if name.startswith("backbone.")}):
         with pytest.raises(ConfigError, match=r"cloze asks a language .* heads\.lm\.bias is new"):
             objective.check_start(model, inherited)
+
+
+@pytest.mark.parametrize("further", [SliceHeads({"all": Slice(length=(0, None))}), CrossView()])
+def test_there_is_no_second_head_like_that_of_the_language_model(further):
+    main = bound()
+
+    with pytest.raises(ConfigError, match=r"losses.further: .* none of its own \(Cloze\)"):
+        further.setup(TaskInfo(PIECES, main.info.labels, "further", main=main))

@@ -99,15 +99,12 @@ class Cloze(Classification):
         Raises:
             ConfigError: A model of this direction, or its tokenizer, cannot read the pattern.
         """
-        vocabulary = self.info.vocabulary
         if backbone.causal and not self.pattern.ends_in_gap:
             raise ConfigError(
                 f"objective.pattern: {self.pattern.written!r} goes on after {{mask}}, and a causal "
                 "model sees nothing of that; let {mask} be last"
             )
-        if not backbone.causal and vocabulary.mask in (
-            vocabulary.cls, vocabulary.sep, vocabulary.pad,
-        ):  # fmt: skip
+        if not backbone.causal and not self.info.vocabulary.has_mask:
             raise ConfigError(
                 "objective: this tokenizer has no mask token of its own, so there is no gap; take "
                 "objective=classification, or another model"
