@@ -157,6 +157,25 @@ def test_a_run_is_not_gone_on_with_after_its_teacher_was_trained_anew(
     assert "losses.teacher.teachers: the weights in taught are not those" in ended.err
 
 
+MIXES = {
+    "everything at once": (
+        "adaptation/edits=[lora]", "adaptation.edits.lora.rank=2",
+        "adaptation/plan=gradual_unfreezing", "adaptation/layer_scale=geometric",
+        "adaptation/penalty=l2_sp", "loop.steps=8",
+    ),
+    "heads alone": ("adaptation/plan=head_only", "adaptation.store=trained"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("preset", ["cvt", "distil", "slices", "uda"])
+def test_a_preset_goes_with_other_plans_edits_scales_and_penalties(preset, mix, adapt, transfer):
+    adapt(preset, *MIXES[mix])
+
+    again = transfer("evaluate", "run", "device=cpu")
+    assert again.code == 0, again.err
+
+
 # --- what it is good for ---------------------------------------------------------------------
 
 
