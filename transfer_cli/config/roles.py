@@ -48,7 +48,7 @@ ROLES = {
     "resume": Role.NAMES_RUN | Role.PLACE,
     "resume_strict": Role.NAMES_RUN,
     "model": LEARNS,
-    "student": LEARNS,
+    "student": Role.SETTING,
     "objective": LEARNS,
     "losses": LEARNS,
     "streams": LEARNS,

@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.model.attention import masked_scores
 from transfer_cli.model.captures import captures
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.patterns import attention_mask
@@ -124,3 +125,16 @@ def test_an_unknown_module_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match=wanted), captures(backbone, ["blocks.0.atention"]):
         pass
     assert not backbone.blocks[0].attention._forward_hooks
+
+
+def test_projections_are_those_that_attention_is_made_of_and_of_chosen_blocks_alone():
+    backbone, mask_BT = lively_backbone(direction="causal"), MASKS["right"]
+
+    with captures(backbone, attention=True, projections=NAMES[1:2]) as captured:
+        backbone(TOKENS, mask_BT)
+
+    (found,) = captured.projections.values()
+    probabilities = masked_scores(found.query, found.key, found.inputs).softmax(-1)
+    assert [*captured.projections] == NAMES[1:2]
+    assert_close(probabilities, captured.attention[NAMES[1]])
+    assert backbone.blocks[1].attention.on_projections is None
