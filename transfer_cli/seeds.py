@@ -36,14 +36,15 @@ class ExampleNoise:
     def __init__(self, seed: int, *parts: str | int) -> None:
         self._seed = derive(seed, "noise", *parts)
 
-    def uniform(self, index_B: Tensor, length: int, channels: int) -> Tensor:
+    def uniform(self, index_B: Tensor, length: int, channels: int, *, part: int = 0) -> Tensor:
         """Return uniform numbers in [0, 1), `[B, length, channels]`, on the CPU.
 
-        A longer `length` extends the numbers of a shorter one: padding does not change them.
+        A longer `length` extends the numbers of a shorter one: padding does not change them. Of an
+        example of several sequences each is a `part` with numbers of its own.
         """
         generator = torch.Generator()
         rows = []
         for index in index_B.tolist():
-            generator.manual_seed(derive(self._seed, index))
+            generator.manual_seed(derive(self._seed, index, *([part] if part else ())))
             rows.append(torch.rand(length, channels, generator=generator))
         return torch.stack(rows)

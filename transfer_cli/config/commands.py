@@ -241,7 +241,6 @@ and `data=` other data that fits the run.""",
             "input",
             "split",
             "slices",
-            "each",
             "baseline",
             "batch",
             "device",
@@ -409,8 +408,9 @@ says beforehand which it will be. `format=onnx` writes an ONNX graph, checked ag
     "report": Command(
         summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
         usage="""\
-PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE] [--csv FILE]
-                       [--markdown FILE] [--json FILE] [--html FILE] [--plugin PACKAGE]""",
+PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
+                       [--csv FILE] [--markdown FILE] [--json FILE] [--html FILE]
+                       [--plugin PACKAGE]""",
         examples=(
             ("transfer report runs/finetune", "every run in a folder"),
             (

@@ -108,7 +108,8 @@ class CrossView(BesideMainHead[UnitObjective]):
             each_N = self.main.divergence(
                 target_NC, beside.scores(model, part, Encoding(model, part))
             )
-            found[view] = torch.where(self._units_in(view, batch), each_N, 0).sum()
+            is_seen_N = self._units_in(view, batch)
+            found[view] = torch.where(is_seen_N, each_N, 0).sum()
         return found
 
 

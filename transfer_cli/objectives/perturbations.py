@@ -53,8 +53,10 @@ class Perturbation(ABC):
     def __call__(self, batch: Batch, noise: ExampleNoise) -> tuple[Tensor, Tensor]:
         """Return the tokens and the mask of the perturbed texts, shaped as the batch's."""
         tokens, mask = batch["tokens"], batch["mask"]
-        shape = tokens.shape
-        drawn = noise.uniform(batch["index"], int(np.prod(shape[1:])), 2).view(*shape, 2)
+        parts, length = tokens[0, ..., 0].numel(), tokens.shape[-1]
+        drawn = torch.stack(
+            [noise.uniform(batch["index"], length, 2, part=part) for part in range(parts)], 1
+        ).view(*tokens.shape, 2)
         changed = self.chosen(tokens, mask, drawn[..., 0])
         return self.change(tokens, mask, changed & mask & self._ordinary_V[tokens], drawn[..., 1])
 

@@ -10,6 +10,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.testing.objectives import check_objective
 
 NOISE = ExampleNoise(0, "train", 3)
@@ -70,6 +71,21 @@ def test_it_keeps_the_contract_of_an_objective(perturb):
 
     check_objective(
         Alone(perturb, rate=0.4, symmetric=True), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch
+    )
+
+
+@pytest.mark.parametrize("perturb", PERTURBATIONS)
+def test_copies_of_choices_are_the_same_in_every_batch(perturb):
+    class OfChoices(Alone):
+        def setup(self, info):
+            self._own = tiny.bound(MultipleChoice(dropout=0))
+            Consistency.setup(self, TaskInfo(info.vocabulary, (), "further", main=self._own))
+            self.on_data(tiny.groups())
+
+    batch = tiny.groups().batch(np.arange(5))
+
+    check_objective(
+        OfChoices(perturb, rate=0.4, symmetric=True), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch
     )
 
 

@@ -181,7 +181,7 @@ class DialogTask(ChoiceTask):
         """See `Task`."""
         return cls(speakers=("there", "where")), (
             DialogExample(["Where is it ?"], ["How many ?"], ["Rivers", "How many ?"], 1),
-            DialogExample([], ["Where ?", "There", "How ?"], ["Where ?", "Many", "There"], 0),
+            DialogExample([], ["Where ?", "There", "How ?"], ["Where ?", "How many ?", "There"], 0),
             DialogExample(["Rivers go"], ["Do they ?"], ["Many", "Where do they go ?"], 0),
         )
 
