@@ -75,6 +75,7 @@ GIVEN = {
     "chat": ["run=RUN"],
     "fill": ["run=RUN", "text=TEXT"],
     "score": ["run=RUN", "data=agreement"],
+    "analyze": ["run=RUN"],
 }
 
 
@@ -116,6 +117,7 @@ def chosen(option):
     """Return the config of a command that takes the option."""
     adapts = option.group.startswith("adaptation")
     command = "finetune" if ".tasks." in option.target or adapts else "pretrain"
+    command = "analyze" if option.group == "analysis" else command
     config = composed(
         command,
         f"{option.group}={option.name}",
@@ -128,7 +130,7 @@ def chosen(option):
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.group}-{option.name}")
 def test_an_option_composes_and_builds(option):
     key = option.group.replace("/", ".")
-    if option.group == "adaptation/edits":
+    if option.group in ("adaptation/edits", "analysis"):
         key = f"{key}.{option.name}"
 
     node = OmegaConf.select(chosen(option), key)

@@ -16,7 +16,7 @@ FLOORS = {
     "objectives": 3, "adaptation": 3,
     "engine": 4, "generation": 4, "interop": 4, "tasks": 4,
     "assembly": 5, "testing": 5,
-    "training": 6,
+    "training": 6, "analysis": 6,
     "commands": 7,
     "cli": 8, "__main__": 9,
 }  # fmt: skip

@@ -66,6 +66,27 @@ class Trained:
         return "lines" if self.start.reads_lines else "sentence"
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A model to look into, with or without a head.
+
+    Args:
+        path: As it was named.
+        config: Of its run; of other models one without data.
+        start: Its description and tokenizer.
+        objective: What it was trained for; None: a published model without that head.
+        model: On the device, in evaluation mode.
+        length: See `longest_input`.
+    """
+
+    path: str
+    config: DictConfig
+    start: Pretrained
+    objective: Objective | None
+    model: TransferModel
+    length: int
+
+
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
     """Return the run at `path`, on the device.
 
@@ -78,7 +99,7 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
         CheckpointError: There is no run, it has not finished, or its weights lack a part.
     """
     if path.startswith(HUB) or is_published(Path(path).expanduser()):
-        config = OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
+        config = _without_data()
     else:
         run = RunDirectory.open(Path(path).expanduser(), "run")
         config = read_stored(run.config, run.read_command(), "run")
@@ -96,6 +117,38 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     model.to(precision.device)
     model.eval()
     return Trained(config, start, objective, model, longest_input(start, config))
+
+
+def open_to_look_into(
+    path: str, precision: Precision, base: str | None = None, key: str = "run"
+) -> Opened:
+    """Return the model at `path`, on the device; a published one may lack its head.
+
+    Args:
+        path: What `init_from` takes: a run, one of its checkpoints, a published model.
+        precision: With the device.
+        base: The folder of the model that it refers to, if it has moved.
+        key: The config key that named it, for errors.
+
+    Raises:
+        CheckpointError: There is no model, or its weights lack a part.
+    """
+    start = open_pretrained(path, key=key, base=base)
+    config = config_of(start) or _without_data()
+    tensors = start.tensors()
+    planned, objective = objective_of(start), objective_of(start)
+    with without_weights():
+        _, report = start.filled(tensors, planned)
+    lacks_head = start.published is not None and bool(report.new)
+    model = start.filled(tensors)[0] if lacks_head else load_trained(start, objective, tensors)
+    model.to(precision.device).eval()
+    return Opened(
+        path, config, start, None if lacks_head else objective, model, longest_input(start, config)
+    )
+
+
+def _without_data() -> DictConfig:
+    return OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
 
 
 def config_of(start: Pretrained) -> DictConfig | None:

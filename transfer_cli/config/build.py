@@ -23,13 +23,14 @@ from transfer_cli.errors import ConfigError, nearest
 T = TypeVar("T")
 
 TRUSTED = (
-    "transfer_cli.adaptation", "transfer_cli.data", "transfer_cli.model",
+    "transfer_cli.adaptation", "transfer_cli.analysis", "transfer_cli.data", "transfer_cli.model",
     "transfer_cli.objectives", "transfer_cli.optim", "transfer_cli.tasks", "torch.optim",
 )  # fmt: skip
 """Packages whose classes a config may name. `trust` adds those of the command line.
 
-These hold the parts of a model and a run, which do nothing when they are made. Others of our own
-open, shorten or remove files: a config that comes from a stranger must not make one of these.
+These hold the parts of a model and a run, and analyses, which do nothing when they are made. Others
+of our own open, shorten or remove files: a config that comes from a stranger must not make one of
+these.
 """
 
 TARGET = "_target_"

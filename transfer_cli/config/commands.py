@@ -388,6 +388,24 @@ with fine-tuned ones on the same items.""",
         ignores=("tokenizer", "experiment"),
         lists=("prompt.item", "prompt.head"),
     ),
+    "analyze": Command(
+        summary="look into a model: probes, attention, importance, attributions, changes",
+        text="""\
+Opens a run, one of its checkpoints or a published model, and finds out what is asked: what each
+layer knows (`analysis=probes`), where heads look (`attention`), what the model needs
+(`importance`), which words decide (`attributions`), and more; `transfer presets analysis` lists
+them. It shows the model the run's own data, other data (`data=`) or a file of texts (`input=`). The
+run stays as it is; what is found is in `RUN/analyses/`, which `transfer report` shows, too.""",
+        function="transfer_cli.commands.analyze.analyze.analyze",
+        places=(("run", "RUN"),),
+        keys=("run", "input", "split", "other", "html", "seed", "device"),
+        examples=(
+            ("transfer analyze RUN analysis=probes", "what each layer knows"),
+            ("transfer analyze RUN analysis=attention input=texts.txt --html page.html", "a page"),
+            ("transfer analyze run=RUN analysis=similarity other=RUN", "what changed"),
+        ),
+        ignores=("tokenizer", "experiment"),
+    ),
     "export": Command(
         summary="write a run as a folder that other libraries load",
         text="""\

@@ -81,6 +81,7 @@ _FLAGS: Flags = {
     "--config-name -cn": {},
     "--plugin": REPEATED,
     "--job": {},
+    "--html": {},
 }
 """Hydra's flags and ours."""
 
@@ -145,7 +146,7 @@ def parse(arguments: list[str], command: str = "") -> Request:
     multirun = found.multirun or (_chooses_sweep(words) and not found.job and not looks_only)
     hydras = ("resolve", "hydra_help", "cfg", "info", "package", "config_dir", "config_name")
     return Request(
-        overrides=tuple(map(_declared, words)),
+        overrides=tuple(map(_declared, [*words, *([f"html={found.html}"] if found.html else [])])),
         hydra_flags=(*_typed(found, hydras), *(["--multirun"] if multirun else [])),
         asks_help=found.help,
         asks_all=asks_all,

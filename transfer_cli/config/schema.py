@@ -430,6 +430,33 @@ class ScoreConfig(SharedConfig):
 
 
 @dataclass
+class AnalyzeConfig(SharedConfig):
+    """What `analyze` takes."""
+
+    data: Any = None
+    analysis: Any = None
+    run: str = MISSING
+    """The model to look into: a run, one of its checkpoints, or a published model."""
+    base: str | None = None
+    other: str | None = None
+    """A second model, for analyses that compare two."""
+    data_changed: str = "refuse"
+    """Typed as `data.changed`: refuse or accept data that have changed since the run began."""
+    input: str | None = None
+    """A file of texts to look at, one a line, or a table; none: a split of the data."""
+    split: str = "auto"
+    """The split to look at; auto: test, where there is none validation."""
+    batch: int = 32
+    """Sequences that pass through the model at once."""
+    output: str | None = None
+    """A new folder for what is found; none: the run, and of other models one in `runs/analyze`."""
+    html: str | None = None
+    """A page to write, which needs nothing but itself; typed as --html FILE, too."""
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass
 class ExportConfig:
     """What `export` takes."""
 
@@ -474,6 +501,7 @@ COMMANDS: dict[str, type] = {
     "chat": ChatConfig,
     "fill": FillConfig,
     "score": ScoreConfig,
+    "analyze": AnalyzeConfig,
     "export": ExportConfig,
     "prepare": PrepareConfig,
     "inspect": InspectConfig,

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_cli.metrics import Metric, find
 from transfer_cli.report.untrusted import is_number, mapping, nested
-from transfer_cli.runs.analyses import Analysis
+from transfer_cli.runs.analyses import StoredAnalysis
 from transfer_cli.runs.results import metrics_of
 from transfer_cli.safe_files import printable
 
@@ -53,7 +53,7 @@ class Run:
     number: int | None = None
     overrides: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
-    analyses: tuple[Analysis, ...] = ()
+    analyses: tuple[StoredAnalysis, ...] = ()
 
     @property
     def seed(self) -> Any:

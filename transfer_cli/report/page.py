@@ -3,7 +3,7 @@
 The page may be sent around, and opened without a network: style and script are in it, and its
 policy forbids it to ask anybody for anything. What it shows may come from a stranger's run
 directory, so every text is escaped, and no script runs but the one that the policy names by its
-hash. The script draws the charts; a charting library would be ten times all the rest.
+hash. Its script draws the charts; a charting library would be ten times all the rest.
 """
 
 import base64
@@ -45,21 +45,30 @@ class Section(NamedTuple):
 
 def page(report: Report) -> str:
     """Return the page of a report; the learning curves are read from the run directories."""
-    script = _asset("page.js")
     pictures = Pictures()
     tasks = [_task(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)]
     title = formats.several(len(tasks), "task") if tasks else "No runs"
-    made = render(
+    return document(
         "page.html",
-        title=tasks[0].title if len(tasks) == 1 else title,
-        policy=_policy(script),
-        style=Html(_asset("page.css")),
+        f"{tasks[0].title if len(tasks) == 1 else title} · report",
         report=report,
         facts=_facts(report),
         # The progress of a sweep comes first as long as something is left to do.
         sweeps_first=any(each.running or each.left for each in report.standings),
         tasks=tasks,
-        script=Html(script),
+    )
+
+
+def document(template: str, title: str, scripts: Sequence[str] = (), **values: object) -> str:
+    """Return a page from a template; `scripts` run after the one that all pages have."""
+    running = [_asset("page.js"), *scripts]
+    made = render(
+        template,
+        title=title,
+        policy=_policy(running),
+        style=Html(_asset("page.css")),
+        scripts=[Html(each) for each in running],
+        **values,
     )
     # Nothing steers what is around it, wherever it comes from.
     return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
@@ -69,11 +78,12 @@ def _asset(name: str) -> str:
     return resources.files("transfer_cli.report").joinpath("assets", name).read_text("utf-8")
 
 
-def _policy(script: str) -> str:
-    """Return what the page may do: run this very script, and reach nothing."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _policy(scripts: Sequence[str]) -> str:
+    """Return what the page may do: run these very scripts, and reach nothing."""
+    digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts)
+    allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
     return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 

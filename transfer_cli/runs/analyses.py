@@ -12,12 +12,13 @@ belong to whoever wrote it:
 }
 ```
 
-Pictures are PNGs beside it, called `NAME-WHAT_IT_SHOWS.png`.
+Pictures are PNGs beside it, called `NAME-WHAT_IT_SHOWS.png`. There may be other files, called
+`NAME-WHAT_IT_HOLDS.ENDING`, which no report reads.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,12 @@ MOST_PICTURES = 20
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 _FILE = re.compile(rf"({_NAME.pattern})\.json")
+_OTHER = re.compile(rf"{_NAME.pattern}\.[a-z0-9]{{1,9}}")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
-class Analysis:
+class StoredAnalysis:
     """An analysis of one run, by the name of its file; pictures by what each shows."""
 
     name: str
@@ -54,6 +56,7 @@ def write_analysis(
     name: str,
     content: Mapping[str, Any],
     pictures: Mapping[str, bytes] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write an analysis of a run and return its file; one of that name is replaced.
 
@@ -62,27 +65,42 @@ def write_analysis(
         name: Lower-case letters, digits and underscores, a letter first.
         content: The JSON object; see the top of this module.
         pictures: The bytes of PNGs by what each shows, named like `name`.
+        files: The bytes of other files by what each holds, and its ending: `maps.npz`.
 
     Raises:
         RunError: There is no such run, a name or a picture is not allowed, `content` is not JSON
             with finite numbers, too large, or cannot be written.
     """
-    pictures = pictures or {}
+    pictures, files = pictures or {}, files or {}
     text = _checked(run, name, content, pictures)
+    _check_files(name, files)
     folder = RunDirectory(run).analyses
     with writing(folder):
         folder.mkdir(exist_ok=True)
-    for shows, picture in pictures.items():
-        place = folder / f"{name}-{shows}.png"
+    others = {f"{shows}.png": picture for shows, picture in pictures.items()} | dict(files)
+    for end, found in others.items():
+        place = folder / f"{name}-{end}"
         with writing(place), replaced_file(place) as temporary:
-            temporary.write_bytes(picture)
+            temporary.write_bytes(found)
     # After its pictures, since there is no analysis without it.
     path = folder / f"{name}.json"
     write_text(path, text)
-    for shows, old in _pictures(folder, name).items():
-        if shows not in pictures:
+    for old in _beside(folder, name):
+        if old.name.removeprefix(f"{name}-") not in others:
             old.unlink(missing_ok=True)
     return path
+
+
+def _check_files(name: str, files: Iterable[str]) -> None:
+    for each in files:
+        if not _OTHER.fullmatch(each) or each.endswith(".png"):
+            raise RunError(f"analysis {name!r}: {each!r} cannot be the end of a file's name")
+
+
+def _beside(folder: Path, name: str) -> list[Path]:
+    """Return the pictures and other files of an analysis."""
+    beside = folder.glob(f"{name}-*")
+    return [path for path in beside if _OTHER.fullmatch(path.name.removeprefix(f"{name}-"))]
 
 
 def _checked(
@@ -110,7 +128,7 @@ def _checked(
     return text
 
 
-def read_analyses(run: Path, problems: list[str]) -> Iterator[Analysis]:
+def read_analyses(run: Path, problems: list[str]) -> Iterator[StoredAnalysis]:
     """Yield the analyses of a run by name; add why others cannot be read to `problems`."""
     folder = RunDirectory(run).analyses
     try:
@@ -127,7 +145,7 @@ def read_analyses(run: Path, problems: list[str]) -> Iterator[Analysis]:
     for name in names[:MOST_ANALYSES]:
         path = folder / f"{name}.json"
         try:
-            yield Analysis(name, read_json(path, MOST_BYTES), _pictures(folder, name))
+            yield StoredAnalysis(name, read_json(path, MOST_BYTES), _pictures(folder, name))
         except (OSError, UnreadableError) as error:
             problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
 

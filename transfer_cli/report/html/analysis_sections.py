@@ -1,7 +1,7 @@
 """The sections of analyses: drawn by a plugin, or plainly."""
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,7 @@ class Pictures:
         if len(found) > self._room:
             return note(f"{path.name} is not shown: the page has no room for more pictures")
         self._room -= len(found)
-        encoded, caption = base64.b64encode(found).decode(), shows.replace("_", " ")
-        return _PICTURE.format(encoded=encoded, caption=caption)
+        return picture(shows, found)
 
 
 def analysis_sections(
@@ -60,10 +59,25 @@ def analysis_sections(
     known = {each.name for run in task.runs for each in run.analyses}
     for name in sorted(known)[:MOST_ANALYSES]:
         found = list(islice(_of_runs(task, names, name, pictures), MOST_RUNS))
-        given = found[0].content.get("title")
-        title = _cut(given) if isinstance(given, str) else ""
-        title = title or name.replace("_", " ").capitalize()
-        yield f"analysis-{name}", title, _section(name, found)
+        yield f"analysis-{name}", title_of(name, found[0].content), _section(name, found)
+
+
+def title_of(name: str, content: Mapping[str, Any]) -> str:
+    """Return what an analysis calls itself."""
+    given = content.get("title")
+    title = _cut(given) if isinstance(given, str) else ""
+    return title or name.replace("_", " ").capitalize()
+
+
+def plainly(content: Mapping[str, Any], pictures: Mapping[str, Html]) -> Html:
+    """Return the keys and pictures that every analysis may have."""
+    return joined(_plain(RunAnalysis("", "", content, pictures)))
+
+
+def picture(shows: str, content: bytes) -> Html:
+    """Return a picture with its caption."""
+    encoded, caption = base64.b64encode(content).decode(), shows.replace("_", " ")
+    return _PICTURE.format(encoded=encoded, caption=caption)
 
 
 def _of_runs(

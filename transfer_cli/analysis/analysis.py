@@ -1,0 +1,197 @@
+"""What an analysis is given, and what it finds.
+
+`transfer analyze` opens a model, calls each analysis with it and writes what it finds beside the
+run. An analysis changes nothing: not the run, and not the model that the next one is called with.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from transfer_cli.assembly.datasets import encoded_of
+from transfer_cli.assembly.finished_run import Opened
+from transfer_cli.assembly.model import build_model, make_edits
+from transfer_cli.batch import Batch, to_device, with_facts
+from transfer_cli.data.minimal_pairs import PairsOfSentences
+from transfer_cli.data.split import Split
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.step import Loss
+from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Objective
+from transfer_cli.report.html.markup import Html
+from transfer_cli.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Material:
+    """The texts that a model is shown; a split is encoded when it is asked for.
+
+    Args:
+        called: What it is called in messages and on pages.
+        names: Its splits.
+        task: What its examples are; None: text without labels.
+        encode: Returns one of the splits.
+        pairs: Pairs of sentences, where that is what was named.
+    """
+
+    called: str
+    names: Sequence[str]
+    task: Task | None
+    encode: Callable[[str], Split]
+    pairs: PairsOfSentences | None = None
+    _encoded: dict[str, Split] = field(default_factory=dict)
+
+    def split(self, *names: str) -> Split:
+        """Return the first of these splits that there is.
+
+        Raises:
+            DataError: There is none of them.
+        """
+        if not self.names:
+            return self.encode("")
+        found = next((name for name in names if name in self.names), None)
+        if found is None:
+            raise DataError(
+                f"split: {self.called} has no {' and no '.join(names)} split; it has "
+                f"{', '.join(self.names)}"
+            )
+        if found not in self._encoded:
+            self._encoded[found] = self.encode(found)
+        return self._encoded[found]
+
+    def texts(self, split: Split) -> list[str]:
+        """Return the first text of each example of a split.
+
+        Raises:
+            DataError: It is running text, which has no examples.
+        """
+        if self.task is None:
+            raise DataError(
+                f"data: {self.called} is running text, and single texts are looked at; name a "
+                "file of them by input=FILE, or labelled data"
+            )
+        return [self.task.texts(each)[0] for each in encoded_of(split).examples]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is looked at, and what it is shown.
+
+    Args:
+        opened: The model, in evaluation mode, with what belongs to it.
+        material: What it is shown.
+        asked: The splits that were asked for: the first of them that there is.
+        precision: Of forward passes, with the device.
+        batch: Sequences that pass through the model at once.
+        seed: What is random about an analysis follows from it.
+        other: A second model that it is compared with, which is shown the same.
+    """
+
+    opened: Opened
+    material: Material
+    asked: Sequence[str]
+    precision: Precision
+    batch: int
+    seed: int
+    other: "Subject | None" = None
+
+    @property
+    def model(self) -> TransferModel:
+        """The model, on the device, in evaluation mode."""
+        return self.opened.model
+
+    @property
+    def objective(self) -> Objective:
+        """What the model was trained for.
+
+        Raises:
+            ConfigError: It is a published model without that head.
+        """
+        if self.opened.objective is None:
+            raise ConfigError(
+                f"run: {self.opened.path} has no head, and this analysis looks at what a head "
+                "says; give a run of finetune or pretrain, or a published model with its head"
+            )
+        return self.opened.objective
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.opened.start.tokenizer
+
+    @property
+    def depth(self) -> int:
+        """The number of its blocks, each counted as often as a pass goes through it."""
+        return self.model.backbone.shape.depth
+
+    @cached_property
+    def split(self) -> Split:
+        """The split that was asked for."""
+        return self.material.split(*self.asked)
+
+    def fresh_model(self, seed: int) -> TransferModel:
+        """Return a model of the same shape with fresh weights, in evaluation mode."""
+        start = self.opened.start
+        objective = self.opened.objective
+        losses = [] if objective is None else [Loss("main", objective)]
+        shape, vocabulary = start.description.shape, start.description.vocabulary
+        model = build_model(shape, vocabulary, losses, seed)
+        make_edits(model, start.description.edits, start.tokenizer)
+        return model.to(self.precision.device).eval()
+
+    def batches(self, split: Split, most: int | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield the rows of a split, from short to long: their numbers, and them on the device.
+
+        With `most`, so many of them are taken, evenly spread over the split.
+        """
+        rows = np.arange(len(split.data))
+        if most is not None and most < len(rows):
+            rows = np.linspace(0, len(rows) - 1, most).astype(np.int64)
+        lengths = getattr(split.data, "lengths", None)
+        if lengths is not None:
+            rows = rows[np.argsort(lengths[rows], kind="stable")]
+        for begin in range(0, len(rows), self.batch):
+            numbers = rows[begin : begin + self.batch]
+            yield numbers, to_device(with_facts(split.data.batch(numbers)), self.precision.device)
+
+
+@dataclass(frozen=True)
+class AnalysisResult:
+    """What an analysis finds.
+
+    Args:
+        content: The JSON object; the keys that a report shows are those of `runs.analyses`.
+        pictures: PNGs by what each shows.
+        files: Other files beside them, by the end of the name: `maps.npz`.
+        section: Its section of the page that `html=` asks for; None: what a report would show.
+        script: The script of that section, which finds its data there.
+        lines: What is printed.
+    """
+
+    content: Mapping[str, Any]
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    section: Html | None = None
+    script: str = ""
+    lines: Sequence[str] = ()
+
+
+class Analysis(ABC):
+    """Something to find out about a model; its options are arguments of the constructor."""
+
+    needs_other: ClassVar[bool] = False
+    """Whether it compares with a second model."""
+
+    @abstractmethod
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """Return what it finds.
+
+        Raises:
+            ConfigError, DataError: The model or what it is shown is of the wrong kind.
+        """

@@ -1,0 +1,111 @@
+"""`transfer analyze`: what is in a model, by one analysis or several."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.assembly.finished_run import Opened, open_to_look_into
+from transfer_cli.commands.analyze.material import material_of
+from transfer_cli.commands.json_lines import check_ending, check_output
+from transfer_cli.config.build import build
+from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.engine.precision import Precision, device_and_precision
+from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.runs.analyses import write_analysis
+from transfer_cli.runs.atomic import write_json, write_text
+from transfer_cli.runs.directory import HUB, RunDirectory
+from transfer_cli.runs.environment import environment
+from transfer_cli.terminal import print_line
+
+_SPLITS = {"auto": ("test", "validation", "input")}
+
+
+def analyze(config: DictConfig) -> None:
+    """Find out what is asked, write it beside the run, and print it."""
+    at_least("batch:", config.batch, 1, ConfigError)
+    if config.html is not None:
+        check_output(config.html, "html")
+        check_ending("html", config.html, (".html",))
+    analyses = _analyses(config.analysis)
+    needing = [name for name, each in analyses.items() if each.needs_other]
+    if needing and config.other is None:
+        raise ConfigError(
+            f"other: analysis={needing[0]} compares two models; give other=RUN, which may be a "
+            "checkpoint of the same run, too"
+        )
+    precision = device_and_precision(config.device, config.precision)
+    subject = _subject(config, precision)
+    if config.output is not None:
+        RunDirectory.check_free(Path(config.output).expanduser())
+    found: dict[str, AnalysisResult] = {}
+    directory = None
+    for name, analysis in analyses.items():
+        result = found[name] = analysis(subject)
+        directory = directory or _directory(config)
+        write_analysis(directory.path, name, result.content, result.pictures, result.files)
+        for line in result.lines:
+            print_line(line)
+        print_line(f"{name:10s} {directory.analyses / f'{name}.json'}")
+    if config.html is not None:
+        shown = (
+            Shown(name, each.content, each.pictures, each.section, each.script)
+            for name, each in found.items()
+        )
+        write_text(Path(config.html).expanduser(), analyses_page(config.run, shown))
+        print_line(f"{'page':10s} {config.html}")
+
+
+def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:
+    """Return the analyses that are asked for, by the names of their options.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not nodes:
+        raise ConfigError(
+            "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "
+            "analysis for all"
+        )
+    named = {str(name): node for name, node in nodes.items()}
+    return {name: build(node, f"analysis.{name}", Analysis) for name, node in named.items()}
+
+
+def _subject(config: DictConfig, precision: Precision) -> Subject:
+    """Return the model that is looked at, and the other one, where there is one."""
+    asked = _SPLITS.get(config.split, (config.split,))
+    first = open_to_look_into(config.run, precision, config.base)
+
+    def made(opened: Opened, other: Subject | None = None) -> Subject:
+        shown = material_of(config, opened, whose=first)
+        return Subject(opened, shown, asked, precision, config.batch, config.seed, other)
+
+    if config.other is None:
+        return made(first)
+    return made(first, made(open_to_look_into(config.other, precision, key="other")))
+
+
+def _directory(config: DictConfig) -> RunDirectory:
+    """Return the run itself, or a new run directory for what is found."""
+    run = RunDirectory(Path(config.run).expanduser())
+    if config.output is None and RunDirectory.holds_run(run.path):
+        return run
+    typed = CommandLine.of_this_command()
+    if config.output is None:
+        name = Path(config.run.removeprefix(HUB)).name
+        directory = RunDirectory.create_new(Path("runs/analyze"), name)
+    else:
+        directory = RunDirectory.create(Path(config.output).expanduser())
+    try:
+        directory.start("analyze", as_yaml(config), typed.overrides, typed.presets, environment())
+        write_json(directory.results, {"command": "analyze", "measures": {}})
+        directory.set_status("finished")
+    except BaseException:
+        directory.discard()
+        raise
+    finally:
+        directory.unlock()
+    return directory
