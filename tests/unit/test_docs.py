@@ -68,7 +68,11 @@ ADDED = {
         f"{FUNCTIONAL}family.py::test_a_run_on_it_is_exported_as_its_family_and_as_causal",
     ),
     "an analysis, with a section of the report's page": (
-        ["mylab/token_lengths.py", "mylab/length_section.py"],
+        [
+            "mylab/token_lengths.py",
+            "conf/analysis/token_lengths.yaml",
+            "mylab/length_section.py",
+        ],
         f"{FUNCTIONAL}analysis.py::test_its_package_shows_it_in_a_section_of_its_own",
     ),
 }

@@ -9,18 +9,18 @@ NAME = "token_lengths"
 
 
 def lengths_of_all(found: Sequence[RunAnalysis]) -> object:
-    """Return error by length, a row for each run, and the pictures below it."""
+    """Return loss by length, a row for each run, and the pictures below it."""
     bins = {row[0]: None for each in found for row in each.content["table"]["rows"]}
     columns = [
         PageColumn("run"),
-        *(PageColumn(f"{name} tokens, error (%)", is_number=True) for name in bins),
+        *(PageColumn(f"{name} tokens, loss", is_number=True) for name in bins),
     ]
     rows = []
     for each in found:
-        errors = {row[0]: f"{row[2]:.1f}" for row in each.content["table"]["rows"]}
-        rows.append((f"{each.group}: {each.run}", *(errors.get(name, "") for name in bins)))
+        losses = {row[0]: f"{row[2]:.3f}" for row in each.content["table"]["rows"]}
+        rows.append((f"{each.group}: {each.run}", *(losses.get(name, "") for name in bins)))
     pictures = [picture for each in found for picture in each.pictures.values()]
-    return joined([table("Error by length of the text", columns, rows), *pictures])
+    return joined([table("Loss by length of the text", columns, rows), *pictures])
 
 
 register_section(NAME, lengths_of_all)

@@ -1,52 +1,52 @@
-"""An analysis of our own: are long texts harder? `python -m mylab.token_lengths RUN ...`."""
+"""An analysis of our own: are long texts harder?"""
 
-import io
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from matplotlib.figure import Figure
-from tokenizers import Tokenizer
+import numpy as np
 
-from mylab.length_section import NAME
-from transfer_cli.runs.analyses import write_analysis
-from transfer_cli.runs.items import read_items
-
-BINS = ((1, 4), (5, 8), (9, 16), (17, 32), (33, 512))
+from transfer_cli.analysis import pictures
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.engine.evaluation import EachExample, evaluate
 
 
-def analyse(run: Path) -> Path:
-    """Write how many of a run's test texts of each length it gets wrong; return the file."""
-    tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
-    items = [item for item in read_items(run / "items.jsonl", "test") if item.text]
-    lengths = [len(tokenizer.encode(item.text).tokens) for item in items]
-    wrong = [item.predicted != item.label for item in items]
-    rows = []
-    for low, high in BINS:
-        found = [bad for bad, length in zip(wrong, lengths, strict=True) if low <= length <= high]
-        if found:
-            rows.append([f"{low} to {high}", len(found), 100 * sum(found) / len(found)])
-    content = {
-        "title": "Length against error",
-        "summary": "Test texts by their number of tokens, and how many of them are wrong.",
-        "values": {"texts": len(items), "longest": max(lengths, default=0)},
-        "table": {"columns": ["tokens", "texts", "error rate (%)"], "rows": rows},
-    }
-    return write_analysis(run, NAME, content, {"error_by_length": drawn(rows)})
+class TokenLengths(Analysis):
+    """The mean loss of a split's rows by their length.
 
+    Args:
+        bounds: The most tokens of each bin, from short to long; one more bin holds the rest.
+    """
 
-def drawn(rows: Sequence[Sequence[object]]) -> bytes:
-    """Return the table as a picture."""
-    figure = Figure(figsize=(5, 2.5), layout="constrained")
-    axes = figure.subplots()
-    axes.bar([row[0] for row in rows], [row[2] for row in rows])
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("error rate (%)")
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue()
+    def __init__(self, bounds: Sequence[int] = (4, 8, 16, 32)) -> None:
+        self.bounds = list(bounds)
 
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """See `Analysis`."""
+        split, each = subject.split, EachExample()
+        evaluate(
+            subject.model, subject.objective, split,
+            batch=subject.batch, precision=subject.precision, each=each,
+        )  # fmt: skip
+        outcomes = each.gathered()
+        losses = np.array([outcome.loss for outcome in outcomes])
+        lengths = np.array([split.data.lengths[outcome.index] for outcome in outcomes])
+        bins = np.searchsorted(self.bounds, lengths)
+        rows = [
+            [self._named(bin_), int((bins == bin_).sum()), float(losses[bins == bin_].mean())]
+            for bin_ in np.unique(bins)
+        ]
+        names, _, means = zip(*rows, strict=True)
+        drawn = pictures.lines({"loss": means}, names, x_title="tokens", y_title="nats a text")
+        return AnalysisResult(
+            {
+                "title": "Length against loss",
+                "summary": f"Texts of {split.name} by their number of tokens.",
+                "values": {"texts": len(lengths), "longest": int(lengths.max())},
+                "table": {"columns": ["tokens", "texts", "loss (nats)"], "rows": rows},
+            },
+            pictures.only_drawn({"loss_by_length": drawn}),
+            lines=[f"{name:>10s} tokens  loss {mean:.3f}" for name, _, mean in rows],
+        )
 
-if __name__ == "__main__":
-    for word in sys.argv[1:]:
-        sys.stdout.write(f"{analyse(Path(word))}\n")
+    def _named(self, bin_: int) -> str:
+        first = 1 if bin_ == 0 else self.bounds[bin_ - 1] + 1
+        return f"{first} to {self.bounds[bin_]}" if bin_ < len(self.bounds) else f"{first} or more"
