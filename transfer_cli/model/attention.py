@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Gates:
+    """Factors of what a block computes, 1 where nothing is left out; see `model.gates`.
+
+    Args:
+        heads: Of each head's mixed values, before the output projection: `[H]`, or `[B, H]` for
+            each sequence of the batch.
+        attention: Of the attention's update of the residual stream.
+        feed_forward: Of the update by the feed-forward layer and what is beside it.
+    """
+
+    heads: Tensor
+    attention: float = 1.0
+    feed_forward: float = 1.0
+
+
+@dataclass(frozen=True)
 class AttentionInputs:
     """The inputs of a block's attention besides its hidden states.
 
@@ -34,6 +50,7 @@ class AttentionInputs:
             its own.
         rotate: The position kind's rotation of queries, `[B, H, T, W]`, and keys, `[B, G, T, W]`.
         packing: How the hidden states were packed, `[1, N, D]`; None: they are `[B, T, D]`.
+        gates: Factors of what the block computes; None: nothing is multiplied.
     """
 
     attn_mask: Tensor | None = None
@@ -41,6 +58,7 @@ class AttentionInputs:
     kv_cache: LayerKVCache | None = None
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     packing: Packing | None = None
+    gates: Gates | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +127,8 @@ class SelfAttention(nn.Module):
         mixed_BHTW = self._mix_shared(query, key, value, inputs)
         if self.prefix is not None:
             mixed_BHTW = mixed_BHTW + self.prefix(query)
+        if inputs.gates is not None:
+            mixed_BHTW = mixed_BHTW * inputs.gates.heads.to(mixed_BHTW.dtype)[..., None, None]
         mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
         if inputs.packing is not None:
             mixed_BTD = inputs.packing.pack(mixed_BTD)

@@ -5,11 +5,13 @@ Legend: B batch, T positions, D width, L blocks.
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from transfer_cli.model.attention import Gates
 from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.kv_cache import KVCache
@@ -74,6 +76,8 @@ class Backbone(nn.Module):
             self.blocks[0].attention_norm = nn.Identity()
         if shape.has_final_norm:
             self.final_norm = build_norm(shape, shape.width)
+        self.gates: Sequence[Gates] | None = None
+        """Factors of what the block at each of the L places computes; see `model.gates`."""
         self.initialise()
 
     def initialise(self) -> None:
@@ -168,12 +172,15 @@ class Backbone(nn.Module):
             position_BT = position_BT - kv_cache.padding_B[:, None]
         inputs = self.position_embedding.attend(inputs, position_BT)
         if kv_cache is not None:
-            pairs = zip(inputs, kv_cache.layers, strict=True)
-            inputs = [replace(each, kv_cache=layer) for each, layer in pairs]
+            layers = zip(inputs, kv_cache.layers, strict=True)
+            inputs = [replace(each, kv_cache=layer) for each, layer in layers]
         if packing is not None:
             inputs = [replace(each, packing=packing) for each in inputs]
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
             segment_BT = None if segment_BT is None else packing.pack(segment_BT)
+        if self.gates is not None:
+            pairs = zip(inputs, self.gates, strict=True)
+            inputs = [replace(each, gates=gates) for each, gates in pairs]
         hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
         for number, each in zip(self.shape.visits, inputs, strict=True):
             hidden_states.append(self.blocks[number](hidden_states[-1], each))

@@ -149,8 +149,13 @@ class Block(nn.Module, ABC):
 
     def attend(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the attention's update of the residual stream."""
-        attended: Tensor = self.sites["after_attention"](self.drop(self.attention(z, inputs)))
-        return attended
+        update: Tensor = self.sites["after_attention"](self.drop(self.attended(z, inputs)))
+        return update if inputs.gates is None else update * inputs.gates.attention
+
+    def attended(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the output of the attention, which dropout follows."""
+        out: Tensor = self.attention(z, inputs)
+        return out
 
     def feed(self, z: Tensor, read: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the update of the residual stream by the feed-forward layer and what is beside.
@@ -162,7 +167,7 @@ class Block(nn.Module, ABC):
             fed = fed + self.sites[BESIDE](z)
         if BESIDE_BLOCK in self.sites:
             fed = fed + self.sites[BESIDE_BLOCK](read, inputs)
-        return fed
+        return fed if inputs.gates is None else fed * inputs.gates.feed_forward
 
     def fed(self, z: Tensor) -> Tensor:
         """Return the output of the feed-forward layer, which dropout follows."""
@@ -221,11 +226,10 @@ class ReorderedBlock(Block):
         attended = z + self.attend(z, inputs)
         return attended + self.feed(attended, z, inputs)
 
-    def attend(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return the attention's update of the residual stream."""
-        normed = self.attention_norm(self.attention(z, inputs))
-        attended: Tensor = self.sites["after_attention"](self.drop(normed))
-        return attended
+    def attended(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the output of the attention and its norm, which dropout follows."""
+        out: Tensor = self.attention_norm(self.attention(z, inputs))
+        return out
 
     def fed(self, z: Tensor) -> Tensor:
         """Return the output of the feed-forward layer and its norm, which dropout follows."""

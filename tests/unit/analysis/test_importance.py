@@ -1,0 +1,181 @@
+"""Legend: N examples, L blocks, H heads."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from tests import subjects, tiny
+from transfer_cli.analysis.head_gradients import head_gradients, importance_of
+from transfer_cli.analysis.importance import Importance
+from transfer_cli.data.split import Split
+from transfer_cli.errors import ConfigError
+from transfer_cli.model.gates import all_heads, gated
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.tasks.choice.objective import MultipleChoice
+
+DATA = tiny.Questions(examples=12)
+
+
+def lively(objective, **changes):
+    made = tiny.model(objective, **changes).eval()
+    tiny.lively(made)
+    return made
+
+
+def gradients(model, objective, data, batch=8, **facts):
+    split = Split("validation", data, **facts)
+    return head_gradients(model, objective, split, batch=batch, precision=tiny.FP32)
+
+
+def loss(model, objective, data):
+    measures = tiny.measures(model, objective, data)
+    return measures["loss"] * len(data)
+
+
+KINDS = [{}, {"residual": "post"}, {"residual": "parallel"}, {"share": "all"}, tiny.MODERN]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_gradient_says_how_the_loss_changes_when_a_head_counts_less(kind):
+    objective = Classification()
+    model = lively(objective, **kind).double()
+    found = gradients(model, objective, DATA).sum(0)
+
+    for layer, head in ((0, 1), (2, 0)):
+        factors = all_heads(model.backbone).double()
+        factors[layer, head] = 1 - 1e-4
+        with gated(model.backbone, factors):
+            change = loss(model, objective, DATA)
+        change -= loss(model, objective, DATA)
+
+        # What heads say is in float32, so the difference is known to some digits alone.
+        assert change / 1e-4 == pytest.approx(-found[layer, head], rel=0.05, abs=0.05)
+
+
+def test_gradients_of_an_example_do_not_depend_on_its_batch():
+    objective = Classification()
+    model = lively(objective)
+
+    together = gradients(model, objective, DATA)
+    alone = gradients(model, objective, DATA, batch=1)
+
+    np.testing.assert_allclose(together, alone, rtol=1e-3, atol=1e-5)
+
+
+def test_the_choices_of_an_example_are_counted_together():
+    objective, data = MultipleChoice(), tiny.groups(6)
+    model = lively(objective)
+
+    together = gradients(model, objective, data)
+    alone = gradients(model, objective, data, batch=1)
+
+    assert together.shape == (6, 3, 2)
+    np.testing.assert_allclose(together, alone, rtol=1e-3, atol=1e-5)
+
+
+def test_windows_of_an_example_are_added_up():
+    objective = Classification()
+    model = lively(objective)
+    rows = gradients(model, objective, DATA)
+
+    found = gradients(model, objective, DATA, example_of=np.arange(12) // 2)
+
+    np.testing.assert_allclose(found, rows[0::2] + rows[1::2])
+
+
+class FirstLogit(Classification):
+    """Not a loss, but linear in the logits."""
+
+    def metric_sums(self, model, batch, encoded):
+        return {"loss": self.outputs(model, batch, encoded)[:, 0].sum()}
+
+
+def test_gradients_of_a_linear_model_add_up_to_what_all_heads_do():
+    objective = FirstLogit(pooling="mean", dropout=0.0)
+    model = lively(objective, depth=1)
+    model.backbone.final_norm = nn.Identity()
+    nn.init.zeros_(model.backbone.blocks[0].feed_forward.output.weight)
+    batch = DATA.batch(np.arange(12))
+
+    def logits():
+        with torch.no_grad():
+            return objective.outputs(model, batch, Encoding(model, batch))[:, 0]
+
+    with gated(model.backbone, torch.zeros(1, 2)):
+        without = logits()
+
+    found = torch.from_numpy(gradients(model, objective, DATA).sum((1, 2))).float()
+    assert_close(found, logits() - without, rtol=1e-4, atol=1e-4)
+
+
+def test_importance_does_not_cancel_out_between_examples():
+    gradient = np.array([[[3.0, 4.0], [0.0, 0.0]], [[-3.0, 4.0], [0.0, 0.0]]])
+
+    np.testing.assert_allclose(importance_of(gradient), [[0.6, 0.8], [0, 0]])
+
+
+def test_what_is_left_out_is_scored_as_evaluate_scores_it():
+    objective = Classification()
+    model = lively(objective)
+
+    result = Importance(most=None, random_orders=2)(subjects.subject(model, objective, DATA))
+
+    found = result.content
+    whole = tiny.measures(model, objective, DATA)
+    assert found["values"]["error_rate"] == whole["error_rate"]
+    with gated(model.backbone, all_heads(model.backbone), without_feed_forward={2}):
+        without = tiny.measures(model, objective, DATA)
+    entry = found["left_out"]["feed_forward"][2]
+    assert entry == {
+        "layer": 2,
+        "measure": whole["error_rate"] - without["error_rate"],
+        "loss": whole["loss"] - without["loss"],
+    }
+    assert [len(found["left_out"][kind]) for kind in ("heads", "blocks", "attention")] == [6, 3, 3]
+    assert np.linalg.norm(found["heads"], axis=1) == pytest.approx(np.ones(3))
+    shares = [each["heads"] for each in found["pruning"]]
+    assert shares == [0, 1, 2, 3, 4, 5, 6]
+    first, last = found["pruning"][0], found["pruning"][-1]
+    assert first["measure"] == first["random"] == whole["error_rate"]
+    with gated(model.backbone, torch.zeros(3, 2)):
+        assert last["loss"] == tiny.measures(model, objective, DATA)["loss"]
+    assert last["loss"] == last["random_loss"]
+
+
+def test_a_language_model_is_judged_by_perplexity():
+    objective = CausalLM()
+    given = subjects.subject(lively(objective), objective, tiny.blocks(120), task=None)
+
+    found = Importance(left_out=["blocks"], prune=False)(given).content
+
+    assert found["measure"] == "token_perplexity"
+    assert len(found["left_out"]["blocks"]) == 3
+    assert found["pruning"] == []
+
+
+def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
+    objective = Classification()
+    model = lively(objective)
+    before = tiny.weights_of(model)
+    needs = [each.requires_grad for each in model.parameters()]
+    given = subjects.subject(model, objective, DATA)
+
+    first, second = (Importance(left_out=[])(given).content for _ in range(2))
+
+    assert first == second
+    assert tiny.same(before, tiny.weights_of(model))
+    assert [each.requires_grad for each in model.parameters()] == needs
+    assert all(each.grad is None for each in model.parameters())
+    assert model.backbone.gates is None
+
+
+def test_text_without_labels_does_not_judge_a_classifier():
+    objective = Classification()
+    given = subjects.subject(lively(objective), objective, tiny.blocks(120), task=None)
+
+    with pytest.raises(ConfigError, match="this is text without labels; name data of its task"):
+        Importance()(given)

@@ -1,0 +1,317 @@
+"""Which heads, blocks and sub-layers a model's answers depend on.
+
+Legend: L places of blocks, H heads.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from transfer_cli.analysis import pictures
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.head_gradients import head_gradients, importance_of
+from transfer_cli.analysis.judged_split import judged_split, main_measure, scores_of
+from transfer_cli.data.split import Split
+from transfer_cli.errors import at_least, one_of
+from transfer_cli.metrics import Metric
+from transfer_cli.model.gates import all_heads, gated
+from transfer_cli.progress import More, progress
+from transfer_cli.seeds import derive
+
+Kind = Literal["heads", "blocks", "attention", "feed_forward"]
+
+STEPS = 10
+"""Of the pruning curve: a tenth of the heads each."""
+
+_KEEPS_NORMS = ("post", "tutorial")
+"""Residual forms whose blocks normalise the stream itself."""
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is left out: a head, or a block or one of its sub-layers.
+
+    Args:
+        kind: Its kind.
+        layer: The place of its block, from 0.
+        head: The number of the head, from 0; None: it is none.
+    """
+
+    kind: Kind
+    layer: int
+    head: int | None = None
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Its place, as the JSON says it."""
+        return {"layer": self.layer} | ({} if self.head is None else {"head": self.head})
+
+    def __str__(self) -> str:
+        name = {"heads": "head", "blocks": "block", "feed_forward": "feed-forward"}
+        number = self.layer if self.head is None else f"{self.layer}.{self.head}"
+        return f"{name.get(self.kind, self.kind)} {number}"
+
+
+class Importance(Analysis):
+    """Heads, blocks and sub-layers left out one by one, heads by gradients, and a pruning curve.
+
+    Without its update the residual stream passes a block or sub-layer; norms of the stream stay. A
+    head without its values still leaves the bias of the output projection.
+
+    Args:
+        most: Examples that are scored at most, evenly spread; None: all.
+        left_out: The kinds of parts that are left out one at a time.
+        prune: Whether heads are left out together, a tenth more each time: the least important
+            first, by gradients (Michel et al. 2019, section 4).
+        random_orders: Orders drawn at random that this is compared with.
+    """
+
+    def __init__(
+        self,
+        most: int | None = 1000,
+        left_out: Sequence[Kind] = get_args(Kind),
+        *,
+        prune: bool = True,
+        random_orders: int = 3,
+    ) -> None:
+        if most is not None:
+            at_least("most", most, 1)
+        for kind in left_out:
+            one_of("left_out", kind, get_args(Kind), ValueError)
+        at_least("random_orders", random_orders, 0)
+        self.most = most
+        self.left_out = tuple(left_out)
+        self.prune = prune
+        self.random_orders = random_orders
+
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """See `Analysis`."""
+        split = judged_split(subject, self.most)
+        base = scores_of(subject, split)
+        scorer = Scorer(subject, split, main_measure(subject, base), base.measures)
+        gradients = head_gradients(
+            subject.model, subject.objective, split,
+            batch=subject.batch, precision=subject.precision,
+        )  # fmt: skip
+        importance = importance_of(gradients)
+        parts = list(_parts(subject, self.left_out))
+        with progress("leaving out", len(parts), "parts") as more:
+            entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
+            for part in parts:
+                entries[part.kind].append(part.place | scorer.differences(part))
+                more(1)
+        curve = self._curve(scorer, importance) if self.prune else []
+        return _result(scorer, np.abs(gradients).mean(0), importance, entries, curve)
+
+    def _curve(self, scorer: "Scorer", importance: npt.NDArray[np.float64]) -> list[Entry]:
+        """Return the scores without ever more heads."""
+        heads = importance.size
+        orders = [np.argsort(importance.ravel(), kind="stable")]
+        for number in range(self.random_orders):
+            seed = derive(scorer.subject.seed, "importance", number)
+            orders.append(np.random.default_rng(seed).permutation(heads))
+        counts = list(dict.fromkeys(round(step * heads / STEPS) for step in range(STEPS + 1)))
+        with progress("pruning", len(counts) * len(orders), "scores") as more:
+            return [_point(scorer, count, orders, more) for count in counts]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores the model without some of its parts.
+
+    Args:
+        subject: The model.
+        split: What it is scored on.
+        metric: The measure that it is judged by.
+        whole: The measures of the model with all its parts.
+    """
+
+    subject: Subject
+    split: Split
+    metric: Metric
+    whole: Mapping[str, float]
+
+    def differences(self, part: Part) -> dict[str, float | None]:
+        """Return measure and loss of the whole model, minus those without a part."""
+        heads = all_heads(self.subject.model.backbone)
+        if part.head is not None:
+            heads[part.layer, part.head] = 0
+        found = self.measures(
+            heads,
+            frozenset({part.layer} if part.kind in ("blocks", "attention") else ()),
+            frozenset({part.layer} if part.kind in ("blocks", "feed_forward") else ()),
+        )
+        return {
+            "measure": _finite(self.whole[self.metric.name] - found[self.metric.name]),
+            "loss": _finite(self.whole["loss"] - found["loss"]),
+        }
+
+    def without_heads(self, numbers: npt.NDArray[np.int64]) -> Mapping[str, float]:
+        """Return the measures without some heads, numbered through all blocks."""
+        heads = all_heads(self.subject.model.backbone)
+        heads.view(-1)[torch.from_numpy(numbers)] = 0
+        return self.measures(heads)
+
+    def measures(
+        self,
+        heads: Tensor,
+        without_attention: frozenset[int] = frozenset(),
+        without_feed_forward: frozenset[int] = frozenset(),
+    ) -> Mapping[str, float]:
+        """Return the measures of the model with these factors."""
+        with gated(
+            self.subject.model.backbone, heads,
+            without_attention=without_attention, without_feed_forward=without_feed_forward,
+        ):  # fmt: skip
+            return scores_of(self.subject, self.split).measures
+
+
+def _parts(subject: Subject, kinds: Sequence[Kind]) -> Iterator[Part]:
+    for layer in range(subject.depth):
+        for kind in kinds:
+            if kind == "heads":
+                heads = range(subject.model.backbone.shape.heads)
+                yield from (Part(kind, layer, head) for head in heads)
+            else:
+                yield Part(kind, layer)
+
+
+def _point(
+    scorer: Scorer, count: int, orders: Sequence[npt.NDArray[np.int64]], more: More
+) -> Entry:
+    """Return the scores without the first `count` heads of each order; all orders end alike."""
+    is_end = count in (0, len(orders[0]))
+    found = [scorer.without_heads(order[:count]) for order in (orders[:1] if is_end else orders)]
+    found += found[:1] * (len(orders) - len(found))
+    more(len(orders))
+    measures = [_finite(each[scorer.metric.name]) for each in found]
+    losses = [_finite(each["loss"]) for each in found]
+    return {
+        "share": count / len(orders[0]),
+        "heads": count,
+        "measure": measures[0],
+        "loss": losses[0],
+        "random": _mean(measures[1:]),
+        "random_loss": _mean(losses[1:]),
+        "random_measures": measures[1:],
+    }
+
+
+def _finite(value: float) -> float | None:
+    """Return a number; None where a perplexity is too large for one."""
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [each for each in values if each is not None]
+    return float(np.mean(there)) if there and len(there) == len(values) else None
+
+
+def _result(
+    scorer: Scorer,
+    gradient: npt.NDArray[np.float64],
+    importance: npt.NDArray[np.float64],
+    entries: Mapping[Kind, list[Entry]],
+    curve: Sequence[Entry],
+) -> AnalysisResult:
+    measure, counts = scorer.metric.name, scorer.split.counts()
+    content = {
+        "title": "Importance of heads and blocks",
+        "summary": _summary(scorer),
+        "values": {
+            "split": scorer.split.name, counts["unit"]: counts["scored"],
+            measure: scorer.whole[measure], "loss": scorer.whole["loss"],
+        },
+        "table": _table(measure, entries),
+        "measure": measure,
+        "higher_is_better": scorer.metric.higher_is_better,
+        "heads": importance.tolist(),
+        "gradient": gradient.tolist(),
+        "left_out": entries,
+        "pruning": curve,
+    }  # fmt: skip
+    return AnalysisResult(
+        content,
+        pictures.only_drawn(dict(_drawn(measure, importance, entries, curve))),
+        lines=[*_lines(scorer, entries, curve)],
+    )
+
+
+def _summary(scorer: Scorer) -> str:
+    residual = scorer.subject.model.backbone.shape.residual
+    norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
+    better = "higher" if scorer.metric.higher_is_better else "lower"
+    return (
+        f"The table has {scorer.metric.name} ({better} is better) and loss of the model, minus "
+        "those without the part; a part whose loss is below 0 there is needed most. Importance of "
+        "heads is the mean over examples of the absolute derivative of the loss by a factor of the "
+        f"head, divided by the l2 norm of its block.{norms}"
+    )
+
+
+def _table(measure: str, entries: Mapping[Kind, list[Entry]]) -> dict[str, Any]:
+    """Return the parts that were left out, those first without which the loss rises most."""
+    rows = [
+        [str(Part(kind, each["layer"], each.get("head"))), each["measure"], each["loss"]]
+        for kind, found in entries.items()
+        for each in found
+    ]
+    rows.sort(key=lambda row: -math.inf if row[2] is None else row[2])
+    return {"columns": ["without", f"{measure}, difference", "loss, difference"], "rows": rows}
+
+
+def _drawn(
+    measure: str,
+    importance: npt.NDArray[np.float64],
+    entries: Mapping[Kind, list[Entry]],
+    curve: Sequence[Entry],
+) -> Iterator[tuple[str, bytes | None]]:
+    layers, heads = (list(map(str, range(count))) for count in importance.shape)
+    of_heads = partial(pictures.matrix, row_title="block", column_title="head")
+    yield "importance_by_head", of_heads(importance, layers, heads)
+    if entries.get("heads"):
+        losses = [-math.inf if each["loss"] is None else each["loss"] for each in entries["heads"]]
+        rise = -np.reshape(losses, importance.shape)
+        yield "rise_of_loss_without_head", of_heads(rise, layers, heads)
+    if curve:
+        series = {"least important first": _heights(curve, "measure")}
+        if curve[0]["random"] is not None:
+            series["in random order"] = _heights(curve, "random")
+        shares = [100 * each["share"] for each in curve]
+        yield (
+            "pruning",
+            pictures.lines(
+                series, shares, x_title="% of heads left out", y_title=measure,
+                dashed=["in random order"],
+            ),
+        )  # fmt: skip
+
+
+def _heights(curve: Sequence[Entry], key: str) -> list[float]:
+    return [math.nan if each[key] is None else each[key] for each in curve]
+
+
+def _lines(
+    scorer: Scorer, entries: Mapping[Kind, list[Entry]], curve: Sequence[Entry]
+) -> Iterator[str]:
+    measure = scorer.metric.name
+    whole = scorer.whole[measure]
+    yield f"{scorer.split.extent()}: {measure} {whole:.4g}, loss {scorer.whole['loss']:.4g}"
+    for kind, found in entries.items():
+        worst = min(found, key=lambda each: -math.inf if each["loss"] is None else each["loss"])
+        part = Part(kind, worst["layer"], worst.get("head"))
+        without = math.inf if worst["measure"] is None else whole - worst["measure"]
+        yield f"{kind:12s} needed most: {part}, without which {measure} is {without:.4g}"
+    for each in curve[1:-1:2]:
+        drawn = "" if each["random"] is None else f", in random order {each['random']:.4g}"
+        own = "beyond all numbers" if each["measure"] is None else f"{each['measure']:.4g}"
+        yield f"without {100 * each['share']:.0f} % of heads: {measure} {own}{drawn}"
