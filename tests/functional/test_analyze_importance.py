@@ -25,7 +25,7 @@ def test_importance_is_written_beside_the_run_and_shown(transfer, finetuned, rea
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("input=t.txt",), "input: .* no answers to judge it by; name labelled data"),
+        (("input=t.txt",), "input: .* no answers to judge a model by; name labelled data"),
         (("data=sample_text",), "data: .* this is text without labels; name data of its task"),
         (("data=sample_tags",), "data: .* this is tagging; name data of its task"),
         (("analysis.importance.left_out=[norms]",), "analysis.importance.left_out.* 'norms'"),

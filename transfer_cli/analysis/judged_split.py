@@ -9,6 +9,23 @@ from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.objectives.base import declared_metrics
 
 
+def check_task(subject: Subject) -> None:
+    """Refuse examples that the model's objective cannot read.
+
+    Raises:
+        ConfigError: They are of another task, or have other labels.
+    """
+    objective, material = subject.objective, subject.material
+    if objective.task is None:
+        return
+    what = f"data: {subject.opened.path} was trained for {objective.task}, and"
+    if material.task is None or material.task.name != objective.task:
+        shown = "text without labels" if material.task is None else material.task.name
+        raise ConfigError(f"{what} this is {shown}; name data of its task (data=)")
+    if material.task.labels != objective.info.labels:
+        raise ConfigError(f"{what} these data have other labels than it knows")
+
+
 def judged_split(subject: Subject, most: int | None) -> Split:
     """Return the split that was asked for, or `most` of its examples, evenly spread.
 
@@ -16,19 +33,11 @@ def judged_split(subject: Subject, most: int | None) -> Split:
         ConfigError: The model's answers to it cannot be judged.
         DataError: There is no such split.
     """
-    objective, material = subject.objective, subject.material
-    if objective.task is not None:
-        what = f"run: {subject.opened.path} was trained for {objective.task}, and"
-        if tuple(material.names) == (INPUT,):
-            raise ConfigError(
-                f"input: {what.removeprefix('run: ')} texts of a file have no answers to judge it "
-                "by; name labelled data (data=)"
-            )
-        if material.task is None or material.task.name != objective.task:
-            shown = "text without labels" if material.task is None else material.task.name
-            raise ConfigError(f"data: {what} this is {shown}; name data of its task")
-        if material.task.labels != objective.info.labels:
-            raise ConfigError(f"data: {what} these data have other labels than it knows")
+    if subject.objective.task is not None and tuple(subject.material.names) == (INPUT,):
+        raise ConfigError(
+            "input: texts of a file have no answers to judge a model by; name labelled data (data=)"
+        )
+    check_task(subject)
     split = subject.split
     return split if most is None else some_of(split, most)
 

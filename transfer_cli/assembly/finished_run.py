@@ -55,10 +55,7 @@ class Trained:
     @property
     def prompt_layout(self) -> PromptLayout:
         """How a causal language model reads the text that it goes on with."""
-        start = self.start
-        if start.reads_lines:
-            return PromptLayout(start.tokenizer)
-        return PromptLayout(start.tokenizer, has_lines=False, before_text=start.before_text)
+        return prompt_layout_of(self.start)
 
     @property
     def around(self) -> Around:
@@ -85,6 +82,13 @@ class Opened:
     objective: Objective | None
     model: TransferModel
     length: int
+
+
+def prompt_layout_of(start: Pretrained) -> PromptLayout:
+    """Return how a causal language model reads the text that it goes on with."""
+    if start.reads_lines:
+        return PromptLayout(start.tokenizer)
+    return PromptLayout(start.tokenizer, has_lines=False, before_text=start.before_text)
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:

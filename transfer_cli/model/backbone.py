@@ -5,7 +5,7 @@ Legend: B batch, T positions, D width, L blocks.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -78,6 +78,8 @@ class Backbone(nn.Module):
             self.final_norm = build_norm(shape, shape.width)
         self.gates: Sequence[Gates] | None = None
         """Factors of what the block at each of the L places computes; see `model.gates`."""
+        self.on_tokens: Callable[[Tensor], Tensor] | None = None
+        """Returns what a pass takes for its tokens' embeddings; see `model.replaced_embeddings`."""
         self.initialise()
 
     def initialise(self) -> None:
@@ -202,9 +204,9 @@ class Backbone(nn.Module):
         A model with segments reads a missing `segment_BT` as zeros; a model without ignores it.
         Segment ids beyond the last one count as the last.
         """
-        token_BTD = self.token_embedding(tokens_BT)
-        if self.new_rows is not None:
-            token_BTD = token_BTD + self.new_rows(tokens_BT)
+        token_BTD = self.embeddings_of(tokens_BT)
+        if self.on_tokens is not None:
+            token_BTD = self.on_tokens(token_BTD)
         if self.shape.embedding_scale != 1:
             token_BTD = token_BTD * self.shape.embedding_scale
         summed = self.position_embedding.embed(token_BTD, position_BT)
@@ -219,6 +221,11 @@ class Backbone(nn.Module):
         if self.shape.embedding_size != self.shape.width:
             dropped = self.embedding_projection(dropped)
         return dropped
+
+    def embeddings_of(self, tokens_BT: Tensor) -> Tensor:
+        """Return the embeddings of tokens alone, `[B, T, E]`: without positions and segments."""
+        found: Tensor = self.token_embedding(tokens_BT)
+        return found if self.new_rows is None else found + self.new_rows(tokens_BT)
 
 
 def _check_memory(size_bytes: int) -> None:

@@ -1,0 +1,263 @@
+"""Legend: K points, T positions, W words, E size of an embedding, C classes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from tests import subjects, tiny
+from transfer_cli.analysis.attribution_methods import (
+    MOST_STEPS,
+    gradient_times_input,
+    integrated_gradients,
+)
+from transfer_cli.analysis.attributions import METHODS, Attributions, attribution_of
+from transfer_cli.analysis.chosen_texts import ChosenTexts
+from transfer_cli.analysis.explained_text import Explainer, words_of
+from transfer_cli.analysis.faithfulness import faithfulness
+from transfer_cli.data.tasks import Example
+from transfer_cli.errors import ConfigError
+from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.tasks.classification import ClassificationTask
+
+TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
+TASK = ClassificationTask(("even", "odd"))
+EXAMPLES = [Example(text, number % 2) for number, text in enumerate(TEXTS)]
+TOKENIZER = subjects.tokenizer_of(TEXTS)
+
+
+def looked_at(objective=None, *, change=lambda model: None, direction="bidirectional", **changes):
+    """Return a classifier of the texts, which `change` is done to."""
+    objective = objective or Classification(pooling="mean", dropout=0.0)
+    model = tiny.model(objective, direction=direction, **changes)
+    objective.setup(TaskInfo(TOKENIZER, TASK.labels, task=TASK))
+    if isinstance(objective, Classification):
+        model.heads = nn.ModuleDict(objective.modules(model.backbone))
+    tiny.lively(model)
+    change(model)
+    data = TASK.encode(EXAMPLES, TOKENIZER, 32, direction)
+    return subjects.subject(model, objective, data, TASK, TOKENIZER)
+
+
+def bag_of_embeddings(model):
+    """Make a model whose logits are linear in the embeddings; that of the mask token is 0."""
+    model.backbone.final_norm = nn.Identity()
+    with torch.no_grad():
+        for block in model.backbone.blocks:
+            for part in (block.attention, block.feed_forward):
+                part.output.weight.zero_()
+                part.output.bias.zero_()
+        model.backbone.token_embedding.weight[TOKENIZER.mask] = 0
+        model.heads["class"].linear.weight[1] = -model.heads["class"].linear.weight[0]
+
+
+def of_text(subject, number=1, label=None):
+    explainer = Explainer(subject)
+    text = list(ChosenTexts(subject, explainer, label).spread(100))[number]
+    return explainer, text, attribution_of(explainer, text, at_once=8)
+
+
+def test_all_methods_give_the_weight_times_the_embedding_of_a_linear_function():
+    generator = torch.Generator().manual_seed(0)
+    weight_TE, text_TE = (torch.randn(5, 4, generator=generator).double() for _ in range(2))
+
+    def function(given_KTE):
+        return (given_KTE * weight_TE).sum((1, 2))
+
+    expected_T = (weight_TE * text_TE).sum(-1)
+    path = integrated_gradients(function, text_TE, torch.zeros_like(text_TE))
+    assert_close(gradient_times_input(function, text_TE), expected_T)
+    assert_close(path.scores, expected_T)
+    assert path.residue == pytest.approx(0, abs=1e-12)
+
+
+def test_integrals_of_a_polynomial_are_exact():
+    text_TE = torch.tensor([[2.0, 1.0], [0.5, -1.0]]).double()
+
+    path = integrated_gradients(
+        lambda each: (each**3).sum((1, 2)), text_TE, torch.zeros_like(text_TE), at_once=7
+    )
+
+    assert_close(path.scores, (text_TE**3).sum(-1))
+    assert path.steps == 50
+
+
+def test_steps_are_doubled_up_to_a_bound_where_scores_do_not_add_up():
+    text_TE = torch.ones(1, 1)
+
+    path = integrated_gradients(
+        lambda each: torch.sign(each - 0.503).sum((1, 2)) + 0 * each.sum((1, 2)),
+        text_TE, torch.zeros_like(text_TE),
+    )  # fmt: skip
+
+    assert (path.steps, path.residue, path.is_complete) == (MOST_STEPS, 2.0, False)
+
+
+def test_all_methods_agree_on_a_bag_of_embeddings():
+    subject = looked_at(change=bag_of_embeddings, position_kind="rotary")
+    _, text, found = of_text(subject)
+    weight_E = subject.model.heads["class"].linear.weight[text.output]
+    table_VE = subject.model.backbone.token_embedding.weight
+
+    with torch.no_grad():
+        each_T = table_VE[text.tokens] @ weight_E / len(text.tokens)
+    expected = [each_T[list(word.places)].sum().item() for word in text.words]
+
+    for name in METHODS:
+        np.testing.assert_allclose(found.scores[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_signs_flip_with_the_class():
+    subject = looked_at(change=bag_of_embeddings, position_kind="rotary")
+
+    _, _, even = of_text(subject, label="even")
+    _, _, odd = of_text(subject, label="odd")
+
+    for name in METHODS:
+        np.testing.assert_allclose(even.scores[name], -odd.scores[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"residual": "post", "segments": 2}, tiny.MODERN, {"share": "all"},
+     {"embedding_width": 8, "output_transform": True}],
+    ids=str,
+)  # fmt: skip
+def test_scores_add_up_to_the_change_from_the_baseline(kind):
+    explainer, text, found = of_text(looked_at(**kind))
+
+    every = frozenset(range(len(text.words)))
+    outputs, _ = explainer.without(text, [frozenset(), every])
+
+    assert found.path.change == pytest.approx(float(outputs[0] - outputs[1]), rel=1e-3, abs=1e-4)
+    assert found.scores["integrated_gradients"].sum() == pytest.approx(found.path.change, rel=0.05)
+    assert found.path.is_complete
+
+
+def test_taking_nothing_away_changes_nothing():
+    explainer, text, found = of_text(looked_at())
+
+    outputs, shares = explainer.without(text, [frozenset(), frozenset()])
+
+    assert outputs.tolist() == pytest.approx([found.output] * 2, abs=1e-6)
+    assert shares[0] == shares[1]
+
+
+def test_a_deleted_word_is_as_if_it_had_not_been_there():
+    subject = looked_at(direction="causal")
+    explainer, text, _ = of_text(subject)
+    number = [word.shown for word in text.words].index("ate")
+    without = TASK.encode([Example("the cat a hat", 0)], TOKENIZER, 32, "causal").batch([0])
+
+    outputs, _ = explainer.without(text, [frozenset(), frozenset({number})])
+
+    assert explainer.removal == "delete"
+    with torch.no_grad():
+        expected = explainer.outputs(without)[0, text.output]
+    assert float(outputs[1]) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_pieces_belong_to_words_and_special_tokens_to_none():
+    encoded = TASK.encode([Example("the heathat", 0, "sea")], TOKENIZER, 32, "bidirectional")
+    tokens = encoded.batch([0])["tokens"][0].tolist()
+
+    words = words_of(tokens, TOKENIZER)
+
+    assert [word.shown for word in words] == ["the", "heathat", "sea"]
+    assert len(words[1].places) > 1
+    covered = [place for word in words for place in word.places]
+    special = {TOKENIZER.cls, TOKENIZER.sep}
+    assert covered == [at for at, token in enumerate(tokens) if token not in special]
+
+
+def test_words_are_shown_as_they_were_written():
+    text = "The HEAT & <b>"
+    tokens = TASK.encode([Example(text, 0)], TOKENIZER, 32, "causal").batch([0])["tokens"][0]
+
+    words = words_of(tokens.tolist(), TOKENIZER, [text])
+
+    assert [word.shown for word in words] == ["The", "HEAT", "&", "<", "b", ">"]
+
+
+def test_faithfulness_is_how_much_less_sure_a_model_is():
+    explainer, text, _ = of_text(looked_at())
+    order = list(range(len(text.words)))
+
+    found = faithfulness(explainer, text, [order, order[::-1]])
+
+    # Of five words a tenth is one word, and a half are two.
+    _, sure = explainer.without(text, [frozenset(), frozenset({0}), frozenset({0, 1}),
+                                       frozenset({2, 3, 4})])  # fmt: skip
+    assert found.shape == (2, 2, 5)
+    assert found[0, 0, [0, 4]] == pytest.approx((sure[0] - sure[1:3]).numpy(), abs=1e-6)
+    assert found[0, 1, 4] == pytest.approx(float(sure[0] - sure[3]), abs=1e-6)
+
+
+def test_only_wrong_answers_are_chosen():
+    subject = looked_at()
+
+    result = Attributions(most=2, only_wrong=True, faithfulness=0)(subject)
+    every = Attributions(faithfulness=0)(subject).content["texts"]
+
+    wrong = [each for each in every if each["label"] != each["prediction"]]
+    assert 0 < len(wrong) < len(every)
+    assert result.content["texts"] == wrong[:2]
+    assert result.content["faithfulness"] == []
+
+
+def test_a_causal_language_model_says_what_it_goes_on_with():
+    subject = looked_at(CausalLM(), direction="causal")
+
+    found = Attributions(most=2, faithfulness=2)(subject).content
+
+    text = found["texts"][0]
+    assert text["words"] == ["a", "cat", "sat"]
+    assert text["label"] is None
+    assert text["output"] <= 0
+    assert len(found["faithfulness"]) == 4
+
+
+def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
+    subject = looked_at()
+    before = tiny.weights_of(subject.model)
+
+    first, second = (Attributions(most=2, faithfulness=3)(subject) for _ in range(2))
+
+    assert first == second
+    assert tiny.same(before, tiny.weights_of(subject.model))
+    assert subject.model.backbone.on_tokens is None
+    assert all(each.grad is None for each in subject.model.parameters())
+
+
+def test_texts_are_shown_as_texts():
+    subject = looked_at()
+    data = TASK.encode([Example("<b>the</b> cat & hat", 0)], TOKENIZER, 32, "bidirectional")
+    shown = subjects.subject(subject.model, subject.objective, data, TASK, TOKENIZER)
+
+    section = Attributions(faithfulness=1)(shown).section
+
+    assert "<b>" not in section
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"label": "evn"}, "label: .*'even'"),
+        ({"baseline": "pad", "removal": "delete", "label": "odd"}, None),
+    ],
+)
+def test_options_are_checked(options, said):
+    if said is None:
+        assert Attributions(faithfulness=0, **options)(looked_at()).content["baseline"] == "pad"
+        return
+    with pytest.raises(ConfigError, match=said):
+        Attributions(faithfulness=0, **options)(looked_at())
+
+
+def test_a_masked_language_model_is_refused():
+    with pytest.raises(ConfigError, match="explain one number for a text"):
+        Attributions()(looked_at(MaskedLM()))

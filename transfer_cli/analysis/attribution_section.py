@@ -1,0 +1,77 @@
+"""The words of explained texts on a page: what speaks for an answer, what against it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transfer_cli.report import formats
+from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
+
+_WORD = Html('<span class="word {kind}" style="--share:{share}" title="{title}">{word}</span>')
+_LEGEND = Html(
+    '<p class="note"><span class="word for" style="--share:1">a line below</span>: the word speaks '
+    'for the answer; <span class="word against" style="--share:1">a line above</span>: against it. '
+    "The stronger the colour and the thicker the line, the more, by comparison with the strongest "
+    "word of the same line.</p>"
+)
+_TEXT = Html('<div class="card words"><h3>{heading}</h3>{lines}{numbers}</div>')
+_LINE = Html("<p><small>{method}</small><br>{words}</p>")
+
+
+def attribution_section(
+    summary: str, texts: Sequence[Mapping[str, Any]], faithful: Mapping[str, Any]
+) -> Html:
+    """Return texts with their words coloured, one line for each method, and the faithfulness.
+
+    Args:
+        summary: What is shown.
+        texts: See `analysis.attributions.TextAttribution`.
+        faithful: `columns` and `rows` of the table of faithfulness; without rows there is none.
+    """
+    columns = [PageColumn(name, is_number=at > 0) for at, name in enumerate(faithful["columns"])]
+    rows = [[str(row[0]).replace("_", " "), *map(formats.number, row[1:])]
+            for row in faithful["rows"]]  # fmt: skip
+    return joined(
+        [
+            Html("<p>{}</p>").format(summary),
+            table("Faithfulness", columns, rows) if rows else None,
+            _LEGEND,
+            *map(_text, texts),
+        ]
+    )
+
+
+def _text(text: Mapping[str, Any]) -> Html:
+    scores = text["scores"]
+    heading = f"Example {text['example'] + 1:,}: {text['prediction']}"
+    if text["label"] is not None:
+        heading += f" (right: {text['label']})"
+    if text["explained"] != text["prediction"]:
+        heading += f", explained: {text['explained']}"
+    names = [name.replace("_", " ") for name in scores]
+    rows = zip(text["words"], *(map(formats.number, found) for found in scores.values()),
+               strict=True)  # fmt: skip
+    residue = (
+        f"Integrated gradients after {text['steps']} steps lack {formats.number(text['residue'])} "
+        f"of a change of {formats.number(text['change'])}."
+    )
+    numbers = table(heading, ["word", *(PageColumn(name, is_number=True) for name in names)], rows)
+    return _TEXT.format(
+        heading=heading,
+        lines=joined(_line(name, text["words"], found) for name, found in scores.items()),
+        numbers=details("Numbers", joined([numbers, Html("<p>{}</p>").format(residue)]),
+                        is_open=False),
+    )  # fmt: skip
+
+
+def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
+    largest = max(map(abs, scores)) or 1.0
+    shown = (
+        _WORD.format(
+            kind="for" if score > 0 else "against" if score < 0 else "",
+            share=f"{abs(score) / largest:.2f}",
+            title=formats.number(score),
+            word=word,
+        )
+        for word, score in zip(words, scores, strict=True)
+    )
+    return _LINE.format(method=method.replace("_", " "), words=Html(" ").join(shown))

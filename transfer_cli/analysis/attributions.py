@@ -1,0 +1,243 @@
+"""Which words of a text speak for a model's answer, and which against it.
+
+Legend: W words.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.attribution_methods import (
+    PathAttribution,
+    gradient_times_input,
+    integrated_gradients,
+)
+from transfer_cli.analysis.attribution_section import attribution_section
+from transfer_cli.analysis.chosen_texts import FEWEST_WORDS, ChosenTexts
+from transfer_cli.analysis.explained_text import Baseline, ExplainedText, Explainer, Removal
+from transfer_cli.analysis.faithfulness import SHARES, faithfulness
+from transfer_cli.errors import DataError, at_least
+from transfer_cli.progress import progress
+from transfer_cli.seeds import derive
+
+METHODS = ("erasure", "gradient_input", "integrated_gradients")
+RANDOM = "random"
+
+_SHOWN_WORDS = 3
+"""Of a text, in the lines that are printed."""
+
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class TextAttribution:
+    """A text with a score for each word by each method, `[W]`, signed.
+
+    Args:
+        text: The text.
+        output: What the model says, of which the scores are parts.
+        scores: By method.
+        path: Of integrated gradients, by token.
+    """
+
+    text: ExplainedText
+    output: float
+    scores: Mapping[str, npt.NDArray[np.float64]]
+    path: PathAttribution
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        text = self.text
+        return {
+            "example": text.example,
+            "label": text.label,
+            "prediction": text.prediction,
+            "explained": text.explained,
+            "output": _rounded(self.output),
+            "words": [word.shown for word in text.words],
+            "scores": {name: list(map(_rounded, found)) for name, found in self.scores.items()},
+            "change": _rounded(self.path.change),
+            "residue": _rounded(self.path.residue),
+            "steps": self.path.steps,
+        }
+
+
+class Attributions(Analysis):
+    """Words by how much they speak for an answer, and whether that is faithful to the model.
+
+    What is explained is the logit of the predicted label, since probabilities saturate; of numbers
+    the value in the unit of the head, of choices the logit of the one taken, of a causal language
+    model the log-probability of the token that it would go on with.
+
+    Args:
+        most: Texts that are explained at most, evenly spread.
+        only_wrong: Whether they are the first ones with a wrong answer.
+        label: The label whose logit is explained; None: the predicted one.
+        removal: What becomes of a word that is taken away, `mask` or `delete`; None: mask, where
+            the model has learnt that token.
+        baseline: The embedding at which integrated gradients begin, `mask`, `pad` or `zero`; None:
+            mask likewise, else zero.
+        faithfulness: Texts over which faithfulness is measured; 0: it is not.
+        random_orders: Orders of each text's words drawn at random, for comparison.
+    """
+
+    def __init__(
+        self,
+        *,
+        most: int = 10,
+        only_wrong: bool = False,
+        label: str | None = None,
+        removal: Removal | None = None,
+        baseline: Baseline | None = None,
+        faithfulness: int = 30,
+        random_orders: int = 5,
+    ) -> None:
+        at_least("most", most, 1)
+        at_least("faithfulness", faithfulness, 0)
+        at_least("random_orders", random_orders, 1)
+        self.most, self.only_wrong, self.label = most, only_wrong, label
+        self.removal, self.baseline = removal, baseline
+        self.faithfulness, self.random_orders = faithfulness, random_orders
+
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """See `Analysis`."""
+        explainer = Explainer(subject, self.removal, self.baseline)
+        texts = ChosenTexts(subject, explainer, self.label)
+        chosen = texts.wrong(self.most) if self.only_wrong else texts.spread(self.most)
+        found: dict[int, TextAttribution] = {}
+
+        def explain(text: ExplainedText) -> TextAttribution:
+            if text.example not in found:
+                found[text.example] = attribution_of(explainer, text, at_once=subject.batch)
+            return found[text.example]
+
+        with progress("explaining", self.most, "texts") as more:
+            shown = []
+            for text in chosen:
+                shown.append(explain(text))
+                more(1)
+        if not shown:
+            what = "that is answered wrongly" if self.only_wrong else f"of {FEWEST_WORDS} words"
+            raise DataError(f"analysis.attributions: there is no text {what}")
+        measured = []
+        with progress("faithfulness", self.faithfulness, "texts") as more:
+            for text in texts.spread(self.faithfulness) if self.faithfulness else ():
+                measured.append(self._measured(explainer, explain(text), subject.seed))
+                more(1)
+        table = _faithfulness_table(measured) if measured else []
+        return _result(explainer, subject, shown, table, len(measured))
+
+    def _measured(
+        self, explainer: Explainer, found: TextAttribution, seed: int
+    ) -> npt.NDArray[np.float64]:
+        """Return the faithfulness of each method, then of random orders' mean."""
+        text = found.text
+        generator = np.random.default_rng(derive(seed, "attributions", text.example))
+        drawn = [generator.permutation(len(text.words)) for _ in range(self.random_orders)]
+        falling = [np.argsort(-found.scores[name], kind="stable") for name in METHODS]
+        all_orders = faithfulness(explainer, text, [each.tolist() for each in (*falling, *drawn)])
+        ours = len(METHODS)
+        return np.concatenate([all_orders[:ours], all_orders[ours:].mean(0, keepdims=True)])
+
+
+def attribution_of(explainer: Explainer, text: ExplainedText, *, at_once: int) -> TextAttribution:
+    """Return the scores of a text's words by all methods."""
+    removed = [frozenset[int](), *(frozenset({number}) for number in range(len(text.words)))]
+    outputs, _ = explainer.without(text, removed)
+    text_TE, baseline_TE = explainer.embeddings(text)
+    function = explainer.of_embeddings(text)
+    path = integrated_gradients(function, text_TE, baseline_TE, at_once=at_once)
+    scores = {
+        "erasure": (outputs[0] - outputs[1:]).numpy(),
+        "gradient_input": _by_word(gradient_times_input(function, text_TE), text),
+        "integrated_gradients": _by_word(path.scores, text),
+    }
+    return TextAttribution(text, float(outputs[0]), scores, path)
+
+
+def _by_word(scores_T: Tensor, text: ExplainedText) -> npt.NDArray[np.float64]:
+    """Return the sums over each word's pieces."""
+    by_token = scores_T.double().cpu().numpy()
+    return np.array([by_token[list(word.places)].sum() for word in text.words])
+
+
+def _faithfulness_table(measured: Sequence[npt.NDArray[np.float64]]) -> list[dict[str, Any]]:
+    """Return the means over texts; those over shares of words are the AOPC of the paper."""
+    means = np.mean(measured, axis=0)
+    return [
+        {
+            "method": name,
+            "comprehensiveness": _rounded(comprehensiveness.mean()),
+            "sufficiency": _rounded(sufficiency.mean()),
+            "by_share": [
+                {
+                    "share": share,
+                    "comprehensiveness": _rounded(first),
+                    "sufficiency": _rounded(second),
+                }
+                for share, first, second in zip(SHARES, comprehensiveness, sufficiency, strict=True)
+            ],
+        }
+        for name, (comprehensiveness, sufficiency) in zip((*METHODS, RANDOM), means, strict=True)
+    ]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _result(
+    explainer: Explainer,
+    subject: Subject,
+    shown: Sequence[TextAttribution],
+    table: Sequence[Mapping[str, Any]],
+    measured: int,
+) -> AnalysisResult:
+    texts = [each.as_json() for each in shown]
+    complete = sum(each.path.is_complete for each in shown)
+    summary = (
+        f"{len(texts)} texts of {subject.split.name}. A word that is taken away is "
+        f"{'replaced by the mask token' if explainer.removal == 'mask' else 'deleted'}. Of "
+        f"{complete} of them integrated gradients add up to the change from the baseline within "
+        f"5 %. Faithfulness is the mean over {measured} texts and over 10 to 50 % of their words: "
+        "comprehensiveness should be above that of a random order, sufficiency below."
+    )
+    columns = ["method", "comprehensiveness", "sufficiency"]
+    faithful = {"columns": columns, "rows": [[each[key] for key in columns] for each in table]}
+    content = {
+        "title": "Words that speak for an answer, or against it",
+        "summary": summary,
+        "values": {"split": subject.split.name, "texts": len(texts), "measured on": measured},
+        "table": faithful,
+        "removal": explainer.removal,
+        "baseline": explainer.baseline,
+        "texts": texts,
+        "faithfulness": table,
+    }
+    section = attribution_section(summary, texts, faithful)
+    return AnalysisResult(content, section=section, lines=[*_lines(shown, table)])
+
+
+def _lines(shown: Sequence[TextAttribution], table: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for each in shown:
+        text = each.text
+        known = "" if text.label is None else f" (right: {text.label})"
+        yield f"example {text.example + 1:,}: {text.prediction}{known}, explained: {text.explained}"
+        for name in METHODS:
+            first = np.argsort(-np.abs(each.scores[name]), kind="stable")[:_SHOWN_WORDS]
+            words = (f"{text.words[at].shown} {each.scores[name][at]:+.3g}" for at in first)
+            yield f"  {name:20s} {'  '.join(words)}"
+        yield (
+            f"  residue {each.path.residue:+.3g} of a change of {each.path.change:+.3g} after "
+            f"{each.path.steps} steps"
+        )
+    for row in table:
+        yield (
+            f"{row['method']:22s} comprehensiveness {row['comprehensiveness']:+.4f}  sufficiency "
+            f"{row['sufficiency']:+.4f}"
+        )
