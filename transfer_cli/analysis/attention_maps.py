@@ -174,7 +174,7 @@ def _finding(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> 
     kind, place, head, share = max(most, key=lambda row: row[-1])
     return (
         f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) head {head} of block "
-        f"{place} looks most at one kind of token: {share:.0%} at {kind}."
+        f"{place} looks most at one kind of token: {100 * share:.0f} % at {kind}."
     )
 
 

@@ -16,7 +16,7 @@ from transfer_cli.report.results_table import Cell
 
 SCRIPT = asset("attention.js")
 
-_MOST_BYTES = 4 * 2**20
+_MOST_BYTES = 3 * 2**20
 """Of maps on a page."""
 
 _MOST_TOKENS = 64
@@ -36,18 +36,25 @@ def attention_section(
         texts: The maps.
         tokenizer: The model's.
     """
-    shown, left_out, room = [], 0, _MOST_BYTES
+    shown, room = [], _MOST_BYTES
+    # The head that the summary speaks of.
+    _, block, head, _ = max(content["table"]["rows"], key=lambda row: row[-1])
     for each, described in zip(texts, content["texts"], strict=True):
-        size = (each.maps.size + each.rollout.size) * 4 // 3
-        if len(each.sequence.tokens) > _MOST_TOKENS or size > room:
-            left_out += 1
-            continue
-        room -= size
-        shown.append(_text(each, described, tokenizer))
+        if len(each.sequence.tokens) <= _MOST_TOKENS:
+            made = _text(each, described, tokenizer)
+            room -= len(made["maps"]) + len(made["rollout"])
+            if room >= 0:
+                shown.append(made)
+    left_out = len(texts) - len(shown)
     return render(
         "attention.html",
         content=content,
-        data={"texts": shown, "heads": content["heads"]},
+        data={
+            "texts": shown,
+            "heads": content["heads"],
+            "kinds": KINDS,
+            "start": {"block": block, "head": head},
+        },
         left_out=left_out,
         numbers=details("Numbers of all heads", _numbers(content["heads"]), is_open=False),
     )
@@ -64,17 +71,23 @@ def _text(text: TextMaps, described: Mapping[str, Any], tokenizer: Tokenizer) ->
     part = f" · {sequence.part}" if sequence.part else ""
     name = formats.cut(" ".join(described["text"].split()) or "(empty)", _TITLE_CHARACTERS)
     tokens = sequence.tokens.tolist()
+    is_lower = not np.triu(text.maps, 1).any()
     return {
         "name": f"{sequence.example}: {name}{part}",
         "pieces": [_readable(tokenizer, token) for token in tokens],
         "tokens": sequence.length,
-        "maps": _as_bytes(text.maps),
-        "rollout": _as_bytes(text.rollout),
+        "is_lower": is_lower,
+        "maps": _as_bytes(text.maps, is_lower=is_lower),
+        "rollout": _as_bytes(text.rollout, is_lower=is_lower),
     }
 
 
-def _as_bytes(shares: FloatArray) -> str:
-    return base64.b64encode(in_units(shares, _UNITS).astype(np.uint8).tobytes()).decode()
+def _as_bytes(shares: FloatArray, *, is_lower: bool) -> str:
+    """Return shares as bytes, row by row; of lower triangles what is in them."""
+    units = in_units(shares, _UNITS).astype(np.uint8)
+    if is_lower:
+        units = units[..., np.tri(units.shape[-1], dtype=bool)]
+    return base64.b64encode(units.tobytes()).decode()
 
 
 def _readable(tokenizer: Tokenizer, token: int) -> str:
@@ -106,4 +119,4 @@ def _numbers(heads: Sequence[Mapping[str, Any]]) -> Html:
 def _cell(value: float | None, name: str) -> Cell:
     if value is None:
         return Cell()
-    return Cell(f"{value:.1%}" if name in KINDS else f"{value:.2f}", value)
+    return Cell(f"{100 * value:.1f} %" if name in KINDS else f"{value:.2f}", value)

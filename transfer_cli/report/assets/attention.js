@@ -4,7 +4,7 @@
 
   const UNITS = 255;
   const SMALLEST = 15;
-  const LARGEST = 30;
+  const LARGEST = 38;
   const MOST_NAMED = 5;
   const SCALE = [0.01, 0.05, 0.2, 0.5, 1];
   const STRONGEST_BEHIND_TEXT = 0.5;
@@ -46,7 +46,7 @@
   }
 
   function look(box) {
-    const { texts, heads } = JSON.parse(box.querySelector("script").textContent);
+    const { texts, heads, kinds, start } = JSON.parse(box.querySelector("script").textContent);
     const find = (selector) => box.querySelector(selector);
     const blocks = 1 + Math.max(...heads.map((each) => each.block));
     const across = heads.length / blocks;
@@ -64,11 +64,12 @@
 
     /** Return a matrix of a text: that of a head, or without one the rollout up to a block. */
     function matrix(found, block, head) {
-      const cells = found.size ** 2;
+      const cells = found.is_lower ? (found.size * (found.size + 1)) / 2 : found.size ** 2;
       const [all, at] = head === undefined
         ? [found.rollout, block] : [found.maps, block * across + head];
       const part = all.subarray(at * cells, (at + 1) * cells);
-      return (row, column) => part[row * found.size + column] / UNITS;
+      if (!found.is_lower) return (row, column) => part[row * found.size + column] / UNITS;
+      return (row, column) => (column > row ? 0 : part[(row * (row + 1)) / 2 + column] / UNITS);
     }
 
     function paint(canvas, found, share, cell) {
@@ -99,6 +100,7 @@
 
     function drawMatrix(place, share, title) {
       const found = text();
+      const { scrollLeft, scrollTop } = place;
       place.replaceChildren();
       const inner = element(place, "div", { class: "inner" });
       element(inner, "div", { class: "corner" });
@@ -119,6 +121,8 @@
       for (const each of inner.querySelectorAll("span")) {
         each.classList.toggle("is-chosen", Number(each.dataset.at) === chosen.token);
       }
+      place.scrollTo(scrollLeft, scrollTop);
+      bringToSight(place, cell);
       place.setAttribute("aria-label", `${title}. ${said(found, share, "from")} Arrow keys move.`);
 
       const named = place.parentElement.querySelector(".cell");
@@ -135,6 +139,14 @@
         place.parentElement.querySelector(".cell").textContent =
           `${found.pieces[row]} → ${found.pieces[column]}: ${percent(share(row, column))}`;
       });
+    }
+
+    /** Scroll a matrix so far that the row of the chosen token is in it. */
+    function bringToSight(place, cell) {
+      const [above, top] = [place.querySelector(".columns").offsetHeight, chosen.token * cell];
+      const hidden = top + above + cell - place.clientHeight;
+      if (place.scrollTop < hidden) place.scrollTop = hidden;
+      if (place.scrollTop > top) place.scrollTop = top;
     }
 
     for (const place of box.querySelectorAll(".matrix")) {
@@ -220,14 +232,12 @@
     }
 
     function facts() {
-      const { block, head, ...found } = heads[chosen.block * across + chosen.head];
-      const words = [
-        `entropy ${found.entropy.toFixed(2)} nats`,
-        `${found.distance.toFixed(1)} tokens away`,
-        ...["previous", "next", "self", "first", "separator", "end"]
-          .filter((name) => found[name]).map((name) => `${name} ${percent(found[name])}`),
-      ];
-      return `Head ${head} of block ${block} on average over many texts: ${words.join(", ")}.`;
+      const found = heads[chosen.block * across + chosen.head];
+      const words = Object.keys(kinds).filter((kind) => found[kind])
+        .sort((one, other) => found[other] - found[one])
+        .map((kind) => `${percent(found[kind])} at ${kinds[kind]}`).join(", ");
+      return `Over all texts head ${found.head} of block ${found.block} looks ${words}; `
+        + `${found.distance.toFixed(1)} tokens away, with an entropy of ${found.entropy.toFixed(2)} nats.`;
     }
 
     // --- choosing -------------------------------------------------------------------------------
@@ -284,9 +294,10 @@
     }
 
     for (const share of SCALE) {
-      element(find(".scale"), "span", { style: `--share: ${strength(share)}` }).after(percent(share));
+      const step = element(find(".scale"), "span", {}, percent(share));
+      step.style.setProperty("--share", strength(share));
     }
-    choose({ text: 0, block: Math.floor(blocks / 2), token: Math.min(1, text().size - 1) });
+    choose({ text: 0, ...start, token: Math.floor(text().size / 2) });
     const again = () => draw({ text: chosen.text });
     new MutationObserver(again).observe(root, { attributeFilter: ["data-theme"] });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
