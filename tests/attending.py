@@ -1,7 +1,9 @@
 """A tiny model whose attention is looked at, with a tokenizer that knows every letter."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests import tiny
 from transfer_cli.analysis.analysis import Material, Subject
@@ -12,6 +14,7 @@ from transfer_cli.data.tasks import INPUT, Example
 from transfer_cli.data.tokenizer import BytePairs, Tokenizer
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXTS = (
@@ -36,16 +39,22 @@ def model(**changes: object) -> TransferModel:
 
 
 def subject(
-    looked_at: TransferModel, texts: tuple[str, ...] = TEXTS, split: str = INPUT, batch: int = 8
+    looked_at: TransferModel,
+    texts: tuple[str, ...] = TEXTS,
+    split: str = INPUT,
+    batch: int = 8,
+    shown: tuple[Task, Sequence[Any]] | None = None,
 ) -> Subject:
-    """Return a model that is shown texts, as those of a file or of a split."""
+    """Return a model that is shown texts, as those of a file or of a split; or other examples."""
     start = Pretrained(Path(), Path(), None, tokenizer())
-    task, shape = ClassificationTask(("one", "other")), looked_at.backbone.shape
+    shape = looked_at.backbone.shape
+    task, examples = shown or (ClassificationTask(("one", "other")), list(map(Example, texts)))
 
     def encode(name: str) -> Split:
-        examples = [Example(text) for text in texts]
-        return Split(name, task.encode(examples, tokenizer(), shape.positions, shape.direction))
+        data = task.encode(examples, tokenizer(), shape.positions, shape.direction)
+        example_of = data.example_of if len(data) > len(examples) else None
+        return Split(name, data, example_of=example_of)
 
     opened = Opened("tiny", None, start, None, looked_at, shape.positions)
-    shown = Material("these texts", (split,), task, encode)
-    return Subject(opened, shown, (split,), tiny.FP32, batch=batch, seed=0)
+    material = Material("these texts", (split,), task, encode)
+    return Subject(opened, material, (split,), tiny.FP32, batch=batch, seed=0)

@@ -173,8 +173,8 @@ def _finding(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> 
     """Return in words what was summarised, and what stands out."""
     kind, place, head, share = max(most, key=lambda row: row[-1])
     return (
-        f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) head {head} of block "
-        f"{place} looks most at one kind of token: {100 * share:.0f} % at {kind}."
+        f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) no head looks more at "
+        f"one kind of token than head {head} of block {place}: {100 * share:.0f} % at {kind}."
     )
 
 

@@ -18,10 +18,19 @@ from transfer_cli.analysis.attention_maps import AttentionMaps
 from transfer_cli.analysis.attention_section import plain_text
 from transfer_cli.analysis.read_sequences import sequences_of
 from transfer_cli.analysis.text_maps import maps_of
+from transfer_cli.batch import with_facts
 from transfer_cli.data.split import Split
+from transfer_cli.data.tasks import Example
 from transfer_cli.errors import DataError, NotFiniteError
-from transfer_cli.model.captures import captures
+from transfer_cli.model.captures import attention_by_place
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.tasks.choice.task import ChoiceTask
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.tagging.task import TaggingTask
+from transfer_cli.tasks.text_to_text.task import TextToTextTask
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +111,35 @@ def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
     assert all(each.attention.on_probabilities is None for each in model.backbone.blocks)
 
 
-def test_a_text_is_read_alone_as_it_is_beside_longer_ones():
-    looked_at = subject(attending.model(direction="bidirectional"))
-    batch = looked_at.split.data.batch(np.arange(len(TEXTS)))
-    with torch.no_grad(), captures(looked_at.model, attention=True) as together:
-        looked_at.model.backbone(batch["tokens"], batch["mask"])
+PAIRS = (
+    ClassificationTask(("one", "other")),
+    [
+        Example("Where ?", pair="There is the wall ."),
+        Example("How many have a well ?", pair="Two ."),
+    ],
+)
+TASKS = (ChoiceTask, DialogTask, SpanTask, TaggingTask, TextToTextTask)
 
-    for sequence in sequences_of(looked_at.split, range(len(TEXTS))):
-        made, size = maps_of(looked_at, sequence), len(sequence.tokens)
 
-        for place, maps in enumerate(made.maps):
-            name = f"backbone.blocks.{place}.attention"
-            beside = together.attention[name][sequence.example, :, :size]
-            np.testing.assert_allclose(maps, beside[..., :size], atol=1e-5, rtol=0)
-            assert not beside[..., size:].any()
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("task", [None, *TASKS], ids=lambda task: task.name if task else "pairs")
+def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
+    model = attending.model(direction=direction, segments=2)
+    looked_at = subject(model, shown=PAIRS if task is None else task.sample())
+    rows = np.arange(len(looked_at.split.data))
+    batch, beside = with_facts(looked_at.split.data.batch(rows)), {}
+    with torch.no_grad(), attention_by_place(model.backbone, beside.__setitem__):
+        _ = Encoding(model, batch).states
+    together = torch.stack(list(beside.values()), 1)[batch["mask"].flatten(0, -2).any(1)]
+
+    sequences = list(sequences_of(looked_at.split, rows))
+
+    assert len(sequences) == len(together)
+    for sequence, maps_LHTT in zip(sequences, together, strict=True):
+        size = len(sequence.tokens)
+        alone = maps_of(looked_at, sequence).maps
+        np.testing.assert_allclose(alone, maps_LHTT[..., :size, :size], atol=1e-5, rtol=0)
+        assert not maps_LHTT[..., :size, size:].any()
 
 
 def test_texts_on_the_page_are_texts_and_its_rows_of_bytes_sum_to_255(found):

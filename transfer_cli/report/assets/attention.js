@@ -5,6 +5,7 @@
   const UNITS = 255;
   const SMALLEST = 15;
   const LARGEST = 38;
+  const SMALL = 28;
   const MOST_NAMED = 5;
   const SCALE = [0.01, 0.05, 0.2, 0.5, 1];
   const STRONGEST_BEHIND_TEXT = 0.5;
@@ -141,12 +142,14 @@
       });
     }
 
-    /** Scroll a matrix so far that the row of the chosen token is in it. */
+    /** Scroll a matrix so far that the row and the column of the chosen token are in it. */
     function bringToSight(place, cell) {
-      const [above, top] = [place.querySelector(".columns").offsetHeight, chosen.token * cell];
-      const hidden = top + above + cell - place.clientHeight;
-      if (place.scrollTop < hidden) place.scrollTop = hidden;
-      if (place.scrollTop > top) place.scrollTop = top;
+      const at = chosen.token * cell;
+      const [columns, rows] = [".columns", ".rows"].map((each) => place.querySelector(each));
+      const below = at + cell + columns.offsetHeight - place.clientHeight;
+      const beyond = at + cell + rows.offsetWidth - place.clientWidth;
+      place.scrollTop = Math.min(at, Math.max(place.scrollTop, below));
+      place.scrollLeft = Math.min(at, Math.max(place.scrollLeft, beyond));
     }
 
     for (const place of box.querySelectorAll(".matrix")) {
@@ -219,7 +222,10 @@
       }
       place.querySelectorAll("button").forEach((button, at) => {
         const [block, head] = [Math.floor(at / across), at % across];
-        paint(button.querySelector("canvas"), found, matrix(found, block, head), found.size > 32 ? 1 : 2);
+        const canvas = button.querySelector("canvas");
+        paint(canvas, found, matrix(found, block, head), 1);
+        // A line of one pixel would get lost where a picture is made smaller by leaving out some.
+        canvas.style.imageRendering = found.size > SMALL ? "auto" : "pixelated";
       });
     }
 
