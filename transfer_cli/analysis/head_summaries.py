@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from transfer_cli.analysis.text_maps import shares_of
 from transfer_cli.batch import Batch
 
 KINDS = {
@@ -39,7 +40,7 @@ class HeadSummaries:
 
     def add(self, place: int, probabilities_SHTT: Tensor, batch: Batch) -> None:
         """Add the attention probabilities of a place; sequences are padded on the right."""
-        found_SHTT = probabilities_SHTT.float()
+        found_SHTT = shares_of(probabilities_SHTT)
         for name, (values_SHT, counted_ST) in _measured(found_SHTT, batch, self._separator).items():
             sums_H = (values_SHT * counted_ST[:, None]).sum((0, 2))
             self._sums[name][place] += sums_H.double().cpu()

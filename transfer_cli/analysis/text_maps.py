@@ -38,7 +38,7 @@ def maps_of(subject: Subject, sequence: ReadSequence) -> TextMaps:
     found: list[FloatArray] = []
 
     def keep(place: int, probabilities_1HTT: Tensor) -> None:
-        found.append(probabilities_1HTT[0].float().cpu().numpy())
+        found.append(shares_of(probabilities_1HTT)[0].cpu().numpy())
 
     with (
         torch.no_grad(),
@@ -48,6 +48,12 @@ def maps_of(subject: Subject, sequence: ReadSequence) -> TextMaps:
         _ = Encoding(subject.model, batch_of([sequence], subject)).states
     maps = np.stack(found)
     return TextMaps(sequence, maps, rollout(maps))
+
+
+def shares_of(probabilities: Tensor) -> Tensor:
+    """Return rows of probabilities in float32 that sum to 1, also where bf16 has rounded them."""
+    found = probabilities.float()
+    return found / found.sum(-1, keepdim=True)
 
 
 def rollout(maps: FloatArray) -> FloatArray:

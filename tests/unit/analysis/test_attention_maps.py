@@ -21,6 +21,7 @@ from transfer_cli.analysis.text_maps import maps_of
 from transfer_cli.batch import with_facts
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example
+from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
@@ -109,6 +110,17 @@ def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
     assert found.section == again.section
     assert tiny.same(before, tiny.weights_of(model))
     assert all(each.attention.on_probabilities is None for each in model.backbone.blocks)
+
+
+def test_rows_sum_to_one_in_half_precision_too():
+    half = Precision("bf16", torch.device("cpu"))
+    looked_at = replace(subject(attending.model()), precision=half)
+
+    (sequence,) = sequences_of(looked_at.split, [1])
+    maps = maps_of(looked_at, sequence).maps
+
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
+    assert not np.triu(maps, 1).any()
 
 
 PAIRS = (
