@@ -61,12 +61,12 @@ def page(report: Report) -> str:
 
 def document(template: str, title: str, scripts: Sequence[str] = (), **values: object) -> str:
     """Return a page from a template; `scripts` run after the one that all pages have."""
-    running = [_asset("page.js"), *scripts]
+    running = [asset("page.js"), *scripts]
     made = render(
         template,
         title=title,
         policy=_policy(running),
-        style=Html(_asset("page.css")),
+        style=Html(asset("page.css")),
         scripts=[Html(each) for each in running],
         **values,
     )
@@ -74,7 +74,8 @@ def document(template: str, title: str, scripts: Sequence[str] = (), **values: o
     return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a style or script of `report/assets`."""
     return resources.files("transfer_cli.report").joinpath("assets", name).read_text("utf-8")
 
 

@@ -5,8 +5,9 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.adaptation.edits import Adapters, GatedPrefix
 from transfer_cli.model.attention import masked_scores
-from transfer_cli.model.captures import captures
+from transfer_cli.model.captures import attention_by_place, captures
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.patterns import attention_mask
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -138,3 +139,65 @@ def test_projections_are_those_that_attention_is_made_of_and_of_chosen_blocks_al
     assert [*captured.projections] == NAMES[1:2]
     assert_close(probabilities, captured.attention[NAMES[1]])
     assert backbone.blocks[1].attention.on_projections is None
+
+
+KINDS = {
+    "causal": {},
+    "bidirectional": {"direction": "bidirectional"},
+    "modern": tiny.MODERN,
+    "modern bidirectional": {**tiny.MODERN, "direction": "bidirectional"},
+    "grouped": {"key_value_heads": 2},
+    "relative bias": {"position_kind": "relative_bias"},
+    "shared": {"share": "all"},
+}
+
+
+@pytest.mark.parametrize("padding", MASKS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("edit", [None, Adapters(4), GatedPrefix(3)], ids=str)
+def test_what_fused_attention_gives_out_is_made_of_the_probabilities_of_its_place(
+    kind, padding, edit
+):
+    model = tiny.model(CausalLM(), heads=4, **KINDS[kind]).eval()
+    if edit is not None:
+        edit(model, {})
+    tiny.lively(model, std=0.2)
+    backbone, mask_BT = model.backbone, MASKS[padding]
+    fused, projections, maps = [], [], {}
+
+    hooks = [
+        block.attention.register_forward_hook(lambda module, given, out: fused.append(out))
+        for block in backbone.blocks
+    ]
+    for block in backbone.blocks:
+        block.attention.on_projections = projections.append
+    backbone(TOKENS, mask_BT, padded=padding != "none")
+    for hook in hooks:
+        hook.remove()
+    with attention_by_place(backbone, maps.__setitem__):
+        backbone(TOKENS, mask_BT, padded=padding != "none")
+
+    assert list(maps) == [0, 1, 2]
+    for place, number in enumerate(backbone.shape.visits):
+        attention, found = backbone.blocks[number].attention, projections[place]
+        mixed_BHTW = maps[place] @ found.value.repeat_interleave(attention.sharing, dim=1)
+        if attention.prefix is not None:
+            mixed_BHTW = mixed_BHTW + attention.prefix(found.query)
+        again = attention.output(mixed_BHTW.transpose(1, 2).flatten(2))
+        assert_close(again[mask_BT], fused[place][mask_BT], rtol=0, atol=1e-5)
+        rows = maps[place].transpose(1, 2)[mask_BT]
+        assert_close(rows.sum(-1), torch.ones(rows.shape[:2]), rtol=0, atol=1e-5)
+        assert not maps[place][
+            (mask_BT[:, :, None] & ~mask_BT[:, None])[:, None].expand(-1, 4, -1, -1)
+        ].any()
+        if backbone.causal:
+            assert not maps[place].triu(1).any()
+
+
+def test_a_pass_that_fails_leaves_nothing_behind():
+    backbone = lively_backbone()
+
+    with pytest.raises(ZeroDivisionError), attention_by_place(backbone, lambda place, found: 1 / 0):
+        backbone(TOKENS, MASKS["none"])
+
+    assert all(block.attention.on_probabilities is None for block in backbone.blocks)

@@ -144,6 +144,7 @@ def _encoded(examples: Sequence[Any], task: Task, opened: Opened) -> Split:
         INPUT,
         encoded,
         order=np.argsort(encoded.lengths, kind="stable"),
+        example_of=encoded.example_of if len(encoded) > len(examples) else None,
         unit="examples",
         num_cut=encoded.num_cut,
         shown=lambda number: task.texts(examples[number])[0],

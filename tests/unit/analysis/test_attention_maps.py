@@ -1,0 +1,244 @@
+"""Legend: L places, H heads, T tokens."""
+
+import base64
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests import attending, tiny
+from tests.attending import TEXTS, subject
+from transfer_cli.adaptation.edits import GatedPrefix, PALs
+from transfer_cli.analysis.analysis import Material
+from transfer_cli.analysis.attention_maps import AttentionMaps
+from transfer_cli.analysis.attention_section import plain_text
+from transfer_cli.analysis.read_sequences import sequences_of
+from transfer_cli.analysis.text_maps import maps_of
+from transfer_cli.batch import with_facts
+from transfer_cli.data.split import Split
+from transfer_cli.data.tasks import Example
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import DataError, NotFiniteError
+from transfer_cli.model.captures import attention_by_place
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.tasks.choice.task import ChoiceTask
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.tagging.task import TaggingTask
+from transfer_cli.tasks.text_to_text.task import TextToTextTask
+
+
+@pytest.fixture(scope="module")
+def found():
+    return AttentionMaps(texts=3)(subject(attending.model()))
+
+
+def arrays(result):
+    return np.load(io.BytesIO(result.files["maps.npz"]))
+
+
+def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(found):
+    first = found.content["texts"][0]
+    size = len(first["pieces"])
+
+    for maps in (first["maps"], first["rollout"]):
+        shares = np.array(maps)
+        assert shares.shape[-2:] == (size, size)
+        np.testing.assert_allclose(shares.sum(-1), 1, atol=1e-9)
+        assert not np.triu(shares, 1).any()
+    stored = arrays(found)
+    assert stored["maps_0"].dtype == np.float16
+    np.testing.assert_allclose(stored["maps_0"], first["maps"], atol=6e-4)
+    for number, text in enumerate(found.content["texts"]):
+        assert stored[f"pieces_{number}"].tolist() == text["pieces"]
+        np.testing.assert_allclose(stored[f"maps_{number}"].astype(float).sum(-1), 1, atol=3e-3)
+
+
+def test_maps_are_those_of_the_first_texts_of_a_file_and_of_texts_spread_over_a_split():
+    few = AttentionMaps(texts=3)
+
+    first = few(subject(attending.model())).content["texts"]
+    spread = few(subject(attending.model(), split="test")).content["texts"]
+
+    assert [each["example"] for each in first] == [0, 1, 2]
+    assert [each["text"] for each in first] == list(TEXTS[:3])
+    assert [each["example"] for each in spread] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("direction", "start", "end"),
+    [("causal", "\u0120the", "[CLS]"), ("bidirectional", "[CLS]", "[SEP]")],
+)
+def test_a_long_text_is_cut_before_it_is_read_and_its_size_is_said(direction, start, end):
+    looked_at = subject(attending.model(direction=direction), TEXTS[-1:])
+
+    result = AttentionMaps(longest=8)(looked_at)
+
+    (text,) = result.content["texts"]
+    assert len(text["pieces"]) == 8
+    assert (text["pieces"][0], text["pieces"][-1]) == (start, end)
+    assert text["tokens_of_all"] > 20
+    assert f'"tokens":{text["tokens_of_all"]}' in result.section
+
+
+def test_summaries_are_of_every_head_and_do_not_depend_on_batches(found):
+    heads = found.content["heads"]
+    alone = AttentionMaps(texts=3)(subject(attending.model(), batch=1)).content["heads"]
+
+    assert [(each["block"], each["head"]) for each in heads] == [
+        (block, head) for block in range(3) for head in range(2)
+    ]
+    for one, other in zip(heads, alone, strict=True):
+        assert one == pytest.approx(other, abs=2e-4)
+    assert found.content["values"]["texts summarised"] == len(TEXTS)
+
+
+def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
+    model = attending.model()
+    before = tiny.weights_of(model)
+
+    again = AttentionMaps(texts=3)(subject(model))
+
+    assert json.dumps(found.content) == json.dumps(again.content)
+    assert found.files == again.files
+    assert found.section == again.section
+    assert tiny.same(before, tiny.weights_of(model))
+    assert all(each.attention.on_probabilities is None for each in model.backbone.blocks)
+
+
+def test_rows_sum_to_one_in_half_precision_too():
+    half = Precision("bf16", torch.device("cpu"))
+    looked_at = replace(subject(attending.model()), precision=half)
+
+    (sequence,) = sequences_of(looked_at.split, [1])
+    maps = maps_of(looked_at, sequence).maps
+
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
+    assert not np.triu(maps, 1).any()
+
+
+PAIRS = (
+    ClassificationTask(("one", "other")),
+    [
+        Example("Where ?", pair="There is the wall ."),
+        Example("How many have a well ?", pair="Two ."),
+    ],
+)
+TASKS = (ChoiceTask, DialogTask, SpanTask, TaggingTask, TextToTextTask)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("task", [None, *TASKS], ids=lambda task: task.name if task else "pairs")
+def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
+    model = attending.model(direction=direction, segments=2)
+    looked_at = subject(model, shown=PAIRS if task is None else task.sample())
+    rows = np.arange(len(looked_at.split.data))
+    batch, beside = with_facts(looked_at.split.data.batch(rows)), {}
+    with torch.no_grad(), attention_by_place(model.backbone, beside.__setitem__):
+        _ = Encoding(model, batch).states
+    together = torch.stack(list(beside.values()), 1)[batch["mask"].flatten(0, -2).any(1)]
+
+    sequences = list(sequences_of(looked_at.split, rows))
+
+    assert len(sequences) == len(together)
+    for sequence, maps_LHTT in zip(sequences, together, strict=True):
+        size = len(sequence.tokens)
+        alone = maps_of(looked_at, sequence).maps
+        np.testing.assert_allclose(alone, maps_LHTT[..., :size, :size], atol=1e-5, rtol=0)
+        assert not maps_LHTT[..., :size, size:].any()
+
+
+def test_texts_on_the_page_are_texts_and_its_rows_of_bytes_sum_to_255(found):
+    page = analyses_page("tiny", [Shown("attention", found.content, {}, found.section)])
+
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "\u202e" not in page
+    data = json.loads(re.search(r"<script[^>]*json[^>]*>(.*?)</script>", page, re.S)[1])
+    assert "".join(data["texts"][1]["pieces"][:-1]).startswith("<script>alert(1)</script>&&lt;")
+    for text in data["texts"]:
+        size = len(text["pieces"])
+        lower = np.tril(np.ones((size, size), bool))
+        for name, shape in (("maps", (3, 2, -1)), ("rollout", (3, -1))):
+            packed = np.frombuffer(base64.b64decode(text[name]), np.uint8).reshape(shape)
+            units = np.zeros((*packed.shape[:-1], size, size), int)
+            units[..., lower] = packed
+            assert text["is_lower"]
+            assert (units.sum(-1) == 255).all()
+
+
+def test_what_is_too_long_for_a_page_is_in_the_file_alone():
+    result = AttentionMaps(longest=100)(subject(attending.model(), (TEXTS[0], TEXTS[-1] * 3)))
+
+    assert "Not shown here: 1 text" in result.section
+    assert result.section.count("<option") == 1
+    assert np.load(io.BytesIO(result.files["maps.npz"]))["maps_1"].shape[-1] > 64
+    assert len(json.dumps(result.content, indent=2)) < 2**20
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"), [(GatedPrefix(3), "gated prefix"), (PALs(4), "heads of their own")], ids=str
+)
+def test_what_an_edit_adds_beside_the_maps_is_said(edit, said, found):
+    model = attending.model()
+    edit(model, {})
+
+    result = AttentionMaps(texts=1)(subject(model))
+
+    assert not found.content["notes"]
+    assert said in result.content["notes"][0]
+    assert said in result.section
+
+
+def test_places_of_a_shared_block_have_maps_of_their_own():
+    result = AttentionMaps(texts=1)(subject(attending.model(share="all")))
+
+    maps = np.array(result.content["texts"][0]["maps"])
+    assert len(maps) == 3
+    assert np.abs(maps[0] - maps[1]).max() > 0.01
+    assert "share weights" in result.content["notes"][0]
+
+
+def test_blocks_of_running_text_are_cut_to_their_first_tokens():
+    looked_at, split = subject(attending.model()), Split("test", tiny.blocks(200, 24))
+    looked_at = replace(
+        looked_at, material=Material("text", ("test",), None, lambda name: split), asked=("test",)
+    )
+
+    first = AttentionMaps(texts=2, longest=6)(looked_at).content["texts"][0]
+
+    assert first["pieces"] == looked_at.tokenizer.pieces(split.data.text.tokens[:6])
+    assert first["tokens_of_all"] == 24
+
+
+def test_a_model_that_is_not_finite_is_refused():
+    model = attending.model()
+    with torch.no_grad():
+        model.backbone.blocks[0].attention.packed.weight.fill_(float("nan"))
+
+    with pytest.raises(NotFiniteError, match="the model's attention is not finite"):
+        AttentionMaps()(subject(model))
+
+
+def test_a_split_without_a_text_is_refused():
+    with pytest.raises(DataError, match="input holds no text"):
+        AttentionMaps()(subject(attending.model(), ()))
+
+
+@pytest.mark.parametrize("option", ["texts", "longest", "corpus"])
+def test_options_out_of_range_are_refused_by_name(option):
+    with pytest.raises(ValueError, match=option):
+        AttentionMaps(**{option: 0})
+
+
+def test_special_tokens_around_a_text_are_no_part_of_it():
+    known = attending.tokenizer()
+    tokens = known.encode("the wall")
+
+    assert plain_text(known, [known.cls, *tokens, known.sep]) == "the wall"

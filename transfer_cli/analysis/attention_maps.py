@@ -1,0 +1,262 @@
+"""Where heads look: maps of some texts, summaries of heads over many, and rollout.
+
+Legend: L places of blocks, H heads, S sequences, T tokens.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from transfer_cli.analysis import pictures
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.attention_section import SCRIPT, attention_section, plain_text
+from transfer_cli.analysis.head_summaries import KINDS, MEASURES, HeadSummaries
+from transfer_cli.analysis.read_sequences import ReadSequence, batch_of, sequences_of
+from transfer_cli.analysis.text_maps import FloatArray, TextMaps, in_units, maps_of
+from transfer_cli.data.split import Split
+from transfer_cli.data.tasks import INPUT
+from transfer_cli.errors import DataError, NotFiniteError, between
+from transfer_cli.model.block import BESIDE_BLOCK
+from transfer_cli.model.captures import attention_by_place
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.report import formats
+from transfer_cli.runs.analyses import MOST_BYTES
+
+NO_EXPLANATION = (
+    "Attention is no explanation: it says where a head looks, and not what the model's answer is "
+    "made of."
+)
+
+FILE = "maps.npz"
+
+_SUMMARISED = 512
+"""Tokens of a text that summaries are made of: memory grows with their square."""
+
+_AT_ONCE = 2**23
+"""Probabilities of one place that are in memory at once."""
+
+_DECIMALS = 4
+"""Of what the JSON holds."""
+
+
+class AttentionMaps(Analysis):
+    """Where heads look: maps of chosen texts, summaries of heads over a corpus, rollout.
+
+    Args:
+        texts: How many texts there are maps of: the first ones of a file, or as many that are
+            evenly spread over the split. One with several sequences or windows has several maps.
+        longest: Tokens of a text that a map holds. A longer text is cut before the model reads it;
+            the special token at its end stays.
+        corpus: How many texts the summaries are made of, evenly spread over the split.
+    """
+
+    def __init__(self, texts: int = 8, longest: int = 64, corpus: int = 100) -> None:
+        between("texts", texts, 1, 50)
+        between("longest", longest, 2, 256)
+        between("corpus", corpus, 1, 1_000_000)
+        self._texts, self._longest, self._corpus = texts, longest, corpus
+
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """See `Analysis`."""
+        split = subject.split
+        if not len(split.data):
+            raise DataError(f"split: {split.name} holds no text to look at")
+        texts = [
+            maps_of(subject, sequence.cut(self._longest, keeps_end=_has_end(subject)))
+            for sequence in sequences_of(split, self._chosen(split))
+        ]
+        summaries, num_texts = self._summarised(subject, split)
+        means = {name: found.numpy() for name, found in summaries.means().items()}
+        if not all(np.isfinite(each).all() for each in means.values()):
+            raise NotFiniteError("run: the model's attention")
+        most = _most_looking(means)
+        finding = _finding(num_texts, summaries.num_tokens, most)
+        content: dict[str, Any] = {
+            "title": "Where heads look",
+            "summary": f"{finding} {NO_EXPLANATION}",
+            "values": {
+                "blocks": subject.depth,
+                "heads of a block": subject.model.backbone.shape.heads,
+                "texts summarised": num_texts,
+                "tokens summarised": summaries.num_tokens,
+                "mean entropy in nats": round(float(means["entropy"].mean()), _DECIMALS),
+            },
+            "table": {"columns": ["looks at", "block", "head", "share"], "rows": most},
+            "notes": list(_notes(subject)),
+            "maps_file": f"attention-{FILE}",
+            "heads": _rows(means),
+            "texts": [_described(each, subject) for each in texts],
+        }
+        _add_maps(content, texts[0])
+        return AnalysisResult(
+            content,
+            _pictures(means),
+            {FILE: _packed(texts, subject)},
+            attention_section(content, texts, subject.tokenizer),
+            SCRIPT,
+            [finding],
+        )
+
+    def _chosen(self, split: Split) -> Sequence[int]:
+        """Return the rows that there are maps of."""
+        if split.name == INPUT:
+            return range(min(self._texts, len(split.data)))
+        return _spread(split, self._texts)
+
+    def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
+        """Return the summaries of heads, and of how many sequences they are."""
+        shape = subject.model.backbone.shape
+        summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
+        num_sequences = 0
+        for sequences in _in_batches(subject, split, _spread(split, self._corpus)):
+            num_sequences += len(sequences)
+            batch = batch_of(sequences, subject)
+            add = partial(summaries.add, batch=batch)
+            with (
+                torch.no_grad(),
+                subject.precision.context(),
+                attention_by_place(subject.model.backbone, add),
+            ):
+                _ = Encoding(subject.model, batch).states
+        return summaries, num_sequences
+
+
+def _spread(split: Split, count: int) -> Sequence[int]:
+    """Return so many rows, evenly spread, or all if there are fewer."""
+    rows = len(split.data)
+    if count >= rows:
+        return range(rows)
+    return [int(row) for row in np.linspace(0, rows - 1, count).astype(np.int64)]
+
+
+def _has_end(subject: Subject) -> bool:
+    return subject.material.task is not None
+
+
+def _in_batches(
+    subject: Subject, split: Split, rows: Sequence[int]
+) -> Iterator[list[ReadSequence]]:
+    """Yield the sequences of some rows, from short to long, so many that memory is bounded."""
+    heads = subject.model.backbone.shape.heads
+    found = [
+        each.cut(_SUMMARISED, keeps_end=_has_end(subject)) for each in sequences_of(split, rows)
+    ]
+    waiting: list[ReadSequence] = []
+    for each in sorted(found, key=lambda sequence: len(sequence.tokens)):
+        room = _AT_ONCE // (heads * len(each.tokens) ** 2)
+        if waiting and len(waiting) >= min(room, subject.batch):
+            yield waiting
+            waiting = []
+        waiting.append(each)
+    if waiting:
+        yield waiting
+
+
+def _most_looking(means: Mapping[str, FloatArray]) -> list[list[Any]]:
+    """Return for each kind of token the head that looks most at it: kind, block, head, share."""
+    found = []
+    for kind, in_words in KINDS.items():
+        if kind in means and means[kind].any():
+            place, head = np.unravel_index(means[kind].argmax(), means[kind].shape)
+            share = round(float(means[kind].max()), _DECIMALS)
+            found.append([in_words, int(place), int(head), share])
+    return found
+
+
+def _finding(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
+    """Return in words what was summarised, and what stands out."""
+    kind, place, head, share = max(most, key=lambda row: row[-1])
+    return (
+        f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) no head looks more at "
+        f"one kind of token than head {head} of block {place}: {100 * share:.0f} % at {kind}."
+    )
+
+
+def _notes(subject: Subject) -> Iterator[str]:
+    """Yield what these maps do not show of this model."""
+    shape = subject.model.backbone.shape
+    blocks: list[Any] = list(subject.model.backbone.blocks)
+    if shape.distinct_blocks < shape.depth:
+        yield "Blocks share weights; they are numbered by their places in a pass."
+    if any(block.attention.prefix is not None for block in blocks):
+        yield (
+            "A gated prefix adds to each head what it mixes of learned keys. These belong to no "
+            "token, and are in no map: rows are shares among tokens alone."
+        )
+    if any(BESIDE_BLOCK in block.sites for block in blocks):
+        yield "Projected attention layers have heads of their own, which are in no map."
+
+
+def _rows(means: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
+    """Return the summary of each head: its block and number, then `MEASURES`, null without one."""
+    places, heads = means["entropy"].shape
+    return [
+        {"block": place, "head": head}
+        | {
+            name: round(float(means[name][place, head]), _DECIMALS) if name in means else None
+            for name in MEASURES
+        }
+        for place in range(places)
+        for head in range(heads)
+    ]
+
+
+def _described(text: TextMaps, subject: Subject) -> dict[str, Any]:
+    sequence = text.sequence
+    tokens = sequence.tokens.tolist()
+    return {
+        "example": sequence.example,
+        "part": sequence.part,
+        "text": plain_text(subject.tokenizer, tokens),
+        "tokens_of_all": sequence.length,
+        "pieces": subject.tokenizer.pieces(tokens),
+    }
+
+
+def _add_maps(content: dict[str, Any], first: TextMaps) -> None:
+    """Add the maps of the first text, if there is room; rows still sum to 1."""
+    units = 10**_DECIMALS
+    added = {
+        "maps": (in_units(first.maps, units) / units).tolist(),
+        "rollout": (in_units(first.rollout, units) / units).tolist(),
+    }
+    larger = content | {"texts": [content["texts"][0] | added, *content["texts"][1:]]}
+    # As it is written, by which much of it is blanks.
+    if len(json.dumps(larger, indent=2)) < MOST_BYTES:
+        content["texts"] = larger["texts"]
+
+
+def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
+    """Return the file of all maps: `maps_0` `[L, H, T, T]`, `rollout_0`, `pieces_0` and so on."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for number, each in enumerate(texts):
+        arrays[f"maps_{number}"] = each.maps.astype(np.float16)
+        arrays[f"rollout_{number}"] = each.rollout.astype(np.float16)
+        pieces = subject.tokenizer.pieces(each.sequence.tokens.tolist())
+        arrays[f"pieces_{number}"] = np.array(pieces)
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _pictures(means: Mapping[str, FloatArray]) -> dict[str, bytes]:
+    places, heads = means["entropy"].shape
+    shown = {"mean_entropy_in_nats": "entropy", "mean_distance_in_tokens": "distance"}
+    return pictures.only_drawn(
+        {
+            title: pictures.matrix(
+                means[name],
+                [str(place) for place in range(places)],
+                [str(head) for head in range(heads)],
+                row_title="block",
+                column_title="head",
+            )
+            for title, name in shown.items()
+        }
+    )
