@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.finished_run import Opened
@@ -153,6 +154,12 @@ class Subject:
         rows = np.arange(len(split.data))
         if most is not None and most < len(rows):
             rows = np.linspace(0, len(rows) - 1, most).astype(np.int64)
+        yield from self.batches_of(split, rows)
+
+    def batches_of(
+        self, split: Split, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield these rows of a split; see `batches`."""
         lengths = getattr(split.data, "lengths", None)
         if lengths is not None:
             rows = rows[np.argsort(lengths[rows], kind="stable")]
