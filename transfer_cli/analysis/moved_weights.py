@@ -77,7 +77,7 @@ def moved_weights(model: TransferModel, start: TransferModel) -> list[MovedWeigh
             totals[key] = totals[key].plus(own)
     return [
         MovedWeights(*key, found.parameters, found.compared, _relative(found))
-        for key, found in totals.items()
+        for key, found in sorted(totals.items(), key=lambda each: each[0][0] == ALL)
     ]
 
 
