@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Subject
+from transfer_cli.analysis.analysis import Subject, spread
 from transfer_cli.batch import Batch, real_sequences
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.heads import Pooling, pool
@@ -23,9 +23,6 @@ Over = Literal["auto", "tokens", "texts"]
 
 _TOKENS_READ = 4
 """Of so many tokens that are read one is compared, since neighbours say much the same."""
-
-_ROWS_MEASURED = 64
-"""Rows by which it is estimated how long they are."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -90,7 +87,7 @@ def choose_compared(
         ConfigError: Tokens are asked for, which the models do not read alike.
         DataError: Running text, which each model cuts by its own tokens.
     """
-    rows = _rows_to_read(subject, most)
+    rows = subject.rows_of(subject.split, _TOKENS_READ * most)
     are_alike = _read_alike(subject, other, rows)
     if over == "tokens" and not are_alike:
         raise ConfigError(
@@ -107,7 +104,7 @@ def choose_compared(
             "data: this is running text, which each of the two models cuts by its own tokens; name "
             "labelled data (data=), or a file of texts (input=)"
         )
-    return ComparedTexts(_spread(len(_first_rows(subject)), most), pooling)
+    return ComparedTexts(spread(len(_first_rows(subject)), most), pooling)
 
 
 def _read(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, list[Tensor]]]:
@@ -120,14 +117,6 @@ def _read(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, lis
         for numbers, batch in subject.batches_of(subject.split, rows):
             yield numbers, batch, list(Encoding(subject.model, batch).states)
             more(len(numbers))
-
-
-def _rows_to_read(subject: Subject, most: int) -> Numbers:
-    """Return rows, evenly spread, that hold enough tokens to draw from."""
-    data = subject.split.data
-    measured = _spread(len(data), _ROWS_MEASURED)
-    tokens = int(data.batch(measured)["mask"].sum()) / len(measured)
-    return _spread(len(data), -int(-_TOKENS_READ * most // max(1.0, tokens)))
 
 
 def _read_alike(subject: Subject, other: Subject, rows: Numbers) -> bool:
@@ -148,8 +137,3 @@ def _first_rows(subject: Subject) -> Numbers:
     data = subject.split.data
     example_of: Numbers = getattr(data, "example_of", np.arange(len(data)))
     return np.unique(example_of, return_index=True)[1]
-
-
-def _spread(count: int, most: int) -> Numbers:
-    """Return so many numbers below `count` at most, evenly spread."""
-    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
