@@ -75,9 +75,9 @@ def test_a_gap_stands_in_lines_where_the_model_was_trained_on_those_last(masked)
     trained = open_trained(str(masked), tiny.FP32)
     of_a_task = replace(trained.start.description, labels=("city", "river"))
 
-    assert trained.around == "lines"
+    assert trained.start.around == "lines"
     adapted = replace(trained, start=replace(trained.start, description=of_a_task))
-    assert adapted.around == "sentence"
+    assert adapted.start.around == "sentence"
 
 
 def test_a_published_model_fills_gaps_as_its_own_implementation_does(transfer, tmp_path):

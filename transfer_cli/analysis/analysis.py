@@ -4,6 +4,7 @@
 run. An analysis changes nothing: not the run, and not the model that the next one is called with.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.finished_run import Opened
@@ -26,6 +28,9 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.report.html.markup import Html
 from transfer_cli.tasks.base import Task
+
+_ROWS_MEASURED = 64
+"""Rows by which it is estimated how long they are."""
 
 
 @dataclass(frozen=True)
@@ -150,15 +155,31 @@ class Subject:
 
         With `most`, so many of them are taken, evenly spread over the split.
         """
-        rows = np.arange(len(split.data))
-        if most is not None and most < len(rows):
-            rows = np.linspace(0, len(rows) - 1, most).astype(np.int64)
+        yield from self.batches_of(split, spread(len(split.data), most))
+
+    def rows_of(self, split: Split, tokens: int) -> npt.NDArray[np.int64]:
+        """Return rows of a split, evenly spread, that hold about so many tokens, or all of it."""
+        measured = spread(len(split.data), _ROWS_MEASURED)
+        length = int(split.data.batch(measured)["mask"].sum()) / max(1, len(measured))
+        return spread(len(split.data), math.ceil(tokens / max(1.0, length)))
+
+    def batches_of(
+        self, split: Split, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield these rows of a split; see `batches`."""
         lengths = getattr(split.data, "lengths", None)
         if lengths is not None:
             rows = rows[np.argsort(lengths[rows], kind="stable")]
         for begin in range(0, len(rows), self.batch):
             numbers = rows[begin : begin + self.batch]
             yield numbers, to_device(with_facts(split.data.batch(numbers)), self.precision.device)
+
+
+def spread(count: int, most: int | None) -> npt.NDArray[np.int64]:
+    """Return the numbers below `count`, or `most` of them, evenly spread."""
+    if most is None or most >= count:
+        return np.arange(count)
+    return np.linspace(0, count - 1, most).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from transfer_cli.analysis.analysis import Subject
 from transfer_cli.analysis.explained_text import ExplainedText, Explainer, words_of
 from transfer_cli.analysis.judged_split import check_task
 from transfer_cli.assembly.datasets import encoded_of
-from transfer_cli.assembly.finished_run import prompt_layout_of
 from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.tasks import INPUT
 from transfer_cli.errors import ConfigError, one_of
@@ -88,7 +87,7 @@ class ChosenTexts:
     def _continued(self, row: int) -> ExplainedText | None:
         """Return a text and the token that a causal language model would go on with."""
         opened, tokenizer = self._subject.opened, self._subject.tokenizer
-        tokens = prompt_layout_of(opened.start).encode(self._texts[row])[-opened.length :]
+        tokens = opened.start.prompt_layout.encode(self._texts[row])[-opened.length :]
         if not tokens:
             return None
         batch = _one(torch.tensor(tokens), self._subject)

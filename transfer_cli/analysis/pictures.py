@@ -91,6 +91,38 @@ def matrix(
     return _drawn(draw, (width, min(9.0, 1.8 + 0.35 * len(rows))))
 
 
+def points(
+    places: npt.NDArray[np.float64],
+    *,
+    groups: Sequence[str],
+    names: Mapping[int, str],
+    titles: Sequence[str],
+) -> bytes | None:
+    """Return a picture of points in a plane, or None without matplotlib.
+
+    Args:
+        places: `[N, 2]`.
+        groups: What each point belongs to, shown by colour; empty: they are all alike.
+        names: What is written beside some points, by their numbers.
+        titles: What the two directions are.
+    """
+
+    def draw(axes: "Axes") -> None:
+        belongs = np.array(groups or [""] * len(places))
+        for number, group in enumerate(dict.fromkeys(belongs.tolist())):
+            x, y = places[belongs == group].T
+            axes.scatter(x, y, s=8, alpha=0.6, color=f"C{number}", label=group, linewidths=0)
+        for at, name in names.items():
+            # Without the signs by which matplotlib sets formulas.
+            axes.annotate(name, places[at], fontsize=7, parse_math=False)
+        axes.set_xlabel(titles[0])
+        axes.set_ylabel(titles[1])
+        if groups and len(set(groups)) <= _MOST_TICKS:
+            axes.legend(frameon=False, fontsize=8, markerscale=2)
+
+    return _drawn(draw, (6.5, 5.5))
+
+
 def only_drawn(pictures: Mapping[str, bytes | None]) -> dict[str, bytes]:
     """Return the pictures that there are; say once in a log what the others take."""
     if None in pictures.values():

@@ -15,8 +15,7 @@ from transfer_cli.config.stored import read_stored
 from transfer_cli.data.columns import Wanted, typed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.generation.filling import Around
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.sentences import SentenceScorer
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -52,16 +51,6 @@ class Trained:
         data = self.config.data
         return typed(data.get("text"), data.get("pair"), data.get("label"))
 
-    @property
-    def prompt_layout(self) -> PromptLayout:
-        """How a causal language model reads the text that it goes on with."""
-        return prompt_layout_of(self.start)
-
-    @property
-    def around(self) -> Around:
-        """What surrounded the texts that a masked language model was trained on last."""
-        return "lines" if self.start.reads_lines else "sentence"
-
 
 @dataclass(frozen=True)
 class Opened:
@@ -82,13 +71,6 @@ class Opened:
     objective: Objective | None
     model: TransferModel
     length: int
-
-
-def prompt_layout_of(start: Pretrained) -> PromptLayout:
-    """Return how a causal language model reads the text that it goes on with."""
-    if start.reads_lines:
-        return PromptLayout(start.tokenizer)
-    return PromptLayout(start.tokenizer, has_lines=False, before_text=start.before_text)
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
@@ -208,6 +190,28 @@ def open_language_model(
         f"run: {path} is no language model ({type(trained.objective).__name__}); {command} needs a "
         f"run of objective={option}, such as the one that this was adapted from"
     )
+
+
+def sentence_scorer(
+    opened: Trained | Opened, *, batch: int, scores_first: bool, within_word: bool
+) -> SentenceScorer:
+    """Return what scores sentences by a language model; for the options see `SentenceScorer`.
+
+    Raises:
+        ConfigError: It is no language model.
+    """
+    if not isinstance(opened.objective, LanguageModel):
+        what = "has no head" if opened.objective is None else type(opened.objective).__name__
+        raise ConfigError(
+            f"run: this is no language model ({what}), which alone says how likely a sentence is; "
+            "give one, such as the run that this was adapted from"
+        )
+    start = opened.start
+    is_causal = isinstance(opened.objective, CausalLM)
+    return SentenceScorer(
+        opened.model, start.tokenizer, start.prompt_layout if is_causal else start.around,
+        batch=batch, scores_first=scores_first, within_word=within_word,
+    )  # fmt: skip
 
 
 def objective_of(start: Pretrained) -> Objective:

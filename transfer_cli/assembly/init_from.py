@@ -21,6 +21,8 @@ from transfer_cli.data.tokenizer import (
 )
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.generation.filling import Around
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.interop.hub import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD
@@ -104,6 +106,18 @@ class Pretrained:
         if isinstance(self.task, ClozeTask):
             return self.task.before_text
         return None if self.published is None else self.published.before_text
+
+    @property
+    def prompt_layout(self) -> PromptLayout:
+        """How a causal language model reads the text that it goes on with."""
+        if self.reads_lines:
+            return PromptLayout(self.tokenizer)
+        return PromptLayout(self.tokenizer, has_lines=False, before_text=self.before_text)
+
+    @property
+    def around(self) -> Around:
+        """What surrounded the texts that a masked language model was trained on last."""
+        return "lines" if self.reads_lines else "sentence"
 
     def tensors(self, *, values: bool = True) -> Mapping[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.

@@ -25,7 +25,7 @@ def fill_gaps(config: DictConfig) -> None:
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, MaskedLM)
     tokenizer = trained.start.tokenizer
-    tokens = encode_with_gaps(text, tokenizer, trained.around)
+    tokens = encode_with_gaps(text, tokenizer, trained.start.around)
     positions = trained.start.description.shape.positions
     if tokenizer.mask not in tokens:
         raise ConfigError("text: has no gap; write [MASK] where a word is missing")

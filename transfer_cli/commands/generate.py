@@ -124,7 +124,7 @@ def _asked(trained: Trained, prompt: str) -> _Prompt:
     """Return a prompt as a run reads it: as text in pretraining, or as a source."""
     tokenizer, task = trained.start.tokenizer, trained.start.task
     if not isinstance(task, TextToTextTask):
-        layout = trained.prompt_layout
+        layout = trained.start.prompt_layout
         return _Prompt(layout, layout.encode(prompt))
     direction = datasets.direction_of(trained.start.description.shape)
     data = task.encode([TextToTextExample(prompt)], tokenizer, trained.length, direction)

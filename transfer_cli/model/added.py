@@ -79,7 +79,7 @@ def unmergeable_edits(model: nn.Module) -> dict[str, str]:
 
 def lasting_parameters(model: nn.Module) -> dict[str, Added]:
     """Return the added module of each added parameter that `merge` leaves; nothing is computed."""
-    folded = {part for layer in _merged_layers(model).values() for part in layer.modules()}
+    folded = {part for layer in merged_layers(model).values() for part in layer.modules()}
     return {name: part for name, part in added_parameters(model).items() if part not in folded}
 
 
@@ -89,7 +89,7 @@ def merge(model: nn.Module) -> dict[str, nn.Module]:
     Returns:
         The replaced layers, by name, for `unmerge`.
     """
-    replaced = _merged_layers(model)
+    replaced = merged_layers(model)
     for name, layer in replaced.items():
         model.set_submodule(name, cast("Mergeable", layer).merged())
     return replaced
@@ -106,7 +106,7 @@ def edits_in(part: nn.Module) -> set[str]:
     return {added.edit for added in added_modules(part).values()}
 
 
-def _merged_layers(model: nn.Module) -> dict[str, nn.Module]:
+def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that `merge` replaces, by name."""
     stay, layers = unmergeable_edits(model).keys(), _mergeable_layers(model)
     return {n: layer for n, layer in layers.items() if stay.isdisjoint(edits_in(layer))}

@@ -1,6 +1,6 @@
-"""Records outputs of modules, attention probabilities, and what attention computes with.
+"""Records outputs of modules, units, attention probabilities, and what attention computes with.
 
-Legend: B batch, H heads, T queries, S keys.
+Legend: B batch, H heads, T queries, S keys, F units, N real tokens.
 """
 
 import sys
@@ -104,9 +104,35 @@ def attention_by_place(backbone: Backbone, look: Callable[[int, Tensor], None]) 
         yield
 
 
+@contextmanager
+def units_by_place(backbone: Backbone, look: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Hand over the feed-forward units of every place of each pass, and keep none.
+
+    Units are what the down projection reads: after their activation, gated ones multiplied by their
+    gates. A block that several places share is handed over at each of them. Compiled passes run
+    eagerly meanwhile.
+
+    Args:
+        backbone: It stays unchanged.
+        look: Gets the number of the place, from 0, and its units, `[B, T, F]`, or `[1, N, F]` of
+            the N real tokens where the batch is packed.
+    """
+    places = cycle(range(backbone.shape.depth))
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        look(next(places), inputs[0])
+
+    with ExitStack() as stack:
+        stack.enter_context(_uncompiled())
+        for block in backbone.blocks:
+            down: nn.Module = block.feed_forward.output  # type: ignore[union-attr,assignment]
+            stack.enter_context(down.register_forward_pre_hook(keep))
+        yield
+
+
 def _uncompiled() -> AbstractContextManager[Any]:
     # Importing it takes a second; if it is missing, nothing is compiled.
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
-    eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return eager
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance

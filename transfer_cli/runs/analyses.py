@@ -13,7 +13,7 @@ belong to whoever wrote it:
 ```
 
 Pictures are PNGs beside it, called `NAME-WHAT_IT_SHOWS.png`. There may be other files, called
-`NAME-WHAT_IT_HOLDS.ENDING`, which no report reads.
+`NAME-WHAT_IT_HOLDS.ENDING`, or in folders called `NAME-WHAT_THEY_HOLD`, which no report reads.
 """
 
 import json
@@ -38,7 +38,7 @@ MOST_PICTURES = 20
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 _FILE = re.compile(rf"({_NAME.pattern})\.json")
-_OTHER = re.compile(rf"{_NAME.pattern}\.[a-z0-9]{{1,9}}")
+_OTHER = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}\.[a-z0-9]{{1,9}}")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -65,7 +65,8 @@ def write_analysis(
         name: Lower-case letters, digits and underscores, a letter first.
         content: The JSON object; see the top of this module.
         pictures: The bytes of PNGs by what each shows, named like `name`.
-        files: The bytes of other files by what each holds, and its ending: `maps.npz`.
+        files: The bytes of other files by what each holds, and its ending: `maps.npz`; of several
+            in a folder by its name, too: `projector/tensors.tsv`.
 
     Raises:
         RunError: There is no such run, a name or a picture is not allowed, `content` is not JSON
@@ -80,14 +81,18 @@ def write_analysis(
     others = {f"{shows}.png": picture for shows, picture in pictures.items()} | dict(files)
     for end, found in others.items():
         place = folder / f"{name}-{end}"
-        with writing(place), replaced_file(place) as temporary:
-            temporary.write_bytes(found)
+        with writing(place):
+            place.parent.mkdir(exist_ok=True)
+            with replaced_file(place) as temporary:
+                temporary.write_bytes(found)
     # After its pictures, since there is no analysis without it.
     path = folder / f"{name}.json"
     write_text(path, text)
-    for old in _beside(folder, name):
-        if old.name.removeprefix(f"{name}-") not in others:
+    for end, old in _beside(folder, name).items():
+        if end not in others:
             old.unlink(missing_ok=True)
+            if old.parent != folder and not any(old.parent.iterdir()):
+                old.parent.rmdir()
     return path
 
 
@@ -97,10 +102,11 @@ def _check_files(name: str, files: Iterable[str]) -> None:
             raise RunError(f"analysis {name!r}: {each!r} cannot be the end of a file's name")
 
 
-def _beside(folder: Path, name: str) -> list[Path]:
-    """Return the pictures and other files of an analysis."""
-    beside = folder.glob(f"{name}-*")
-    return [path for path in beside if _OTHER.fullmatch(path.name.removeprefix(f"{name}-"))]
+def _beside(folder: Path, name: str) -> dict[str, Path]:
+    """Return the pictures and other files of an analysis, by the ends of their names."""
+    beside = (each for pattern in ("*", "*/*") for each in folder.glob(f"{name}-{pattern}"))
+    ends = {path.relative_to(folder).as_posix().removeprefix(f"{name}-"): path for path in beside}
+    return {end: path for end, path in ends.items() if path.is_file() and _OTHER.fullmatch(end)}
 
 
 def _checked(

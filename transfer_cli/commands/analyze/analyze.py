@@ -31,14 +31,9 @@ def analyze(config: DictConfig) -> None:
         check_output(config.html, "html")
         check_ending("html", config.html, (".html",))
     analyses = _analyses(config.analysis)
-    needing = [name for name, each in analyses.items() if each.needs_other]
-    if needing and config.other is None:
-        raise ConfigError(
-            f"other: analysis={needing[0]} compares two models; give other=RUN, which may be a "
-            "checkpoint of the same run, too"
-        )
+    needing = next((name for name, each in analyses.items() if each.needs_other), None)
     precision = device_and_precision(config.device, config.precision)
-    subject = _subject(config, precision)
+    subject = _subject(config, precision, needing)
     if config.output is not None:
         RunDirectory.check_free(Path(config.output).expanduser())
     found: dict[str, AnalysisResult] = {}
@@ -74,18 +69,32 @@ def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:
     return {name: build(node, f"analysis.{name}", Analysis) for name, node in named.items()}
 
 
-def _subject(config: DictConfig, precision: Precision) -> Subject:
-    """Return the model that is looked at, and the other one, where there is one."""
+def _subject(config: DictConfig, precision: Precision, needing: str | None) -> Subject:
+    """Return the model that is looked at, and the other one, where there is one.
+
+    Where an analysis is `needing` another and none is named, it is the model that a run began with.
+
+    Raises:
+        ConfigError: It began with none.
+    """
     asked = _SPLITS.get(config.split, (config.split,))
     first = open_to_look_into(config.run, precision, config.base)
+    other = config.other
+    if needing is not None and other is None:
+        other = first.config.get("init_from")
+        if other is None:
+            raise ConfigError(
+                f"other: analysis={needing} compares two models; give other=RUN, which may be a "
+                "checkpoint of the same run, too"
+            )
 
     def made(opened: Opened, other: Subject | None = None) -> Subject:
         shown = material_of(config, opened, whose=first)
         return Subject(opened, shown, asked, precision, config.batch, config.seed, other)
 
-    if config.other is None:
+    if other is None:
         return made(first)
-    return made(first, made(open_to_look_into(config.other, precision, key="other")))
+    return made(first, made(open_to_look_into(other, precision, key="other")))
 
 
 def _directory(config: DictConfig) -> RunDirectory:

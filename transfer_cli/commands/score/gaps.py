@@ -42,7 +42,7 @@ class WordAsker:
         self._tokenizer = trained.start.tokenizer
         self._is_causal = isinstance(trained.objective, CausalLM)
         self._among = among is not None
-        self._allowed_V = trained.prompt_layout.allowed_tokens()
+        self._allowed_V = trained.start.prompt_layout.allowed_tokens()
         self._allowed_V[sorted(self._tokenizer.special)] = False
         if among is not None:
             known = [self._tokens_of(word) for word in among]
@@ -82,12 +82,12 @@ class WordAsker:
                     f"{example.after[:40]!r}; a causal model says what is at the end."
                 )
             row = ending_of(
-                self._trained.prompt_layout.encode, example.before, self._spaced(example)
+                self._trained.start.prompt_layout.encode, example.before, self._spaced(example)
             )
             asked = row.tokens[row.first :]
         else:
             text = f"{self._spaced_gap(example)}{example.after}"
-            tokens = encode_with_gaps(text, self._tokenizer, self._trained.around)
+            tokens = encode_with_gaps(text, self._tokenizer, self._trained.start.around)
             asked = self._tokens_of(example.answer)
             row = Gap(tokens, tokens.index(self._tokenizer.mask), asked)
         positions = self._trained.start.description.shape.positions

@@ -81,7 +81,7 @@ class Prompter:
 
     def __post_init__(self) -> None:
         self.is_causal = isinstance(self.trained.objective, CausalLM)
-        self._encode = self.trained.prompt_layout.encode
+        self._encode = self.trained.start.prompt_layout.encode
         if self.is_causal:
             begun = self.template.joined(self.shots)
             room = self.trained.start.description.shape.positions
@@ -142,7 +142,7 @@ class Prompter:
             own = self.template.filled(example.text, example.pair, "[MASK]")
             for left in range(len(self.shots) + 1):
                 text = self.template.joined([*self.shots[left:], own])
-                tokens = encode_with_gaps(text, tokenizer, self.trained.around)
+                tokens = encode_with_gaps(text, tokenizer, self.trained.start.around)
                 if len(tokens) <= positions:
                     break
             else:

@@ -1,0 +1,116 @@
+"""Whether a language model prefers the acceptable sentence of a minimal pair."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.assembly.finished_run import sentence_scorer
+from transfer_cli.data.minimal_pairs import Agreement
+from transfer_cli.errors import at_least, one_of
+from transfer_cli.generation.sentences import (
+    JudgedPair,
+    accuracy_by_group,
+    judge_pairs,
+    longer_wins,
+)
+from transfer_cli.report.html.markup import Html, PageColumn, joined, table
+
+DECIMALS = 6
+
+
+@dataclass(frozen=True)
+class NumberAgreement(Analysis):
+    """How often the good sentence is the likelier, by what pairs are about; a tie counts half.
+
+    Pairs are those of `data=`, where it names some (`data=minimal_pairs`), else made ones whose
+    verb has, or has not, the number of its subject, with nouns between them that may have another
+    (Linzen et al. 2016). `transfer score` asks the same, and writes it as a run.
+
+    Args:
+        pairs: Made pairs of each kind.
+        first: Whether the first token is scored, or given, where a model reads nothing before it.
+        within_word: See `generation.sentences.SentenceScorer`.
+        shown: Wrong pairs that are shown, those first of which the model is surest.
+    """
+
+    pairs: int = 60
+    first: Literal["scored", "given"] = "scored"
+    within_word: bool = True
+    shown: int = 20
+
+    def __post_init__(self) -> None:
+        one_of("first", self.first, ("scored", "given"), ValueError)
+        at_least("pairs", self.pairs, 1)
+        at_least("shown", self.shown, 0)
+
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """See `Analysis`."""
+        scorer = sentence_scorer(
+            subject.opened, batch=subject.batch, scores_first=self.first == "scored",
+            within_word=self.within_word,
+        )  # fmt: skip
+        given = subject.material.pairs
+        pairs = (Agreement(pairs=self.pairs) if given is None else given).load()
+        with torch.inference_mode(), subject.precision.context():
+            judged = judge_pairs(scorer, pairs)
+        groups, longer = accuracy_by_group(judged), longer_wins(judged)
+        right = math.fsum(each.score for each in judged) / len(judged)
+        macro = math.fsum(each.accuracy for each in groups) / len(groups)
+        wrong = sorted((each for each in judged if each.score < 1), key=_preference)
+        rows = [
+            [each.group or "all", *map(_percent, (each.accuracy, each.low, each.high)), each.count]
+            for each in groups
+        ]
+        summary = (
+            f"{len(judged):,} pairs: the good sentence is the likelier in {100 * right:.1f} %, "
+            f"{100 * macro:.1f} % as the mean over {len(groups)} groups."
+        )
+        content: dict[str, Any] = {
+            "title": "Agreement",
+            "summary": summary,
+            "values": {
+                "accuracy": round(right, DECIMALS),
+                "macro accuracy": round(macro, DECIMALS),
+                **({} if longer is None else {"longer wins": round(longer, DECIMALS)}),
+            },
+            "table": {"columns": ["group", "right, %", "from", "to", "pairs"], "rows": rows},
+            "groups": [asdict(each) for each in groups],
+            "wrong": [
+                {
+                    "good": each.pair.good,
+                    "bad": each.pair.bad,
+                    "group": each.pair.group,
+                    "nats": round(_preference(each), 4),
+                }
+                for each in wrong[: self.shown]
+            ],
+        }
+        lines = [summary, *map(str, groups)]
+        return AnalysisResult(content, section=_section(content), lines=lines)
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 1)
+
+
+def _preference(judged: JudgedPair) -> float:
+    """Return by how many nats the good sentence is the likelier."""
+    return judged.good - judged.bad
+
+
+def _section(content: dict[str, Any]) -> Html:
+    titles = content["table"]["columns"]
+    columns = [titles[0], *(PageColumn(title, is_number=True) for title in titles[1:])]
+    wrong = ((each["good"], each["bad"], each["group"], each["nats"]) for each in content["wrong"])
+    parts = [
+        Html("<p>{}</p>").format(content["summary"]),
+        table("Right by group", columns, content["table"]["rows"]),
+    ]
+    if content["wrong"]:
+        nats = PageColumn("nats between them", is_number=True)
+        shown = table("Wrong pairs", ["good", "found likelier", "group", nats], wrong)
+        parts += [Html("<h3>Wrong pairs</h3>"), Html('<div class="texts">{}</div>').format(shown)]
+    return joined(parts)

@@ -1,0 +1,345 @@
+"""Vectors of tokens or texts, for TensorBoard's projector, as a picture, and by their neighbours.
+
+Legend: V vocabulary, N vectors, D width.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from transfer_cli.analysis import pictures
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.assembly.datasets import encoded_of
+from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.model.heads import Pooling
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.progress import progress
+from transfer_cli.report import formats
+
+Order = Literal["auto", "frequent", "first"]
+Vectors = npt.NDArray[np.float64]
+
+_ROWS_COUNTED = 20_000
+"""Rows of the data in which tokens are counted, evenly spread."""
+
+_MOST_POINTS = 2000
+"""Of the picture, that are in the JSON."""
+
+_MOST_CHARACTERS = 200
+"""Of a text beside its vector."""
+
+_MOST_PRINTED = 160
+"""Characters of a line."""
+
+_LEAST_LETTERS = 4
+"""Of a word that is chosen here: shorter ones are mostly articles and the like."""
+
+_CHOSEN = 6
+_NAMED = 30
+"""Points of the picture with a name."""
+
+_CONFIG = """\
+embeddings {{
+  tensor_name: "{name}"
+  tensor_path: "tensors.tsv"
+  metadata_path: "metadata.tsv"
+}}
+"""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Vectors, and what they are of.
+
+    Args:
+        vectors: `[N, D]`.
+        columns: What is said of each.
+        rows: That, for each; a name first.
+        labels: A label of each; empty: there are none.
+        extent: Which they are, in words.
+    """
+
+    vectors: Vectors
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    labels: Sequence[str]
+    extent: str
+
+
+@dataclass(frozen=True)
+class Embeddings(Analysis):
+    """The token embeddings, or the vectors of texts, and what is near what.
+
+    Args:
+        of: tokens or texts.
+        most: How many, at most.
+        order: Which tokens: those most frequent in the training data, or the first of the
+            vocabulary; auto: frequent ones, where there are data.
+        words: Words whose neighbours are shown; one of several tokens is their mean. None: a few of
+            those tokens.
+        neighbours: Of each.
+        pooling: Of texts.
+    """
+
+    of: Literal["tokens", "texts"] = "tokens"
+    most: int = 5000
+    order: Order = "auto"
+    words: Sequence[str] | None = None
+    neighbours: int = 8
+    pooling: Pooling = "mean"
+
+    def __post_init__(self) -> None:
+        one_of("of", self.of, ("tokens", "texts"), ValueError)
+        one_of("order", self.order, get_args(Order), ValueError)
+        one_of("pooling", self.pooling, get_args(Pooling), ValueError)
+        at_least("most", self.most, 3)
+        at_least("neighbours", self.neighbours, 1)
+        if self.of == "texts" and self.words is not None:
+            raise ValueError("words have neighbours among tokens; leave of=texts out")
+
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """See `Analysis`."""
+        if self.of == "tokens":
+            tokens, extent = self._tokens(subject)
+            table_VD = _token_table(subject)
+            found = _of_tokens(subject, table_VD, tokens, extent)
+            near = self._near_words(subject, table_VD, tokens)
+        else:
+            found = _of_texts(subject, self.most, self.pooling)
+            near = _near_texts(found, self.neighbours)
+        places, shares = principal_components(found.vectors, 2)
+        explained = " and ".join(f"{100 * share:.1f} %" for share in shares)
+        count, width = found.vectors.shape
+        content: dict[str, Any] = {
+            "title": f"Embeddings of {self.of}",
+            "summary": (
+                f"{count:,} vectors of {width} numbers: {found.extent}. Two principal components "
+                f"hold {explained} of their variance. Open them all by tensorboard --logdir with "
+                "the folder embeddings-projector of these analyses."
+            ),
+            "values": {"vectors": count, "width": width},
+            "table": {
+                "columns": ["of", f"nearest {self.of}, by cosine"],
+                "rows": [
+                    [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
+                    for name, others in near
+                ],
+            },
+            "neighbours": {name: [list(pair) for pair in others] for name, others in near},
+            "pca": {
+                "shares": [round(share, 6) for share in shares],
+                "names": [row[0][:80] for row in found.rows[:_MOST_POINTS]],
+                "labels": list(found.labels[:_MOST_POINTS]),
+                "places": places[:_MOST_POINTS].round(4).tolist(),
+            },
+        }
+        if found.labels:
+            content["values"]["nearest of the same label"] = _same_label(found)
+        drawn = pictures.points(
+            places,
+            groups=found.labels,
+            names={}
+            if found.labels
+            else {at: row[0] for at, row in enumerate(found.rows[:_NAMED])},
+            titles=[f"component {at + 1}, {100 * share:.1f} %" for at, share in enumerate(shares)],
+        )
+        return AnalysisResult(
+            content,
+            pictures.only_drawn({"pca": drawn}),
+            files=_projector_files(found, f"{self.of} of {subject.opened.path}"),
+            lines=[
+                content["summary"],
+                *(
+                    formats.cut(f"{name:16s} {what}", _MOST_PRINTED)
+                    for name, what in content["table"]["rows"]
+                ),
+            ],
+        )
+
+    def _tokens(self, subject: Subject) -> tuple[npt.NDArray[np.int64], str]:
+        """Return the numbers of the tokens that are shown, and which they are in words."""
+        has_data = bool(subject.material.names)
+        if self.order == "first" or (self.order == "auto" and not has_data):
+            count = min(self.most, subject.tokenizer.size)
+            return np.arange(count), "the first tokens of the vocabulary"
+        # Of the splits, the one that the model has learnt from says what is frequent.
+        asked = subject.asked if len(subject.asked) == 1 else ("train", *subject.asked)
+        split = subject.material.split(*asked)
+        counts = np.zeros(subject.tokenizer.size, np.int64)
+        for _, batch in subject.batches(split, _ROWS_COUNTED):
+            tokens_N = batch["tokens"][batch["mask"]].cpu().numpy()
+            counts += np.bincount(tokens_N, minlength=len(counts))
+        order = np.argsort(-counts, kind="stable")[: self.most]
+        return order[counts[order] > 0], f"the most frequent tokens of {split.name}"
+
+    def _near_words(
+        self, subject: Subject, table_VD: Vectors, tokens: npt.NDArray[np.int64]
+    ) -> list[tuple[str, list[tuple[str, float]]]]:
+        """Return the tokens that are nearest to each word, of all but its own."""
+        tokenizer = subject.tokenizer
+        words = _some_words(subject, tokens) if self.words is None else self.words
+        never = sorted(tokenizer.special)
+        unit_VD = _unit(table_VD)
+        found = []
+        for word in words:
+            own = _tokens_of(subject, str(word))
+            cosine_V = unit_VD @ _unit(table_VD[own].mean(0, keepdims=True))[0]
+            cosine_V[[*own, *never]] = -np.inf
+            nearest = np.argsort(-cosine_V, kind="stable")[: self.neighbours]
+            names = tokenizer.pieces(nearest.tolist())
+            found.append((str(word), _rounded(names, cosine_V[nearest])))
+        return found
+
+
+def principal_components(vectors_ND: Vectors, count: int) -> tuple[Vectors, list[float]]:
+    """Return `[N, count]`, the places of vectors along their main directions, and shares.
+
+    Each direction points to where its largest entry is positive. The shares are those of the
+    variance that lies along each.
+    """
+    centred_ND = vectors_ND - vectors_ND.mean(0)
+    _, sizes, directions = np.linalg.svd(centred_ND, full_matrices=False)
+    directions = directions[:count]
+    largest = directions[np.arange(len(directions)), np.abs(directions).argmax(1)]
+    directions = directions * np.where(largest < 0, -1.0, 1.0)[:, None]
+    variances = np.square(sizes)
+    shares = variances[:count] / max(variances.sum(), np.finfo(float).tiny)
+    return centred_ND @ directions.T, shares.tolist()
+
+
+def _token_table(subject: Subject) -> Vectors:
+    backbone = subject.model.backbone
+    table_VD = backbone.token_embedding.weight.detach()
+    if backbone.new_rows is not None:
+        table_VD = backbone.new_rows.added_to(table_VD)
+    found: Vectors = table_VD.double().cpu().numpy()
+    return found
+
+
+def _of_tokens(
+    subject: Subject, table_VD: Vectors, tokens: npt.NDArray[np.int64], extent: str
+) -> _Named:
+    if len(tokens) < 3:
+        raise DataError(f"data: {len(tokens)} tokens make no picture; show it more text")
+    names = subject.tokenizer.pieces(tokens.tolist())
+    rows = [[_one_line(name), str(token)] for name, token in zip(names, tokens, strict=True)]
+    return _Named(table_VD[tokens], ["token", "number"], rows, [], extent)
+
+
+def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
+    """Return the vectors of texts as heads read them; of groups those of each sequence.
+
+    Raises:
+        DataError: There are too few, or they are running text.
+    """
+    split, task = subject.split, subject.material.task
+    texts = subject.material.texts(split)
+    found: dict[tuple[int, int], Vectors] = {}
+    with (
+        torch.inference_mode(),
+        subject.precision.context(),
+        progress("reading", min(most, len(split.data)), "texts") as more,
+    ):
+        for numbers, batch in subject.batches(split, most):
+            mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
+            vectors = Encoding(subject.model, batch).pooled(pooling).double().cpu().numpy()
+            of_S = np.repeat(numbers, len(vectors) // len(numbers))
+            for at in np.flatnonzero(mask_S):
+                found[int(of_S[at]), int(at)] = vectors[at]
+            more(len(numbers))
+    if len(found) < 3:
+        raise DataError(f"data: {len(found)} texts make no picture; show it more")
+    encoded, rows, labels = encoded_of(split), [], []
+    for row, _ in sorted(found):
+        example = int(encoded.example_of[row])
+        said = [] if task is None else task.labels_of(encoded.examples[example])
+        labels.append(said[0] if len(said) == 1 else "")
+        rows.append([_one_line(texts[example]), ", ".join(map(_one_line, said[:8])), str(example)])
+    vectors_ND = np.stack([found[key] for key in sorted(found)])
+    return _Named(
+        vectors_ND, ["text", "label", "number"], rows, labels if all(labels) else [],
+        f"texts of {split.name}, pooled by {pooling}",
+    )  # fmt: skip
+
+
+def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
+    """Return a few of the tokens that are words."""
+    tokenizer, found = subject.tokenizer, list[str]()
+    for token in tokens.tolist():
+        word = tokenizer.decode([token]).strip()
+        is_word = tokenizer.starts_word[token] and word.isalpha() and len(word) >= _LEAST_LETTERS
+        if is_word and token not in tokenizer.special and word not in found:
+            found.append(word)
+        if len(found) == _CHOSEN:
+            break
+    return found
+
+
+def _tokens_of(subject: Subject, word: str) -> list[int]:
+    """Return the tokens of a word within a text.
+
+    Raises:
+        ConfigError: It has none that the model knows.
+    """
+    tokenizer = subject.tokenizer
+    before, tokens = tokenizer.encode("a"), tokenizer.encode(f"a {word}")
+    own = tokens[len(before) :] if tokens[: len(before)] == before else tokens
+    known = [token for token in own if token not in tokenizer.special]
+    if not known:
+        raise ConfigError(f"analysis.embeddings.words: the model's vocabulary has no {word!r}")
+    return known
+
+
+def _near_texts(found: _Named, count: int) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Return the texts that are nearest to each of the first few."""
+    unit_ND = _unit(found.vectors)
+    names = [row[0][:80] + (f" [{row[1]}]" if row[1] else "") for row in found.rows]
+    near: dict[str, list[tuple[str, float]]] = {}
+    for at in range(min(_CHOSEN, len(names))):
+        cosine_N = unit_ND @ unit_ND[at]
+        cosine_N[at] = -np.inf
+        nearest = np.argsort(-cosine_N, kind="stable")[:count]
+        near[names[at]] = _rounded([names[each] for each in nearest], cosine_N[nearest])
+    return list(near.items())
+
+
+def _same_label(found: _Named) -> float:
+    """Return the share of vectors whose nearest other one has the same label."""
+    unit_ND, labels = _unit(found.vectors), np.array(found.labels)
+    cosine_NN = unit_ND @ unit_ND.T
+    np.fill_diagonal(cosine_NN, -np.inf)
+    return float((labels[cosine_NN.argmax(1)] == labels).mean())
+
+
+def _unit(vectors_ND: Vectors) -> Vectors:
+    lengths = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    unit_ND: Vectors = vectors_ND / np.maximum(lengths, np.finfo(float).tiny)
+    return unit_ND
+
+
+def _rounded(names: Sequence[str], cosines: Vectors) -> list[tuple[str, float]]:
+    pairs = zip(names, cosines.tolist(), strict=True)
+    return [(name, round(cosine, 4)) for name, cosine in pairs if np.isfinite(cosine)]
+
+
+def _one_line(text: str) -> str:
+    """Return a text that is one cell of a table."""
+    return " ".join(text.split())[:_MOST_CHARACTERS] or "·"
+
+
+def _projector_files(found: _Named, name: str) -> dict[str, bytes]:
+    """Return what TensorBoard's projector reads, in a folder of its own."""
+    numbers = io.BytesIO()
+    np.savetxt(numbers, found.vectors, fmt="%.5g", delimiter="\t")
+    lines = ("\t".join(row) for row in (found.columns, *found.rows))
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return {
+        "projector/tensors.tsv": numbers.getvalue(),
+        "projector/metadata.tsv": ("\n".join(lines) + "\n").encode(),
+        "projector/projector_config.pbtxt": _CONFIG.format(name=quoted).encode(),
+    }
