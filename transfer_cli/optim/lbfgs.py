@@ -87,7 +87,7 @@ class LBFGS(EagerOptimizer):
                     weight.grad.add_(weight, alpha=strength)
             return loss
 
-        solver = _TorchLBFGS(list(moving), lr=1.0, line_search_fn="strong_wolfe", **self._settings)
+        solver = TorchLBFGS(list(moving), lr=1.0, line_search_fn="strong_wolfe", **self._settings)
         solver.step(penalised)
         evaluations = solver.state[first]["func_evals"]
         found = "minimum found" if evaluations < self._settings["max_eval"] else "stopped"
@@ -97,7 +97,7 @@ class LBFGS(EagerOptimizer):
             self.state[parameter]["step"] = number + 1
 
 
-class _TorchLBFGS(EagerOptimizer, torch.optim.LBFGS):
+class TorchLBFGS(EagerOptimizer, torch.optim.LBFGS):
     """Torch's, which knows one group of parameters and no weight decay."""
 
     step = torch.no_grad()(bare(torch.optim.LBFGS.step))

@@ -1,0 +1,193 @@
+"""Probes: what each layer knows of some labels (Alain and Bengio 2017), beside controls.
+
+A classifier learns labels from the states of one layer, of a model that stays as it is. Its
+accuracy alone says little: it is shown beside that of the embeddings (layer 0), of a model with
+fresh weights, of shuffled labels and, for words, of labels that belong to word types, which a probe
+can only know by heart (Hewitt and Liang 2019).
+
+Legend: N units (texts or words), K layers, D width, C labels.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.probing import mlp, online_code
+from transfer_cli.analysis.probing.controls import CONTROLS, baselines, relabelled
+from transfer_cli.analysis.probing.findings import (
+    Entry,
+    Findings,
+    linear_entry,
+    mlp_entry,
+    shown,
+)
+from transfer_cli.analysis.probing.linear import STRENGTHS, Given, solved, solved_mix
+from transfer_cli.analysis.probing.sought import Sought, given_labels, made_labels
+from transfer_cli.analysis.probing.states import LayersRead, Parts, Probed, parts_of
+from transfer_cli.analysis.probing.surface_tasks import SURFACE_TASKS, SurfaceTask
+from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
+from transfer_cli.model.heads import Pooling
+from transfer_cli.progress import progress
+from transfer_cli.seeds import derive
+
+
+class Probes(Analysis):
+    """Trains a probe on every layer, and on a learnt mix of them; see `conf/analysis/probes.yaml`.
+
+    Args:
+        task: A task made from the texts; None: the labels of the data.
+        layers: Which of the L + 1 states, 0 the embeddings; all, or numbers.
+        probe: The kind of classifier.
+        controls: Of `CONTROLS`; auto: those that fit.
+        pooling: How the states of a text become one, see `model.heads.pool`.
+        mix: Whether a mix of the layers is learnt by linear probes, too.
+        mdl: Whether the codelength of the labels is computed, too.
+        strengths: Of the L2 penalty, see `probing.linear.solved`.
+        seeds: How many mlp probes each layer has.
+        most: Units of each split at most.
+    """
+
+    def __init__(
+        self,
+        task: SurfaceTask | None = None,
+        layers: Literal["all"] | tuple[int, ...] = "all",
+        probe: Literal["linear", "mlp"] = "linear",
+        controls: Literal["auto"] | tuple[str, ...] = "auto",
+        pooling: Pooling = "mean",
+        *,
+        mix: bool = True,
+        mdl: bool = False,
+        strengths: tuple[float, ...] = STRENGTHS,
+        seeds: int = 3,
+        most: int = 20_000,
+    ) -> None:
+        if task is not None:
+            one_of("task", task, SURFACE_TASKS, ValueError)
+        one_of("probe", probe, ("linear", "mlp"), ValueError)
+        one_of("pooling", pooling, get_args(Pooling), ValueError)
+        for name in () if controls == "auto" else controls:
+            one_of("controls", name, CONTROLS, ValueError)
+        if mdl and probe != "linear":
+            raise ValueError("mdl is computed with probe=linear")
+        if not strengths:
+            raise ValueError("strengths is empty, expected one or more")
+        for strength in strengths:
+            above_zero("strengths", strength)
+        at_least("seeds", seeds, 1)
+        at_least("most", most, 10)
+        self.task, self.layers, self.probe, self.controls = task, layers, probe, controls
+        self.pooling, self.mix, self.mdl = pooling, mix and probe == "linear", mdl
+        self.strengths, self.seeds, self.most = strengths, seeds, most
+
+    def __call__(self, subject: Subject) -> AnalysisResult:
+        """See `Analysis`."""
+        layers = self._layers(subject.depth)
+        sought = given_labels(subject) if self.task is None else made_labels(subject, self.task)
+        controls, classes, seed = self._controls(sought), len(sought.labels), subject.seed
+        read = LayersRead(layers, self.pooling, self.most)
+        parts = parts_of(subject, subject.model, sought.splits, read)
+        base = baselines(parts, classes, sought.right_by_words)
+        units = {name: len(part) for name, part in parts.items()}
+        found = list(self._probed(parts, None, layers, classes, seed))
+        mix = None
+        if self.mix and len(layers) > 1:
+            entry, mix = self._mixed(parts, found, layers, classes)
+            found.append(entry)
+        for name in controls:
+            if name == "random":
+                # In the place of the other states, so that those of one model are in memory.
+                continue
+            other = relabelled(parts, name, classes, seed)
+            found += self._probed(other, name, layers, classes, seed)
+        if "random" in controls:
+            del parts
+            parts = parts_of(subject, subject.fresh_model(seed), sought.splits, read)
+            found += self._probed(parts, "random", layers, classes, seed)
+        what = f"made task {self.task}" if self.task else f"labels of {subject.material.called}"
+        return shown(Findings(found, layers, controls, base, mix, units, sought, what, self.probe))
+
+    def _layers(self, depth: int) -> list[int]:
+        if self.layers == "all":
+            return list(range(depth + 1))
+        for layer in self.layers:
+            if not -depth - 1 <= layer <= depth:
+                raise ConfigError(
+                    f"analysis.probes.layers: there is no layer {layer}; 0 are the embeddings, "
+                    f"{depth} is the top"
+                )
+        if not self.layers:
+            raise ConfigError("analysis.probes.layers: is empty; name layers, or all")
+        return sorted({layer % (depth + 1) for layer in self.layers})
+
+    def _controls(self, sought: Sought) -> list[str]:
+        if self.controls == "auto":
+            return [name for name in CONTROLS if sought.of_words or name != "types"]
+        if "types" in self.controls and not sought.of_words:
+            raise ConfigError(
+                "analysis.probes.controls: types are of words, and here texts have labels; what "
+                "shuffled says is the control of texts"
+            )
+        return [name for name in CONTROLS if name in self.controls]
+
+    def _probed(
+        self, parts: Parts, name: str | None, layers: Sequence[int], classes: int, seed: int
+    ) -> Iterator[Entry]:
+        """Yield what is found of each layer."""
+        if self.probe == "mlp":
+            yield from self._by_mlp(parts, name, layers, classes, seed)
+            return
+        with progress(f"probes{f' ({name})' if name else ''}", len(layers), "layers") as more:
+            for at, layer in enumerate(layers):
+                train, chosen_on = _at(parts["train"], at), _at(parts["chosen_on"], at)
+                probe = solved(train, chosen_on, classes, self.strengths)
+                states, label = parts["scored"].states[:, at], parts["scored"].label
+                entry = linear_entry(layer, name, probe, probe.log_shares(states), label)
+                if self.mdl:
+                    entry |= self._code(train, chosen_on, classes, seed)
+                more(1)
+                yield entry
+
+    def _code(self, train: Given, chosen_on: Given, classes: int, seed: int) -> Entry:
+        generator = torch.Generator().manual_seed(derive(seed, "online code"))
+        order = torch.randperm(len(train.label), generator=generator)
+
+        def fit(known: Given) -> online_code.LogShares:
+            # The bias has the same prior: a label that has not been sent keeps some probability.
+            return solved(known, chosen_on, classes, self.strengths, bias_penalty=1.0).log_shares
+
+        bits = online_code.codelength(Given(train.states[order], train.label[order]), classes, fit)
+        compression = online_code.compression(bits, len(order), classes)
+        return {"codelength_bits": bits, "compression": compression}
+
+    def _by_mlp(
+        self, parts: Parts, name: str | None, layers: Sequence[int], classes: int, seed: int
+    ) -> Iterator[Entry]:
+        seeds = [derive(seed, "mlp probe", number) for number in range(self.seeds)]
+        train, stopped_on = (
+            Given(parts[part].states, parts[part].label) for part in ("train", "chosen_on")
+        )
+        said_SKN = mlp.trained(train, stopped_on, classes, seeds).said(parts["scored"].states)
+        for at, layer in enumerate(layers):
+            yield mlp_entry(layer, name, said_SKN[:, at], parts["scored"].label, classes)
+
+    def _mixed(
+        self, parts: Parts, found: Sequence[Entry], layers: Sequence[int], classes: int
+    ) -> tuple[Entry, dict[str, Any]]:
+        """Return the entry of the learnt mix, and what it is made of.
+
+        Its L2 penalty is that of the layer with the lowest loss on the units that chose.
+        """
+        best = min(found, key=lambda entry: float(entry["loss_where_chosen"]))
+        train, scored = parts["train"], parts["scored"]
+        probe = solved_mix(Given(train.states, train.label), classes, best["strength"])
+        log_NC = probe.log_shares(scored.states)
+        entry = linear_entry("mix", None, probe.linear, log_NC, scored.label)
+        shares = probe.shares.tolist()
+        centre = sum(layer * share for layer, share in zip(layers, shares, strict=True))
+        return entry, {"layers": list(layers), "shares": shares, "centre_of_gravity": centre}
+
+
+def _at(part: Probed, layer: int) -> Given:
+    return Given(part.states[:, layer], part.label)

@@ -1,0 +1,130 @@
+"""Probes with one hidden layer: of all layers and seeds at once.
+
+Legend: N units (texts or words), B batch, K layers, S seeds, D width, H hidden units, C labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfer_cli.analysis.probing.linear import Given
+from transfer_cli.optim.eager import AdamW
+from transfer_cli.progress import progress
+from transfer_cli.seeds import derive
+
+HIDDEN = 100
+RATE = 1e-3
+BATCH = 64
+MOST_EPOCHS = 100
+PATIENCE = 5
+"""Epochs without a lower loss on validation after which a probe has ended."""
+
+_PORTION = 1024
+
+
+@dataclass(frozen=True)
+class MLPProbes:
+    """A probe for each seed and layer: `first` `[S, K, D, H]`, `second` `[S, K, H, C]`, biases."""
+
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: Tensor
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return self.first, self.first_bias, self.second, self.second_bias
+
+    @classmethod
+    def drawn(cls, seeds: Sequence[int], layers: int, width: int, classes: int) -> "MLPProbes":
+        """Return probes as `nn.Linear` begins, each seed with numbers of its own."""
+        sizes = ((width, HIDDEN), (1, HIDDEN), (HIDDEN, classes), (1, classes))
+        made: list[list[Tensor]] = [[] for _ in sizes]
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(derive(seed, "mlp probe"))
+            for found, size, fan in zip(made, sizes, (width, width, HIDDEN, HIDDEN), strict=True):
+                bound = fan**-0.5
+                own = torch.empty(layers, *size).uniform_(-bound, bound, generator=generator)
+                found.append(own)
+        return cls(*(torch.stack(each) for each in made))
+
+    def logits(self, states_SKBD: Tensor) -> Tensor:
+        """Return `[S, K, B, C]`; states may lack the first dimension."""
+        hidden_SKBH = (states_SKBD @ self.first + self.first_bias).relu()
+        return hidden_SKBH @ self.second + self.second_bias
+
+    def said(self, states_NKD: Tensor) -> Tensor:
+        """Return the likeliest label, `[S, K, N]`."""
+        with torch.no_grad():
+            parts = states_NKD.split(_PORTION)
+            return torch.cat([self.logits(part.transpose(0, 1)).argmax(-1) for part in parts], -1)
+
+    def losses(self, given: Given) -> Tensor:
+        """Return the mean loss of each, `[S, K]`."""
+        sums_SK = self.first.new_zeros(self.first.shape[:2])
+        with torch.no_grad():
+            for states, label in zip(
+                given.states.split(_PORTION), given.label.split(_PORTION), strict=True
+            ):
+                sums_SK += _losses(self.logits(states.transpose(0, 1)), label).sum(-1)
+        return sums_SK / len(given.label)
+
+
+def trained(train: Given, stopped_on: Given, classes: int, seeds: Sequence[int]) -> MLPProbes:
+    """Return probes trained with Adam, each with its best weights on other units.
+
+    Args:
+        train: Standardised states `[N, K, D]`.
+        stopped_on: Others, which stop it.
+        classes: C.
+        seeds: Of starts and orders.
+    """
+    layers, width = train.states.shape[1:]
+    probes = MLPProbes.drawn(seeds, layers, width, classes)
+    for each in probes.parameters:
+        each.requires_grad_()
+    optimizer = AdamW(probes.parameters, lr=RATE, weight_decay=0.0)
+    best = [each.detach().clone() for each in probes.parameters]
+    lowest_SK = torch.full((len(seeds), layers), float("inf"))
+    waited_SK = torch.zeros_like(lowest_SK, dtype=torch.int64)
+    with progress("mlp probes", None, " epochs") as more:
+        for epoch in range(MOST_EPOCHS):
+            _epoch(probes, train, optimizer, [derive(seed, "mlp order", epoch) for seed in seeds])
+            found_SK = probes.losses(stopped_on)
+            better_SK = (found_SK < lowest_SK) & (waited_SK < PATIENCE)
+            lowest_SK = torch.where(better_SK, found_SK, lowest_SK)
+            for kept, each in zip(best, probes.parameters, strict=True):
+                kept[better_SK] = each.detach()[better_SK]
+            ended_SK = waited_SK >= PATIENCE
+            waited_SK = torch.where(better_SK, 0, waited_SK + 1).masked_fill(ended_SK, PATIENCE)
+            more(1)
+            if bool((waited_SK >= PATIENCE).all()):
+                break
+    return MLPProbes(*best)
+
+
+def _epoch(
+    probes: MLPProbes, train: Given, optimizer: torch.optim.Optimizer, seeds: Sequence[int]
+) -> None:
+    order_SN = torch.stack([
+        torch.randperm(len(train.label), generator=torch.Generator().manual_seed(seed))
+        for seed in seeds
+    ])  # fmt: skip
+    for at_SB in order_SN.split(BATCH, dim=1):
+        logits_SKBC = probes.logits(train.states[at_SB].transpose(1, 2))
+        label_SKB = train.label[at_SB][:, None].expand(logits_SKBC.shape[:-1])
+        loss = F.cross_entropy(logits_SKBC.flatten(0, 2), label_SKB.flatten(), reduction="sum")
+        optimizer.zero_grad()
+        # The probes share nothing, so the gradient of the sum is each one's own.
+        (loss / at_SB.shape[1]).backward()
+        optimizer.step()
+
+
+def _losses(logits_SKNC: Tensor, label_N: Tensor) -> Tensor:
+    log_SKNC = logits_SKNC.log_softmax(-1)
+    at = label_N.expand(log_SKNC.shape[:-1])[..., None]
+    return -log_SKNC.gather(-1, at).squeeze(-1)

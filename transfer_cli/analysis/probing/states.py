@@ -1,0 +1,160 @@
+"""The states that probes read: of every layer, one for each text or each word.
+
+Legend: B batch, T positions, N units (texts or words), K layers, D width.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from transfer_cli.analysis.analysis import Subject
+from transfer_cli.batch import rows_with_word
+from transfer_cli.data.split import Split
+from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.progress import progress
+from transfer_cli.seeds import derive
+
+MOST_BYTES = 2**29
+"""Of the states of one split: where many layers are wide, fewer units are probed than asked for."""
+
+_ROUNDING = 1e-7
+
+SHARE_HELD_OUT = 0.1
+"""Of the training units, where no other units are there to choose by."""
+
+
+@dataclass(frozen=True)
+class LayersRead:
+    """Which states are read, and how.
+
+    Args:
+        layers: Of the L + 1 states.
+        pooling: How the states of a text become one.
+        most: Units of a split at most.
+    """
+
+    layers: Sequence[int]
+    pooling: Pooling
+    most: int
+
+
+@dataclass(frozen=True)
+class SoughtSplit:
+    """A split, with what is to be found in its states.
+
+    Args:
+        split: The split; batches of words have `word`.
+        labels: The number of the label of each unit, in the split's order.
+        words: Each word; None: the units are texts.
+    """
+
+    split: Split
+    labels: Sequence[int]
+    words: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Units that are probed.
+
+    Args:
+        states: `[N, K, D]`, float32.
+        label: `[N]`.
+        words: The words; None: the units are texts.
+    """
+
+    states: Tensor
+    label: Tensor
+    words: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def some(self, numbers: Tensor) -> "Probed":
+        """Return the units with these numbers."""
+        words = None if self.words is None else [self.words[at] for at in numbers.tolist()]
+        return Probed(self.states[numbers], self.label[numbers], words)
+
+    def labelled(self, label: Tensor) -> "Probed":
+        """Return the same units with other labels."""
+        return replace(self, label=label)
+
+
+Parts = Mapping[str, Probed]
+"""`train`, which probes learn from, `chosen_on`, which chooses among them, and `scored`."""
+
+
+def parts_of(
+    subject: Subject, model: TransferModel, splits: Mapping[str, SoughtSplit], read: LayersRead
+) -> Parts:
+    """Return the states of all parts, each dimension at mean 0 and variance 1 in `train`.
+
+    Where there is no `chosen_on`, a tenth of the training units are.
+    """
+    found = {name: states_of(subject, model, split, read) for name, split in splits.items()}
+    if "chosen_on" not in found:
+        train = found["train"]
+        generator = torch.Generator().manual_seed(derive(subject.seed, "probes", "held out"))
+        order_N = torch.randperm(len(train), generator=generator)
+        held_out = math.ceil(SHARE_HELD_OUT * len(train))
+        found["chosen_on"] = train.some(order_N[:held_out])
+        found["train"] = train.some(order_N[held_out:])
+    standardise(found)
+    return found
+
+
+def states_of(
+    subject: Subject, model: TransferModel, sought: SoughtSplit, read: LayersRead
+) -> Probed:
+    """Return the states of a split in one pass.
+
+    Of a split with too many units some rows are taken, evenly spread.
+
+    Args:
+        subject: Whose batches and precision they are.
+        model: It, or one of its shape.
+        sought: The split.
+        read: Which states.
+    """
+    width = model.backbone.shape.width * (3 if read.pooling == "concat" else 1)
+    most = min(read.most, max(1, MOST_BYTES // (4 * len(read.layers) * width)))
+    rows, units = len(sought.split.data), len(sought.labels)
+    taken = rows if units <= most else max(1, rows * most // units)
+    numbers, states = list[Tensor](), list[Tensor]()
+    with progress("states", taken, "rows") as more, torch.no_grad():
+        for row, batch in subject.batches(sought.split, taken):
+            with subject.precision.context():
+                every = Encoding(model, batch).states
+                kept = [every[layer] for layer in read.layers]
+                if sought.words is None:
+                    numbers.append(torch.from_numpy(row))
+                    found = [pool(state, batch["mask"], read.pooling) for state in kept]
+                else:
+                    at = rows_with_word(batch)
+                    numbers.append(batch["word"].flatten()[at].cpu())
+                    found = [state.flatten(0, 1)[at] for state in kept]
+            states.append(torch.stack(found, 1).float().cpu())
+            more(len(row))
+    number_N, order_N = torch.cat(numbers).sort()
+    label_N = torch.tensor(sought.labels)[number_N]
+    words = None if sought.words is None else [sought.words[at] for at in number_N.tolist()]
+    return Probed(torch.cat(states)[order_N], label_N, words)
+
+
+def standardise(parts: Parts) -> None:
+    """Give each dimension mean 0 and variance 1 in `train`, in place."""
+    train = parts["train"].states
+    for layer in range(train.shape[1]):
+        states_ND = train[:, layer].double()
+        mean_D, deviation_D = states_ND.mean(0), states_ND.std(0, correction=0)
+        # What is the same everywhere says nothing; rounding alone would make it vary.
+        varies_D = deviation_D > _ROUNDING * (mean_D.abs() + 1)
+        scale_D = torch.where(varies_D, deviation_D.reciprocal(), 0.0)
+        for part in parts.values():
+            own_ND = part.states[:, layer]
+            own_ND.copy_((own_ND.double() - mean_D) * scale_D)
