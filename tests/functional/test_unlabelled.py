@@ -135,6 +135,24 @@ def test_what_teachers_say_is_computed_once(adapt, monkeypatch, teacher):
     assert Path("run/metrics.jsonl").read_text() == Path("again/metrics.jsonl").read_text()
 
 
+def test_a_language_model_is_no_teacher_of_labels(adapt, deep):
+    ended = adapt("distil", f"adaptation.teachers=[{deep}]", ends=2)
+
+    assert ended.err == (
+        f"transfer finetune: losses.teacher.teachers: {deep} is a language model, which answers no "
+        "task; give a run of transfer finetune, or a published model with a head for the task\n"
+    )
+
+
+def test_a_plan_knows_that_a_teacher_is_missing(transfer, adapting):
+    words = adapting("distil", "adaptation.teachers=[nowhere]")
+
+    ended = transfer("plan", "finetune", *words)
+
+    assert ended.code == 2
+    assert "losses.teacher.teachers: there is no folder nowhere" in ended.err
+
+
 def test_a_teacher_of_other_labels_is_refused(adapt, finetuned):
     ended = adapt("distil", f"adaptation.teachers=[{finetuned}]", ends=2)
 
