@@ -336,6 +336,10 @@ def adapting(deep, few_questions, short_text, teacher):
         "self_training": (*few, f"adaptation.teachers=[{teacher}]", "losses.rest.confidence=0"),
         "uda": (*few, "losses.rest.perturb=delete"),
         "cvt": few,
+        "slices": (
+            "losses.slices.parts.short.word=where", "losses.slices.parts.long.word=who",
+            "losses.slices.parts.long.length=[0,9]",
+        ),
         "pet": ("objective.words={place: where, person: who}",),
     }  # fmt: skip
 

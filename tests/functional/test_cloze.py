@@ -186,6 +186,24 @@ def test_what_the_main_head_says_can_be_learnt_further(preset, adapt, transfer):
           "streams.rest.batch=8", "loop.steps=3", objective="mlm")  # fmt: skip
 
 
+def test_teachers_that_differ_by_their_pattern_alone_are_told_apart(adapt, start, transfer):
+    students = []
+    for teacher, pattern in (("plain", "{text} {mask}"), ("asked", "{text} It is the {mask}")):
+        adapt(f"objective.pattern={pattern}", *AT_ONCE, run=teacher)
+        ended = transfer(
+            "finetune", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=12",
+            "adaptation=distil", f"adaptation.teachers=[{teacher}]", *LOOP, "loop.steps=2",
+            f"run.dir=of_{teacher}",
+        )  # fmt: skip
+        assert ended.code == 0, ended.err
+        students.append(load_file(f"of_{teacher}/model/weights.safetensors"))
+
+    weights = "model/weights.safetensors"
+    assert digest(f"plain/{weights}") == digest(f"asked/{weights}")
+    one, other = (student["heads.class.linear.weight"] for student in students)
+    assert not one.equal(other)
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

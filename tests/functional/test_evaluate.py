@@ -297,10 +297,10 @@ def test_slices_are_scored_beside_the_whole(transfer, finetuned, read_json):
     assert ended.code == 0, ended.err
     found = read_json("out.json")["measures"]["test"]
     short, long = (found[f"count/slice/{name}"] for name in ("short", "long"))
+    assert min(short, long) > 0
     assert short + long == read_json("out.json")["counts"]["test"]["scored"]
     right = sum(
-        found[f"count/slice/{name}"] * found.get(f"accuracy/slice/{name}", 0)
-        for name in ("short", "long")
+        found[f"count/slice/{name}"] * found[f"accuracy/slice/{name}"] for name in ("short", "long")
     )
     assert right / (short + long) == pytest.approx(found["accuracy"])
     assert found["count/slice/none"] == 0

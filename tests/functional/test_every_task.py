@@ -49,7 +49,7 @@ def words_of(adapting):
         chosen = [
             word
             for word in adapting(preset)
-            if not word.startswith(("data=", "data.", "loop.", "checkpoint."))
+            if not word.startswith(("data=", "data.", "loop.", "checkpoint.", "losses.slices."))
         ]
         return (
             "finetune", f"data={data}", f"objective={objective}", *chosen, "data.labelled=12",

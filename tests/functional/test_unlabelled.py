@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
+from tests.functional.conftest import TINY
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.data.loader import StepDataLoader
 
@@ -133,6 +135,45 @@ def test_what_teachers_say_is_computed_once(adapt, monkeypatch, teacher):
     adapt("distil", "loop.steps=2", f"adaptation.teachers=[{teacher},{teacher}]", run="two")
     assert len(asked) == 6
     assert Path("run/metrics.jsonl").read_text() == Path("again/metrics.jsonl").read_text()
+
+
+def test_a_published_model_with_other_tokens_teaches_what_its_run_does(
+    adapt, adapting, transfer, monkeypatch
+):
+    fresh = ("init=scratch", "tokenizer=wordpiece", "model=bert-base", *TINY[1:], "run.dir=taught",
+             "objective.pooler=true", "model.direction=bidirectional")  # fmt: skip
+    started = [word for word in adapting("full") if not word.startswith("init_from=")]
+    for words in (("finetune", *started, *fresh), ("export", "run=taught", "to=published")):
+        ended = transfer(*words)
+        assert ended.code == 0, ended.err
+
+    for teacher in ("taught", "published"):
+        monkeypatch.setenv("TRANSFER_CACHE", f"cache_of_{teacher}")
+        adapt("distil", f"adaptation.teachers=[{teacher}]", "loop.steps=3", run=f"by_{teacher}")
+
+    one, two = (
+        load_file(f"by_{each}/model/weights.safetensors") for each in ("taught", "published")
+    )
+    for name, weight in one.items():
+        assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_language_model_is_no_teacher_of_labels(adapt, deep):
+    ended = adapt("distil", f"adaptation.teachers=[{deep}]", ends=2)
+
+    assert ended.err == (
+        f"transfer finetune: losses.teacher.teachers: {deep} is a language model, which answers no "
+        "task; give a run of transfer finetune, or a published model with a head for the task\n"
+    )
+
+
+def test_a_plan_knows_that_a_teacher_is_missing(transfer, adapting):
+    words = adapting("distil", "adaptation.teachers=[nowhere]")
+
+    ended = transfer("plan", "finetune", *words)
+
+    assert ended.code == 2
+    assert "losses.teacher.teachers: there is no folder nowhere" in ended.err
 
 
 def test_a_teacher_of_other_labels_is_refused(adapt, finetuned):

@@ -76,11 +76,15 @@ class Ensemble:
         return len(self._runs)
 
     def digest(self) -> str:
-        """Return a fingerprint of all that gives the answers: weights and labels."""
-        parts = [
-            f"{trained.start.fingerprint(trained.model.state_dict())} {task.labels}"
-            for trained, task in self._runs
-        ]
+        """Return a fingerprint of all that gives the answers.
+
+        Weights are not all: runs of the same ones may read texts by other patterns.
+        """
+        parts = []
+        for trained, task in self._runs:
+            weights = trained.start.fingerprint(trained.model.state_dict())
+            read_as = json.dumps([dict(trained.start.description.objective), task.as_node()])
+            parts.append(f"{weights} {task.labels} {trained.length} {read_as}")
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
 
     def together(self, examples: Sequence[Any], more: More = lambda _: None) -> list[Answer | None]:

@@ -75,23 +75,31 @@ def ask_teachers(
 
 
 def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...]]:
-    """Open the models that losses compare with in each step, without their weights.
+    """Look at the teachers of all losses, without their weights, before data are read.
 
-    The losses learn what they are like; the models are returned by the name of the loss.
+    Losses that compare with models in each step learn what these are like; such models are returned
+    by the name of the loss.
 
     Raises:
         ConfigError: Nothing can be learnt from one.
-        CheckpointError: One is missing or not finished.
+        CheckpointError: One is missing, or answers nothing.
     """
     found = {}
     for name, loss in asked.items():
+        if not isinstance(loss.objective, WithTeachers | Distillation):
+            continue
+        key, paths = loss_key(name), loss.objective.teachers
+        teachers = [open_pretrained(path, f"{key}.teachers") for path in paths]
         if isinstance(loss.objective, WithTeachers):
-            key = loss_key(name)
-            teachers = [
-                open_pretrained(path, f"{key}.teachers") for path in loss.objective.teachers
-            ]
             loss.objective.introduce([each.description.shape for each in teachers], key)
             found[name] = tuple(teachers)
+            continue
+        for path, each in zip(paths, teachers, strict=True):
+            if each.task is None:
+                raise CheckpointError(
+                    f"{key}.teachers: {path} is a language model, which answers no task; give a "
+                    "run of transfer finetune, or a published model with a head for the task"
+                )
     return found
 
 

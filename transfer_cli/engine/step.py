@@ -304,11 +304,12 @@ class TrainStep:
         totals = {term: torch.zeros((), device=device) for term in present}
         if not present:
             return totals
-        # DDP averages gradients where we want their sum, and it waits for those of all heads.
+        # DDP averages gradients where we want their sum, and waits for those of all heads. So a
+        # term without targets gives a gradient of 0. It does for one process, too, whose optimizer
+        # would else leave out a head that momentum moves for several.
         processes = distributed.world_size()
-        factors = {term: processes * weights[term] / counts[term] for term in present}
-        if processes > 1:
-            factors = dict.fromkeys(counts, 0.0) | factors
+        factors = dict.fromkeys(counts, 0.0)
+        factors |= {term: processes * weights[term] / counts[term] for term in present}
         for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
             share = {
                 f"{loss.name}/{term}": 0 if isinstance(micro.get(loss.stream), PaddingBatch) else 1

@@ -25,11 +25,15 @@ def main_of(info: TaskInfo) -> UnitObjective:
     """
     if isinstance(info.main, UnitObjective):
         return info.main
-    name = type(info.main).__name__ if info.main else "there is none"
+    if info.main is None:
+        raise ConfigError(
+            "objective: it is a further loss, about what the main objective says of a text; take "
+            "+objective@losses.NAME= instead"
+        )
     raise ConfigError(
         f"losses.{info.name}: it is about what the main objective says of a text, of two, of "
-        f"choices or of each word ({name} does not); take objective=classification, multilabel, "
-        "regression, choice or tagging"
+        f"choices or of each word ({type(info.main).__name__} does not); take "
+        "objective=classification, multilabel, regression, choice or tagging"
     )
 
 

@@ -41,7 +41,9 @@ class SliceHeads(BesideMainHead[Objective]):
     def main_of(self, info: TaskInfo) -> Objective:
         """See `BesideMainHead`."""
         if info.main is None:
-            raise ConfigError("objective: slices are a further loss; take objective@losses.slices=")
+            raise ConfigError(
+                "objective: slices are a further loss; take +objective@losses.slices=slice_heads"
+            )
         return info.main
 
     @property

@@ -21,6 +21,7 @@ class Slice:
 
     Args:
         length: The fewest and the most words of an example's texts; None for the most: any number.
+            Marks that stand by themselves ("?") are no words.
         regex: What a text holds, a regular expression of Python.
         word: The first word of the first text, in small letters.
         column: With `value`: a column of the table that examples are rows of.
@@ -73,7 +74,7 @@ class Slice:
         found = np.ones(len(texts), np.bool_)
         if self.length is not None:
             least, most = self.length
-            words = np.array([sum(len(text.split()) for text in each) for each in texts], int)
+            words = np.array([sum(map(_num_words, each)) for each in texts], int)
             found &= (words >= least) & (words <= (most if most is not None else words))
         if self.regex is not None:
             pattern = re.compile(self.regex)
@@ -101,6 +102,10 @@ class Slice:
         found = np.zeros(count, np.bool_)
         found[[item.index for item in items if item.wrong > 0]] = True
         return found
+
+
+def _num_words(text: str) -> int:
+    return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
 def scores(members: Mapping[str, npt.NDArray[np.bool_]], items: Sequence[Item]) -> dict[str, float]:

@@ -15,6 +15,8 @@ from transfer_cli.errors import DivergedError
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.slice_heads import SliceHeads
+from transfer_cli.runs.slices import Slice
 
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),  # 69 blocks, the last one short
@@ -244,6 +246,25 @@ def test_a_micro_batch_without_any_target_does_not_disturb_the_others():
         tiny.train_step(model, objective, tiny.Recipe())([{"main": m} for m in micros], 0)
 
     assert tiny.same(models[0].state_dict(), models[1].state_dict())
+
+
+def test_a_head_without_targets_in_a_step_moves_on_by_momentum_as_if_others_had_it():
+    main, parts = Classification(dropout=0), SliceHeads({"some": Slice(length=(0, 6))})
+    model = tiny.model(main, parts)
+    step = tiny.train_step(
+        model,
+        [Loss("main", main), Loss("further", parts)],
+        tiny.Recipe(rate=0.1, optimizer=partial(torch.optim.SGD, momentum=0.5)),
+    )
+    batch, head = tiny.all_of(tiny.Questions(examples=8)), model.heads["class_further_some"]
+    weights = []
+    for number, member in enumerate((True, False)):
+        weights.append(head.linear.weight.detach().clone())
+        step([{"main": {**batch, "slices_further": torch.full((8, 1), member)}}], number)
+
+    first, second = weights[1] - weights[0], head.linear.weight - weights[1]
+    assert first.any()
+    assert_close(second, first / 2)
 
 
 def poisoned(layer, *, steps, total=20, max_bad_steps=3, clip=1.0, optimizer=torch.optim.AdamW):

@@ -145,6 +145,11 @@ def test_masking_needs_a_mask_token():
     Consistency("delete").setup(info)
 
 
+def test_it_is_no_main_loss():
+    with pytest.raises(ConfigError, match=r"^objective: it is a further loss.*objective@losses"):
+        Consistency("none").setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -49,7 +49,17 @@ def test_the_example_of_the_paper_by_hand():
 
     # Both are flattened by 2: (0.7311, 0.2689) and (0.5, 0.5), whose divergence is 0.1109.
     assert_close(found, torch.tensor(0.4438), atol=1e-4, rtol=0)
+    assert_close(found / 4, torch.tensor(0.1109), atol=1e-4, rtol=0)
     assert count == 1
+
+
+def test_at_a_high_temperature_it_is_the_squared_difference_of_logits():
+    own, theirs = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.0, 1.0, -0.5]])
+
+    found, _ = lost(made(Said(own.tolist()), temperature=30.0), theirs.softmax(1).tolist())
+
+    apart = (own - own.mean()) - (theirs - theirs.mean())
+    assert_close(found, apart.square().sum() / 6, rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])

@@ -16,7 +16,8 @@ def members(**said):
 
 
 def test_examples_are_in_it_that_fulfil_all_that_is_said():
-    assert members(length=(0, 4)) == [True, False, True]
+    assert members(length=(0, 3)) == [True, False, True]  # "?" is no word, "7" is
+    assert members(length=(4, 6)) == [False, True, False]
     assert members(length=(2, None)) == [True, True, False]
     assert members(regex=r"\d|who") == [False, True, True]
     assert members(word="how") == [False, True, False]
