@@ -9,6 +9,7 @@ from transfer_cli.analysis.analysis import Material, Subject
 from transfer_cli.assembly.finished_run import Opened
 from transfer_cli.data.split import Dataset, Split
 from transfer_cli.data.tokenizer import Tokenizer, WordPiece
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.tasks.base import Task
@@ -29,7 +30,8 @@ def subject(
     material = Material(
         "these examples", ("validation",), task, lambda name: Split(name, data, **facts)
     )
-    start: Any = SimpleNamespace(tokenizer=tokenizer, reads_lines=True)
+    layout = None if tokenizer is None else PromptLayout(tokenizer)
+    start: Any = SimpleNamespace(tokenizer=tokenizer, reads_lines=True, prompt_layout=layout)
     opened = Opened("tiny", None, start, objective, model.eval(), 32)
     return Subject(opened, material, ("validation",), tiny.FP32, batch=8, seed=0)
 
