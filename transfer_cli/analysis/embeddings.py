@@ -258,7 +258,8 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
     for row, _ in sorted(found):
         example = int(encoded.example_of[row])
         said = [] if task is None else task.labels_of(encoded.examples[example])
-        labels.append(said[0] if len(said) == 1 else "")
+        # Answers that are texts of their own group nothing.
+        labels.append(said[0] if task and task.labels and len(said) == 1 else "")
         rows.append([_one_line(texts[example]), ", ".join(map(_one_line, said[:8])), str(example)])
     vectors_ND = np.stack([found[key] for key in sorted(found)])
     return _Named(

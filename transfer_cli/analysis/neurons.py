@@ -258,13 +258,15 @@ def _section(summary: str, best: Mapping[str, Sequence[tuple[Unit, float]]], fou
     parts = [Html("<p>{}</p>").format(summary)]
     for name, own in best.items():
         parts.append(Html("<h3>{}</h3>").format(name))
-        parts += [_unit(found.described(unit), r) for unit, r in own]
+        parts += [
+            _unit(found.described(unit), r, is_open=at == 0) for at, (unit, r) in enumerate(own)
+        ]
     if not best:
         parts.append(note("No property of these tokens varies."))
     return joined(parts)
 
 
-def _unit(unit: Mapping[str, Any], r: float) -> Html:
+def _unit(unit: Mapping[str, Any], r: float, *, is_open: bool) -> Html:
     shown = (
         Html("<p>{} <mark>{}</mark> {} <small>{:.2f}</small></p>").format(
             each["before"], each["token"], each["after"], each["value"]
@@ -275,4 +277,4 @@ def _unit(unit: Mapping[str, Any], r: float) -> Html:
         f"block {unit['block']}, unit {unit['unit']}: correlation {r:+.2f}, mean "
         f"{unit['mean']:.3f}, above 0 at {100 * unit['share_above_0']:.1f} %"
     )
-    return details(title, joined(shown), is_open=False)
+    return details(title, joined(shown), is_open=is_open)

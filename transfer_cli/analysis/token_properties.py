@@ -6,6 +6,7 @@ Legend: S sequences, T positions, V vocabulary, N tokens, P properties.
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
@@ -59,7 +60,8 @@ class TokenProperties:
         if self._labels:
             each = len(mask_ST) // len(batch["label"])
             label_ST = batch["label"].repeat_interleave(each)[:, None].expand_as(mask_ST)
-            parts.append(torch.nn.functional.one_hot(label_ST[mask_ST], self._labels).double())
+            label_NC = F.one_hot(label_ST[mask_ST], self._labels)
+            parts.append(label_NC.double())
         return torch.cat(parts, dim=1)
 
 
@@ -67,7 +69,7 @@ def contexts_of(batch: Batch, beside: int) -> Tensor:
     """Return each real token with `beside` on each side, `[N, 2 beside + 1]`; -1: there is none."""
     mask_ST = _sequences(batch["mask"])
     tokens_ST = _sequences(batch["tokens"]).where(mask_ST, -1)
-    padded = torch.nn.functional.pad(tokens_ST, (beside, beside), value=-1)
+    padded = F.pad(tokens_ST, (beside, beside), value=-1)
     return padded.unfold(1, 2 * beside + 1, 1)[mask_ST].int()
 
 

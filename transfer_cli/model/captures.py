@@ -134,5 +134,5 @@ def _uncompiled() -> AbstractContextManager[Any]:
     # Importing it takes a second; if it is missing, nothing is compiled.
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
