@@ -168,6 +168,19 @@ def test_the_validation_split_does_not_depend_on_the_number_of_labels(trec_dir):
     assert set(few.splits["train"]) <= set(many.splits["train"])
 
 
+def test_the_rest_are_all_others_without_their_labels(trec_dir):
+    few, every = Trec(labelled=50).load(trec_dir, 3), Trec().load(trec_dir, 3)
+
+    kept, rest, whole = (
+        Counter(example.text for example in examples)
+        for examples in (few.splits["train"], few.rest, every.splits["train"])
+    )
+    assert len(few.rest) == len(every.splits["train"]) - 50
+    assert kept + rest == whole
+    assert all(example.label is None for example in few.rest)
+    assert not every.rest
+
+
 def test_another_seed_draws_other_examples(trec_dir):
     first, again, second = (Trec(labelled=50).load(trec_dir, seed) for seed in (1, 1, 2))
 
