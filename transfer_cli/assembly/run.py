@@ -175,7 +175,8 @@ def build_run(
     watched = build(config.forgetting, "forgetting", ForgettingText)
     forgetting = forgetting_of(watched, source, model, plan.tensors, micro_batch, precision)
     if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
-        prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
+        with step.tally.counting(0):
+            prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
     apart = plan.tensors if plan.adaptation.store == "trained" else None
     return TrainingRun(
         blueprint=replace(plan, tensors=None),  # training needs the memory

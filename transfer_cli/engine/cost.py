@@ -66,7 +66,7 @@ class Price(NamedTuple):
 
 
 Prices = Mapping[str, Price]
-Amounts = Mapping[tuple[str, bool], Sequence[int]]
+Amounts = Mapping[tuple[str, bool], Sequence[float]]
 """How many of each unit, done and real, without and with a backward pass."""
 
 
@@ -83,8 +83,30 @@ def flops_of(amounts: Amounts, prices: Prices) -> Flops:
     total = Flops()
     for (unit, learns), counts in amounts.items():
         forward, backward = prices.get(unit, Price())
-        total = total.plus(Flops(*(count * (forward + learns * backward) for count in counts)))
+        price = forward + learns * backward
+        total = total.plus(Flops(*(int(count * price) for count in counts)))
     return total
+
+
+def amounts_of_texts(model: TransferModel, texts: int, length: int, scored: int) -> Amounts:
+    """Return what a step of one pass is made of.
+
+    Args:
+        model: The model.
+        texts: Of a step, without padding.
+        length: Of each, in tokens.
+        scored: Rows in a language model's head; other heads are asked once for each text.
+    """
+    shape, tokens = model.backbone.shape, texts * length
+    found = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
+    for unit, window in {PAIR: None, NEAR: shape.window}.items():
+        seen = pairs_seen([length], causal=model.backbone.causal, window=window)
+        found[unit] = tokens * length, texts * seen
+    for name, head in model.heads.items():
+        rows = scored if isinstance(head, LanguageModelHead) else texts
+        units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
+        found |= dict.fromkeys(units, (rows, rows))
+    return {(unit, True): counts for unit, counts in found.items()}
 
 
 def training_flops(model: TransferModel, length: int) -> int:
@@ -260,7 +282,7 @@ class Tally:
             self._watch(other, prefix)
             others |= {f"{prefix}{unit}": p for unit, p in prices_of(other, frozenset()).items()}
         self._watch(model, "")
-        self._prices = [{**prices_of(model, trains), **others} for trains in stages]
+        self.prices: list[Prices] = [{**prices_of(model, trains), **others} for trains in stages]
         self._stage: int | None = None
         self._amounts: dict[int, dict[tuple[str, bool], list[int]]] = {}
 
@@ -277,11 +299,16 @@ class Tally:
             for model, _ in self._watched:
                 model.on_pass = None
 
-    def take(self) -> Flops:
-        """Return what was counted since this was last asked."""
+    def counted(self) -> Flops:
+        """Return what was counted since `take`."""
         total = Flops()
         for stage, amounts in self._amounts.items():
-            total = total.plus(flops_of(amounts, self._prices[stage]))
+            total = total.plus(flops_of(amounts, self.prices[stage]))
+        return total
+
+    def take(self) -> Flops:
+        """Return what was counted since this was last called."""
+        total = self.counted()
         self._amounts = {}
         return total
 

@@ -113,6 +113,15 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def flops(amount: float) -> str:
+    """Return floating-point operations with three digits: 6.95 GFLOP."""
+    units = ("", "K", "M", "G", "T", "P", "E", "Z")
+    rounded, power = float(f"{amount:.3g}"), 0
+    while rounded >= 1000 ** (power + 1) and power + 1 < len(units):
+        power += 1
+    return f"{rounded / 1000**power:.3g} {units[power]}FLOP"
+
+
 def duration(seconds: float) -> str:
     """Return a time that something took."""
     if not math.isfinite(seconds):
