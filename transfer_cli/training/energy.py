@@ -152,7 +152,7 @@ def meter_of(
     watts: float | None,
     *,
     first_of_machine: bool,
-    powercap: Path = POWERCAP,
+    powercap: Path | None = None,
 ) -> Meter:
     """Return what this machine has to read: of a run on a GPU its counter is needed.
 
@@ -160,14 +160,14 @@ def meter_of(
         device: Of this process.
         watts: Of a busy core, by the user, where no counter can be read; None: no such number.
         first_of_machine: Whether this process reads what all of its machine share.
-        powercap: Where the processor's counters are.
+        powercap: Where the processor's counters are; None: where Linux has them.
     """
     try:
         gpus = [_gpu_counter(device)] if device.type == "cuda" else []
         sources = ["nvml"] if gpus else []
         zones: list[Counter] = []
         try:
-            zones = [RaplZone(folder) for folder in _zones(powercap)]
+            zones = [RaplZone(folder) for folder in _zones(powercap or POWERCAP)]
             sources.append("rapl")
         except EnergyError:
             if not gpus:
