@@ -186,7 +186,7 @@ def test_no_step_is_taken_where_that_is_not_wanted_or_not_quick(
     assert memory.startswith("memory: ")
     assert re.fullmatch(
         r"flops: about \S+ .FLOP for all 12 steps; a step takes \S+ .FLOP, \S+ .FLOP of it "
-        r"without padding and masks, if each text has 64 tokens", flops,
+        r"without padding and masks, if each text has 32 tokens", flops,
     )  # fmt: skip
     assert ended.out.splitlines()[-1].startswith(said or "flops: ")
 

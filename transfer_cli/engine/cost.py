@@ -15,7 +15,7 @@ a block that sees everything, or has a window; `heads.NAME...`, a row in a head.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -312,6 +312,16 @@ class Tally:
         self._amounts = {}
         return total
 
+    def of_passes(self, passes: Iterable[Pass]) -> Flops:
+        """Return what passes without a backward one take, which nobody need have made."""
+        before, self._amounts = self._amounts, {}
+        _, note = self._watched[-1]
+        with torch.no_grad(), self.counting(0):
+            for each in passes:
+                note(each)
+        found, self._amounts = self.counted(), before
+        return found
+
     def amounts(self) -> dict[tuple[str, bool], list[int]]:
         """Return what was counted, of all stages together, and forget nothing."""
         found: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0])
@@ -364,12 +374,11 @@ def pairs_seen(lengths: Sequence[int], *, causal: bool, window: int | None = Non
         causal: Whether a query sees no later key.
         window: See `model.patterns.window_mask`; None: every text is seen from end to end.
     """
-    return sum(_pairs(length, causal=causal, window=window) for length in lengths)
-
-
-def _pairs(length: int, *, causal: bool, window: int | None) -> int:
-    reach = length if window is None else window - 1 if causal else window // 2
-    reach = min(reach, max(0, length - 1))
-    # Keys before a query: 0, 1, ..., reach, reach, ...
-    before = reach * (reach + 1) // 2 + max(0, length - 1 - reach) * reach
-    return length + before * (1 if causal else 2)
+    squares, tokens = sum(length * length for length in lengths), sum(lengths)
+    all_seen = (squares + tokens) // 2 if causal else squares
+    if window is None:
+        return all_seen
+    # Keys that are farther off than the window reaches, on either side.
+    reach = window - 1 if causal else window // 2
+    beyond = (length - 1 - reach for length in lengths if length - 1 > reach)
+    return all_seen - sum(each * (each + 1) for each in beyond) // (2 if causal else 1)

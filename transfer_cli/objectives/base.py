@@ -125,7 +125,7 @@ class Encoding:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
         segment, document, rows = batch.get("segment"), batch.get("document"), self._rows
         if self._model.on_pass is not None:
-            self._model.on_pass(self._facts())
+            self._model.on_pass(self.made)
         if rows is not None:
             packed: Sequence[Tensor] = self._model.backbone(
                 rows.pack(_sequences(batch["tokens"])),
@@ -145,7 +145,9 @@ class Encoding:
         )
         return states
 
-    def _facts(self) -> Pass:
+    @property
+    def made(self) -> Pass:
+        """What its pass through the backbone is made of; none is made for that."""
         batch, packing = self._batch, self._packing
         sequences, positions = _sequences(batch["mask"]).shape
         if self._rows is not None:

@@ -90,9 +90,10 @@ class Run:
 
     @property
     def flops(self) -> float | None:
-        """Floating-point operations of its steps."""
+        """Floating-point operations of its steps, and of states that they found computed."""
         value = nested(self.results, "cost", "flops")
-        return value if is_number(value) else None
+        states = nested(self.results, "cost", "flops_of_states")
+        return value + (states if is_number(states) else 0) if is_number(value) else None
 
     @property
     def joules(self) -> float | None:

@@ -374,6 +374,7 @@ class Trainer:
             "cost": {
                 "flops": progress.flops,
                 "flops_real": progress.flops_real,
+                "flops_of_states": run.states.done,
                 "tokens": progress.tokens,
             },
             "stored_bytes": (directory.model / WEIGHTS).stat().st_size,
