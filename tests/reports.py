@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.report import compare
 from transfer_cli.report.best import best_of, choice_of, learnt
 from transfer_cli.report.contents import (
     FAILED,
@@ -111,6 +112,7 @@ def classifier(
             "tables": {"test": {"confusion": confusion(found, labels, draw)}},
             "labels": list(labels),
             "parameters": {"trainable": trained},
+            "cost": {"flops": int(steps * (4e9 + 700 * trained)), "flops_real": 1, "tokens": 1},
         },
         timing={"seconds": 40 + 20 * draw.random(), "peak_memory_bytes": 7e8 + trained * 16},
         environment=ENVIRONMENT, sweep=folder,
@@ -134,6 +136,7 @@ def group(settings: Mapping[str, Any], runs: Sequence[Run], **more: Any) -> Grou
     if finished:
         more = {
             "trained": finished[0].results["parameters"]["trainable"],
+            "flops": compare.spread(run.flops for run in finished),
             "seconds": spread(run.timing["seconds"] for run in finished),
             "memory": spread(run.timing["peak_memory_bytes"] for run in finished),
         } | more

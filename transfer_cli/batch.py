@@ -52,6 +52,8 @@ key            shape, type     meaning
                                of all B * C are there
 `padded`       [] bool         made by `with_facts`, and always on the host: whether anything is
                                padding
+`lengths`      [S] int64       made by `with_facts`, and always on the host: real tokens of each
+                               sequence
 =============  ==============  =====================================================================
 """
 
@@ -61,6 +63,9 @@ from torch import Tensor
 from transfer_cli.errors import ConfigError
 
 Batch = dict[str, Tensor]
+
+_ON_HOST = ("padded", "lengths")
+"""What is asked for in a pass, and must not wait for the device."""
 
 IGNORE = -100
 """The target that marks a position without loss."""
@@ -80,8 +85,9 @@ def with_facts(batch: Batch) -> Batch:
 
     To read a tensor on a device, the host waits for all work queued there.
     """
-    found = {"padded": ~batch["mask"].all(), **batch}
-    if batch["mask"].sum() < PACKED_BELOW * batch["mask"].numel():
+    lengths_S = batch["mask"].flatten(0, -2).sum(1)
+    found = {"padded": ~batch["mask"].all(), "lengths": lengths_S, **batch}
+    if lengths_S.sum() < PACKED_BELOW * batch["mask"].numel():
         found["real_rows"] = batch["mask"].flatten().nonzero().squeeze(1)
     if batch["mask"].dim() > 2:
         found["sequences"] = real_sequences(batch)
@@ -172,9 +178,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on `device`; the host does not wait for the copies."""
     if device.type == "cuda":
         # Copies from memory that is not pinned wait for the device.
-        stays = {k for k, v in batch.items() if v.is_cuda or k == "padded"}
+        stays = {k for k, v in batch.items() if v.is_cuda or k in _ON_HOST}
         batch = {k: v if k in stays else v.pin_memory() for k, v in batch.items()}
     return {
-        key: value if key == "padded" else value.to(device, non_blocking=True)
+        key: value if key in _ON_HOST else value.to(device, non_blocking=True)
         for key, value in batch.items()
     }

@@ -24,7 +24,7 @@ from typing import Any
 
 import measuring
 import product
-from growth import product_parameters, training_flops
+from growth import flops_per_token
 from measuring import Figure, Goal, Report, Variant, compare
 
 VOCABULARY = 29_056
@@ -115,8 +115,8 @@ def measure(name: str, asked: argparse.Namespace, peak_tflops: float) -> Report:
                     samples[index].append(started[index].result())
     figures = [Figure.of(way.name, turns) for way, turns in zip(ways, samples, strict=True)]
     vocabulary = 512 if asked.quick else VOCABULARY
-    weights = product_parameters(size["width"], size["depth"], size["feedforward"], vocabulary)
-    flops = training_flops(weights, size["depth"], size["width"], size["length"])
+    sizes = size["width"], size["depth"], size["feedforward"], vocabulary
+    flops = flops_per_token(*sizes, size["length"])
     tokens = size["batch"] * size["length"] * asked.steps
     rows = [["variant", "ms a step", "tokens/s", "MFU", "peak GPU MiB"]]
     for figure in figures:

@@ -56,8 +56,8 @@ class Setting:
 
     def flops_per_token(self) -> int:
         """Return what training on one token takes of floating-point operations."""
-        weights = product_parameters(self.width, self.depth, 4 * self.width, self.vocabulary)
-        return training_flops(weights, self.depth, self.width, self.length)
+        sizes = self.width, self.depth, 4 * self.width, self.vocabulary
+        return flops_per_token(*sizes, self.length)
 
     def words(self) -> list[str]:
         """Return the overrides that make `transfer` train this."""
@@ -85,25 +85,25 @@ _TRIAL = Setting(width=64, depth=1, length=32, batch=4, vocabulary=500)
 TRIAL = {"length": [_TRIAL, replace(_TRIAL, length=64, batch=2)]}
 
 
-def product_parameters(width: int, depth: int, feedforward: int, vocabulary: int) -> int:
-    """Return how many weights take part in matrix products, for each token once.
+def flops_per_token(width: int, depth: int, feedforward: int, vocabulary: int, length: int) -> int:
+    """Return what training on one token takes of floating-point operations (`engine.cost`).
 
-    Attention has four matrices of width x width, the feed-forward part two. The output table is one
-    of them also where it is tied; looking a token up in a table is no product.
-    """
-    return depth * (4 * width**2 + 2 * width * feedforward) + width * vocabulary
-
-
-def training_flops(parameters: int, depth: int, width: int, length: int) -> int:
-    """Return the floating-point operations that training takes for one token.
-
-    Six for each weight in a product (two forward, four backward), and 12 x depth x width x length
-    for the products of attention, which a causal mask does not lessen by convention. What is
-    computed a second time to save memory does not count.
+    A causal mask does not lessen it, by convention, and what is computed a second time to save
+    memory does not count.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B; the six of Kaplan et al. 2020, section 2.1.
     """
-    return 6 * parameters + 12 * depth * width * length
+    from transfer_cli.engine.cost import training_flops
+    from transfer_cli.model.backbone import Backbone, BackboneShape
+    from transfer_cli.model.heads import LanguageModelHead
+    from transfer_cli.model.meta_device import without_weights
+    from transfer_cli.model.transfer_model import TransferModel
+
+    shape = BackboneShape(width, width // 64, depth, feedforward, length, direction="causal")
+    with without_weights():
+        head = LanguageModelHead(shape, vocabulary)
+        model = TransferModel(Backbone(shape, vocabulary), {"lm": head})
+    return training_flops(model, length)
 
 
 # -------------------------------------------------------------------------------------- worker

@@ -361,7 +361,7 @@ def _sized(name: str, words: list[str], run: Path) -> Job:
 
 def _size(run: Path, said: str) -> Figures:
     """Return the memory and speed of a run, or that there was too little."""
-    if not (run / "timing.json").exists():
+    if not (run / "results.json").exists():
         ended = re.findall(r".*(?:out of memory|memory).*", said, re.IGNORECASE)
         return {"ended": ended[-1][:300] if ended else said[-300:]}
     timing = json.loads((run / "timing.json").read_text())

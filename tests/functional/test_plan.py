@@ -182,7 +182,13 @@ def test_no_step_is_taken_where_that_is_not_wanted_or_not_quick(
     ended = transfer("plan", "finetune", *adapting(), *words)
 
     assert ended.code == 0, ended.err
-    assert ended.out.splitlines()[-1].startswith(said or "memory: ")
+    *_, memory, flops = [line for line in ended.out.splitlines() if not line.startswith("time: ")]
+    assert memory.startswith("memory: ")
+    assert re.fullmatch(
+        r"flops: about \S+ .FLOP for all 12 steps; a step takes \S+ .FLOP, \S+ .FLOP of it "
+        r"without padding and masks, if each text has 32 tokens", flops,
+    )  # fmt: skip
+    assert ended.out.splitlines()[-1].startswith(said or "flops: ")
 
 
 @pytest.mark.slow
@@ -191,7 +197,7 @@ def test_memory_is_that_of_one_of_the_processes(transfer):
         given = ("model=small", "data=sample_text", "tokenizer.size=600", "loop.batch=64")
         ended = transfer("plan", "pretrain", *given, "plan.steps=0", *words)
         assert ended.code == 0, ended.err
-        said = ended.out.splitlines()[-1]
+        said = ended.out.splitlines()[-2]
         return {
             name: int(size.replace(",", ""))
             for name, size in re.findall(r"(weights|optimizer|states).*? ([\d,]+) MiB", said)

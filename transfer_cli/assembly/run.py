@@ -31,6 +31,7 @@ from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
+from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
@@ -64,6 +65,8 @@ class TrainingRun:
         forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
         origins: What data and weights it is made from.
+        states: What the states took that it keeps of a frozen backbone, here or where the cache
+            has them from.
     """
 
     blueprint: Blueprint
@@ -75,6 +78,7 @@ class TrainingRun:
     forgetting: Forgetting | None
     micro_batch: int
     origins: Origins
+    states: Flops
 
     @property
     def data(self) -> Prepared:
@@ -175,7 +179,10 @@ def build_run(
     watched = build(config.forgetting, "forgetting", ForgettingText)
     forgetting = forgetting_of(watched, source, model, plan.tensors, micro_batch, precision)
     if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
-        prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
+        with step.tally.counting(0):
+            prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
+    splits = prepared["main"].splits.values()
+    kept = [each.data for each in splits if isinstance(each.data, CachedFeatures)]
     apart = plan.tensors if plan.adaptation.store == "trained" else None
     return TrainingRun(
         blueprint=replace(plan, tensors=None),  # training needs the memory
@@ -188,6 +195,7 @@ def build_run(
         forgetting=forgetting,
         micro_batch=micro_batch,
         origins=origins,
+        states=step.tally.of_passes(made for data in kept for made in data.passes(model)),
     )
 
 

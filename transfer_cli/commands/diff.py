@@ -180,7 +180,9 @@ def _costs(run: Run) -> dict[str, float]:
         "parameters": nested(run.results, "parameters", "total"),
         "parameters trained": run.trained,
         "steps": nested(run.results, "seen", "steps"),
+        "flops": run.flops,
         "seconds": run.timing.get("seconds"),
+        "joules": run.joules,
         "peak memory, bytes": run.timing.get("peak_memory_bytes"),
         "stored, bytes": run.results.get("stored_bytes"),
     }

@@ -8,18 +8,22 @@ is measured at the end, on the run itself, by default where that takes seconds.
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import fact, plan_page
+from transfer_cli.assembly.planned_flops import flops_text, keeps_states, of_full_texts
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.data.mixture import MAIN
+from transfer_cli.engine.cost import Amounts, Prices
 from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.sweep.processes import as_time
@@ -68,12 +72,17 @@ def plan(config: DictConfig, command: str) -> None:
     kind = "float32, frozen matrices in bf16" if halved else "float32"
     print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in {kind}{each} ({listed})"))
     of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
-    if steps is None and of_weights > MOST_BYTES:
-        print_out(fact("time", "not measured for so much; plan.steps=3 takes three steps to say"))
-    elif steps != 0:
-        print_out(
-            fact("time", _time_text(_lean(config, command, typed, origins), blueprint, steps))
-        )
+    if steps == 0 or (steps is None and of_weights > MOST_BYTES):
+        length = config.data.get("length") or blueprint.model.backbone.shape.positions
+        print_out(fact("flops", flops_text(blueprint, *of_full_texts(blueprint, length))))
+        if steps != 0:
+            said = "not measured for so much; plan.steps=3 takes three steps to say"
+            print_out(fact("time", said))
+        return
+    run = _lean(config, command, typed, origins)
+    found = _measured(run, steps)
+    print_out(fact("flops", flops_text(blueprint, *_of_measured(run, found))))
+    print_out(fact("time", _time_text(run, blueprint, found)))
 
 
 plan_pretrain = partial(plan, command="pretrain")
@@ -152,53 +161,98 @@ def _lean(
     return build_run(config, command, typed, origins)
 
 
-def _time_text(run: "TrainingRun", planned: Blueprint, steps: int | None) -> str:
-    """Return how long a run will take, by a few of its steps.
+@dataclass(frozen=True)
+class _Measured:
+    """What some steps of a run took.
+
+    Args:
+        seconds: Of a step.
+        of_what: What was computed, in words.
+        tokens: Real ones of the main data in all that was computed.
+        steps: How many steps that was; for a sequence a part of one.
+    """
+
+    seconds: float
+    of_what: str
+    tokens: int
+    steps: float
+
+
+def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
+    """Return what a step takes, by a few of them; what they compute is in the run's tally.
 
     Args:
         run: A run that keeps no states of a frozen backbone.
-        planned: The blueprint of the run as it will be.
         steps: How many to take; None: as many as there is time for.
     """
-    total = run.blueprint.sizes.total_steps
+    found = _by_a_sequence(run) if steps is None else None
+    if found is not None:
+        return found
     patience = SECONDS if steps is None else math.inf
-    seconds = _by_a_sequence(run) if steps is None else None
-    of_what = "one of its sequences"
-    if seconds is None:
-        each = _by_whole_steps(run, min(steps or MEASURED_STEPS, total), patience)
-        # The first step warms up; with one step alone there is nothing else.
-        seconds = sum(each[1:] or each) / max(1, len(each) - 1)
-        of_what = f"{len(each)} step{'s' if len(each) > 1 else ''}"
-    counted, rest = total, ""
-    if planned.loop.cache_features and has_fixed_features(run.blueprint):
+    return _by_whole_steps(
+        run, min(steps or MEASURED_STEPS, run.blueprint.sizes.total_steps), patience
+    )
+
+
+def _time_text(run: "TrainingRun", planned: Blueprint, found: _Measured) -> str:
+    """Return how long a run will take, by what some steps took; `planned` is as it will be."""
+    counted = total = run.blueprint.sizes.total_steps
+    rest = ""
+    if keeps_states(planned):
         counted = min(total, run.blueprint.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
-    lasts = seconds * counted
+    lasts = found.seconds * counted
     if planned.loop.minutes is not None and lasts > 60 * planned.loop.minutes:
         lasts, rest = 60 * planned.loop.minutes, ", or what of them fits into loop.minutes"
     return (
-        f"{seconds:.3g} s a step in the first stage, measured over {of_what} on "
+        f"{found.seconds:.3g} s a step in the first stage, measured over {found.of_what} on "
         f"{run.blueprint.precision.device}; about {as_time(lasts)} for all {total:,}{rest}, "
         "evaluations not counted"
     )
 
 
-def _by_a_sequence(run: "TrainingRun") -> float | None:
-    """Return the seconds of a step, told by one of its sequences; None where a step is short."""
+def _of_measured(run: "TrainingRun", found: _Measured) -> tuple[Sequence[Prices], Amounts, str]:
+    """Return what a step computes, by what some have, for texts of the mean length of all."""
+    steps, lengths, tally = found.steps, run.data.lengths, run.step.tally
+    if lengths is not None and found.tokens:
+        steps = found.tokens / (run.blueprint.loop.batch * float(lengths.mean()))
+    amounts = {key: (done / steps, real / steps) for key, (done, real) in tally.amounts().items()}
+    return tally.prices, amounts, f"as counted over {found.of_what}"
+
+
+def _by_a_sequence(run: "TrainingRun") -> _Measured | None:
+    """Return what a step takes, told by one of its sequences; None where a step is short."""
     sequences = _loader(run, 1).at(0)
     seconds = _seconds_of(run, sequences[:1], 0)
     if seconds < SECONDS:  # the first one warms up
+        run.step.tally.take()
         seconds = _seconds_of(run, sequences[:1], 0)
-    whole = seconds * len(sequences)
-    return whole if whole > SECONDS else None
+    if (whole := seconds * len(sequences)) <= SECONDS:
+        return None
+    tokens, part = _tokens_in(sequences[:1]), 1 / len(sequences)
+    return _Measured(whole, "one of its sequences", tokens, part)
 
 
-def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> list[float]:
-    """Return the seconds of each of the first steps, as many as there is patience for."""
-    loader, found = _loader(run, run.micro_batch), list[float]()
-    while len(found) < most and sum(found) < patience:
-        found.append(_seconds_of(run, loader.at(len(found)), len(found)))
-    return found
+def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Measured:
+    """Return what the first steps take, as many as there is patience for."""
+    loader, each, tokens = _loader(run, run.micro_batch), list[float](), 0
+    run.step.tally.take()
+    while len(each) < most and sum(each) < patience:
+        batches = loader.at(len(each))
+        tokens += _tokens_in(batches)
+        each.append(_seconds_of(run, batches, len(each)))
+    # The first step warms up; with one step alone there is nothing else.
+    seconds = sum(each[1:] or each) / max(1, len(each) - 1)
+    of_what = f"{len(each)} step{'s' if len(each) > 1 else ''}"
+    return _Measured(seconds, of_what, tokens, len(each))
+
+
+def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:
+    """Return the length of all examples of the main data; of several sequences the longest."""
+    lengths = [micro[MAIN]["mask"].sum(-1) for micro in batches if MAIN in micro]
+    return sum(
+        int(each.flatten(1).amax(1).sum() if each.dim() > 1 else each.sum()) for each in lengths
+    )
 
 
 def _loader(run: "TrainingRun", micro_batch: int) -> "StepDataLoader":

@@ -536,13 +536,19 @@ ABOUT = {
         for kind in ("finetune", "pretrain")
     }
     for name, function, keys, hidden, ignores in (
-        ("plan", "transfer_cli.commands.plan.plan", ("plan.steps",), (), ("lr_find.", "run.")),
+        (
+            "plan",
+            "transfer_cli.commands.plan.plan",
+            ("plan.steps",),
+            (),
+            ("lr_find.", "run.", "cost."),
+        ),
         (
             "lr-find",
             "transfer_cli.commands.lr_find.lr_find.find",
             ("lr_find.start", "lr_find.end"),
             ("sweep/",),
-            ("plan.", "sweep."),
+            ("plan.", "sweep.", "cost."),
         ),
     )
 }

@@ -77,6 +77,7 @@ ROLES = {
     "checkpoint.keep": Role.EXTENDS,
     "run.dir": Role.NAMES_RUN | Role.PLACE,
     "run.root": Role.NAMES_RUN | Role.PLACE,
+    "cost": Role.EXTENDS,
     "source": Role.SETTING,
     "forgetting": NOTHING,
     "plan": Role.OTHERS,

@@ -84,6 +84,20 @@ class MixingConfig:
 
 
 @dataclass
+class CostConfig:
+    """What a run says of its energy, beside the operations and seconds that it always says."""
+
+    energy: str = "off"
+    """off, or auto: what the counters of the GPU (NVML) or processor (RAPL) say, if they can."""
+    watts: float | None = None
+    """Of a busy core, by your own knowledge, where no counter can be read; none: no energy then."""
+    pue: float = 1.0
+    """Energy of the data centre over that of its machines, for the CO2."""
+    kg_per_kwh: float | None = None
+    """Kilograms of CO2 of a kilowatt-hour of your grid; none: no CO2 is said."""
+
+
+@dataclass
 class SourceConfig:
     """The text that `init_from` was pretrained on, where something has to go back to it."""
 
@@ -197,6 +211,7 @@ class TrainConfig(SharedConfig):
     loop: LoopConfig = field(default_factory=LoopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)

@@ -346,6 +346,15 @@ def attach_time_limit(
             engine.terminate()
 
 
+def attach_notes(trainer: Engine, is_due: Callable[[], bool], note: Callable[[], None]) -> None:
+    """Call `note` after a step by which it is due."""
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def maybe(engine: Engine) -> None:
+        if is_due():
+            note()
+
+
 def attach_advice(
     trainer: Engine,
     total_steps: int,

@@ -26,6 +26,8 @@ class Progress:
         step: Optimizer steps taken.
         tokens: Real tokens seen.
         examples: Examples seen.
+        flops: Floating-point operations of the steps, of all processes, as of the last save.
+        flops_real: The same without padding (`engine.cost.Flops`).
         seconds: Spent training and evaluating, before and after every resume.
         skipped: Skipped steps, whose loss or gradient was not finite.
         best: The best value of the monitored measure; None before the first evaluation.
@@ -36,6 +38,8 @@ class Progress:
     step: int = 0
     tokens: int = 0
     examples: int = 0
+    flops: int = 0
+    flops_real: int = 0
     seconds: float = 0.0
     skipped: int = 0
     best: float | None = None

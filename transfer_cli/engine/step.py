@@ -12,6 +12,7 @@ from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, size, to_device, with_facts
 from transfer_cli.data.loader import PaddingBatch
 from transfer_cli.engine import distributed
+from transfer_cli.engine.cost import Tally
 from transfer_cli.engine.distributed.replicated import (
     Parallel,
     average_statistics,
@@ -151,6 +152,9 @@ class TrainStep:
         self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
         late = self._decides_on_device and precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
+        others = {id(each): each for loss in losses for each in loss.objective.other_models}
+        self.tally = Tally(model, [span.trains for span in stages.spans], [*others.values()])
+        """Counts what the steps of this process take."""
         self.time_used = 0.0
         """The share of its time that the run has used, where it is bounded by time."""
 
@@ -198,8 +202,9 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
             return evaluate()[1]
 
-        losses, total = evaluate()
-        norm = self._update(total, step, micro_batches, again)
+        with self.tally.counting(self.stages.at(step)):
+            losses, total = evaluate()
+            norm = self._update(total, step, micro_batches, again)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
         return StepReport(

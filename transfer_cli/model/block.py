@@ -119,6 +119,8 @@ class Block(nn.Module, ABC):
     """
     plain_start: ClassVar[bool] = False
     """Whether the first block's attention has no norm, since the embeddings have one."""
+    norms_follow: ClassVar[bool] = False
+    """Whether `attention_norm` and `feed_forward_norm` come after their sub-layers."""
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
@@ -191,6 +193,7 @@ class PostNormBlock(Block):
     """Norms after each residual sum."""
 
     embedding_norm = True
+    norms_follow = True
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
@@ -220,6 +223,7 @@ class ReorderedBlock(Block):
     """Norms on each sub-layer's output."""
 
     final_norm = True
+    norms_follow = True
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""

@@ -45,6 +45,8 @@ class LanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if shape.output_bias else None
         self.compiled = False
         """Whether `torch.compile` compiles the loss."""
+        self.on_rows: Callable[[int], None] | None = None
+        """Called with the number of rows that the matrix multiplies; see `engine.cost`."""
 
     def summed_loss(self, hidden_ND: Tensor, embedding_VD: Tensor, target_N: Tensor) -> Tensor:
         """Return the cross-entropy summed over rows, without materialising all logits."""
@@ -72,6 +74,8 @@ class LanguageModelHead(nn.Module):
         return F.linear(self._transformed(hidden_ND), table_VD, self.bias)
 
     def _transformed(self, hidden_ND: Tensor) -> Tensor:
+        if self.on_rows is not None:
+            self.on_rows(hidden_ND.numel() // hidden_ND.shape[-1])
         if not hasattr(self, "transform"):
             return hidden_ND
         transformed: Tensor = self.norm(self.activation(self.transform(hidden_ND)))

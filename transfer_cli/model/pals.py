@@ -53,9 +53,14 @@ class ProjectedAttention(Added):
         self.packed = nn.Linear(size, 3 * size, bias=False)
         initialise_plain(self.packed)
 
+    @property
+    def shared(self) -> SharedProjections:
+        """V_E and V_D."""
+        return self._shared[0]
+
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
-        (shared,) = self._shared
+        shared = self.shared
         projected = self.packed(shared.encode(hidden_BTD))
         if inputs.packing is not None:
             projected = inputs.packing.unpack(projected)

@@ -1,6 +1,6 @@
 """The whole model: a backbone, a readout and the heads of the objectives."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +11,25 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.readout import Readout, TopLayer
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What went through a backbone at once.
+
+    Args:
+        tokens: Positions that were computed.
+        sequences: As attention saw them, with padding.
+        positions: Of each sequence.
+        causal: Whether no query saw a later key.
+        lengths: Real tokens of each text.
+    """
+
+    tokens: int
+    sequences: int
+    positions: int
+    causal: bool
+    lengths: Sequence[int]
 
 
 class TransferModel(nn.Module):
@@ -28,6 +47,8 @@ class TransferModel(nn.Module):
         self.backbone = backbone
         self.readout: Readout = TopLayer()
         self.heads = nn.ModuleDict(dict(heads))
+        self.on_pass: Callable[[Pass], None] | None = None
+        """Called with each pass of a batch through the backbone; see `engine.cost`."""
 
     def forward(self, work: Callable[["TransferModel"], Result]) -> Result:
         """Return `work(model)`.

@@ -21,7 +21,7 @@ from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.packing import Packing, Rows
-from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class Encoding:
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
         segment, document, rows = batch.get("segment"), batch.get("document"), self._rows
+        if self._model.on_pass is not None:
+            self._model.on_pass(self.made)
         if rows is not None:
             packed: Sequence[Tensor] = self._model.backbone(
                 rows.pack(_sequences(batch["tokens"])),
@@ -142,6 +144,19 @@ class Encoding:
             packing=self._packing,
         )
         return states
+
+    @property
+    def made(self) -> Pass:
+        """What its pass through the backbone is made of; none is made for that."""
+        batch, packing = self._batch, self._packing
+        sequences, positions = _sequences(batch["mask"]).shape
+        if self._rows is not None:
+            sequences, positions = self._rows.sequence.shape
+        computed = sequences * positions if packing is None else len(packing.rows)
+        causal = self._model.backbone.causal and "prefix" not in batch
+        # On the host, where it is known: to ask a device would be to wait for it.
+        lengths = batch["lengths"].tolist() if "lengths" in batch else [positions] * sequences
+        return Pass(computed, sequences, positions, causal, lengths)
 
     def pooled(self, pooling: Pooling) -> Tensor:
         """Return one vector a sequence, see `model.heads.pool`; or that of the batch."""
@@ -189,6 +204,11 @@ class Objective(ABC):
     def training_heads(self) -> Set[str]:
         """The names of its heads that the finished model does not keep."""
         return frozenset()
+
+    @property
+    def other_models(self) -> Sequence[TransferModel]:
+        """The models beside the run's own that it passes batches through in each step."""
+        return ()
 
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; called once, before anything else."""

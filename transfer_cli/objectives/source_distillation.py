@@ -4,7 +4,7 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary.
 """
 
 import copy
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -75,6 +75,11 @@ class SourceDistillation(Objective):
                 "replaces a part of it"
             )
         self._source = source.eval().requires_grad_(requires_grad=False)
+
+    @property
+    def other_models(self) -> Sequence[TransferModel]:
+        """The model at the start of the run, once it is known."""
+        return () if self._source is None else (self._source,)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the language model's view with `compared`, `[B, T]` bool, instead of `target`."""

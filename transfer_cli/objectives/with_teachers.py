@@ -54,6 +54,11 @@ class WithTeachers(Objective):
         """Take the teachers, in evaluation mode, frozen and on the device."""
         self._lent = tuple(models)
 
+    @property
+    def other_models(self) -> Sequence[TransferModel]:
+        """The teachers; none where they are not there."""
+        return self._lent
+
     @staticmethod
     def tokens_of(batch: Batch) -> Batch:
         """Return a batch without the states that the student's frozen backbone has at its texts."""

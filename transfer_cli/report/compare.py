@@ -28,12 +28,12 @@ from transfer_cli.report.contents import (
 )
 from transfer_cli.report.differing_settings import canonical, is_setting, labels, plain, varying
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
-from transfer_cli.report.results_table import MEMORY, SECONDS, TRAINED
+from transfer_cli.report.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.report.statistics import holm
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged
 
-COSTS = (SECONDS, TRAINED, MEMORY)
+COSTS = (SECONDS, TRAINED, FLOPS, JOULES, MEMORY)
 """What a table can be sorted by beside measures; of all of them less is better."""
 
 Words = Mapping[str, str]
@@ -103,7 +103,9 @@ def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
         runs=tuple(runs),
         measures={name: found for name, found in spreads.items() if found is not None},
         trained=next((run.trained for run in finished if run.trained is not None), None),
+        flops=spread(run.flops for run in finished),
         seconds=spread(run.timing.get("seconds") for run in finished),
+        joules=spread(run.joules for run in finished),
         memory=spread(run.timing.get("peak_memory_bytes") for run in finished),
     )
 
@@ -180,7 +182,10 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
 def _value(group: Group, by: str) -> float | None:
     if by == TRAINED:
         return group.trained
-    found = {**group.measures, SECONDS: group.seconds, MEMORY: group.memory}.get(by)
+    costs = {
+        FLOPS: group.flops, SECONDS: group.seconds, JOULES: group.joules, MEMORY: group.memory,
+    }  # fmt: skip
+    found = {**group.measures, **costs}.get(by)
     return None if found is None or math.isnan(found.mean) else found.mean
 
 

@@ -89,6 +89,19 @@ class Run:
         return value if isinstance(value, int) else None
 
     @property
+    def flops(self) -> float | None:
+        """Floating-point operations of its steps, and of states that they found computed."""
+        value = nested(self.results, "cost", "flops")
+        states = nested(self.results, "cost", "flops_of_states")
+        return value + (states if is_number(states) else 0) if is_number(value) else None
+
+    @property
+    def joules(self) -> float | None:
+        """The energy that was read for it; None where nobody could tell."""
+        value = nested(self.timing, "spent", "joules")
+        return value if is_number(value) else None
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The class names; none of a language model, and before a run has ended."""
         found = self.results.get("labels")
@@ -179,8 +192,8 @@ class Group:
     Args:
         label: What tells it from the other groups of the task: `adaptation=lora optimizer.lr=1e-3`.
         settings: The same by key, for the keys of `TaskRuns.varying`.
-        measures: `split/measure` -> its spread over the finished runs, as those of `seconds` and
-            of `memory` (peak bytes).
+        measures: `split/measure` -> its spread over the finished runs, as those of `flops`,
+            `seconds`, `joules` and `memory` (peak bytes).
         is_best: Whether it has the best mean of `TaskRuns.choice`, of those that learnt anything.
         against: The difference to the baseline; None for the baseline itself, or where no two runs
             can be compared item by item.
@@ -191,7 +204,9 @@ class Group:
     runs: tuple[Run, ...]
     measures: Mapping[str, Spread] = field(default_factory=dict)
     trained: int | None = None
+    flops: Spread | None = None
     seconds: Spread | None = None
+    joules: Spread | None = None
     memory: Spread | None = None
     is_best: bool = False
     against: Comparison | None = None
@@ -231,7 +246,7 @@ class TaskRuns:
         labels: The class names; empty for language models.
         expected: The task's word for the right answer.
         errors: What most runs get wrong, the worst first.
-        sort: What the groups are sorted by: a measure, or seconds, trained or memory.
+        sort: What the groups are sorted by: a measure, or one of `compare.COSTS`.
         choice: What decides which group and which run are best; None without validation.
         best: The run to take; None where none learnt anything.
     """

@@ -67,7 +67,10 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         "folders": shlex.join(str(run.path) for run in group.runs),
         "trained": group.trained,
     }
-    spreads = {**group.measures, "seconds": group.seconds, "memory_bytes": group.memory}
+    spreads = {
+        **group.measures, "flops": group.flops, "seconds": group.seconds, "joules": group.joules,
+        "memory_bytes": group.memory,
+    }  # fmt: skip
     for name, found in spreads.items():
         if name.count("/") < 2 or "/slice/" in name:
             record |= {name: found and found.mean, f"{name} deviation": found and found.deviation}

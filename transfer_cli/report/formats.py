@@ -21,6 +21,8 @@ _NOISE = 1e-6
 _HUGE = 1e9
 MOST_NAMED = 5
 """Keys that vary; with more, the name of a group and the columns of a table become too long."""
+_SIGNS = ("", "k", "M", "G", "T", "P", "E", "Z")
+"""Of the powers of a thousand."""
 _MINUS = "\N{MINUS SIGN}"
 
 
@@ -111,6 +113,26 @@ def count(value: float) -> str:
         if value >= size:
             return f"{value / size:.{'3g' if value < 999.5 * size else '0f'}}{sign}"
     return f"{value:,.0f}"
+
+
+def flops(amount: float) -> str:
+    """Return floating-point operations with three digits: 6.95 GFLOP."""
+    return f"{_of_thousands(amount)}FLOP"
+
+
+def energy(joules: float) -> str:
+    """Return an amount of energy with three digits: 19.8 kJ."""
+    return f"{_of_thousands(joules)}J"
+
+
+def _of_thousands(amount: float) -> str:
+    """Return a number with three digits and the sign of a power of a thousand."""
+    if not math.isfinite(amount):
+        return f"{amount} "
+    rounded, power = float(f"{amount:.3g}"), 0
+    while rounded >= 1000 ** (power + 1) and power + 1 < len(_SIGNS):
+        power += 1
+    return f"{rounded / 1000**power:.4g} {_SIGNS[power]}"
 
 
 def duration(seconds: float) -> str:

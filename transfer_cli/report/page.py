@@ -20,7 +20,7 @@ from transfer_cli.report.contents import FINISHED, Report, TaskRuns
 from transfer_cli.report.html import conditions, mistakes, results_section
 from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
-from transfer_cli.report.html.cost_charts import size_chart
+from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
 from transfer_cli.report.html.search_chart import search_chart
@@ -109,13 +109,13 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     names = formats.group_names(task)
     # What looks for the best does so where the best is chosen.
     choosing = replace(task, measure=task.chosen_by)
-    size, labels = size_chart(choosing, names), label_chart(task)
-    cost = "Size and labels" if size and labels else "Size" if size else "Few labels"
+    costs, labels = cost_charts(choosing, names), label_chart(task)
+    cost = "Cost and labels" if costs and labels else "Cost" if costs else "Few labels"
     parts = [
         ("results", "Results", results_section.results(task, names)),
         ("rate", "Learning rate", _charts(address, [rate_chart(choosing)])),
         ("curves", "Learning curves", _curves(address, task, names)),
-        ("cost", cost, _charts(address, [size, labels])),
+        ("cost", cost, _charts(address, [*costs, labels])),
         ("parallel", "Parallel coordinates", _charts(address, [search_chart(choosing, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
         ("decisions", "Labels", mistakes.decisions_section(task)),

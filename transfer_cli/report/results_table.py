@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
@@ -24,8 +24,8 @@ from transfer_cli.safe_files import printable
 BEST = "*"
 """The mark of the best group."""
 
-DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS, FOLDER = (
-    "difference", "p", "trained", "seconds", "memory", "runs", "folder",
+DIFFERENCE, P, TRAINED, FLOPS, SECONDS, JOULES, MEMORY, RUNS, FOLDER = (
+    "difference", "p", "trained", "flops", "seconds", "joules", "memory", "runs", "folder",
 )  # fmt: skip
 GROUP = "group"
 
@@ -190,11 +190,12 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
     if task.baseline is not None:
         row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
-    memory = "" if group.memory is None else formats.size(group.memory.mean)
     return row | {
         TRAINED: Cell(trained, group.trained),
+        FLOPS: _mean(group.flops, formats.flops),
         SECONDS: _spread(group.seconds),
-        MEMORY: replace(_spread(group.memory), text=memory),
+        JOULES: _mean(group.joules, formats.energy),
+        MEMORY: _mean(group.memory, formats.size),
         RUNS: _runs(group),
         FOLDER: Cell(formats.folders(run.path for run in group.runs)),
     }
@@ -206,6 +207,10 @@ def _spread(found: Spread | None, mark: str = "", times: float = 1) -> Cell:
     found = formats.scaled(found, times)
     value = found.mean if math.isfinite(found.mean) else None
     return Cell(formats.spread(found) + mark, value)
+
+
+def _mean(found: Spread | None, words: Callable[[float], str]) -> Cell:
+    return Cell() if found is None else replace(_spread(found), text=words(found.mean))
 
 
 def _difference(group: Group, task: TaskRuns) -> Cell:

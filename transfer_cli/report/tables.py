@@ -18,7 +18,10 @@ _NARROWEST_NAME = 28
 _NARROWEST_FOLDER = 16
 _MOST_CHARACTERS = 100
 _MOST_NAMED = 8
-_LEAST_IMPORTANT = (results_table.MEMORY, results_table.TRAINED, results_table.SECONDS)
+_LEAST_IMPORTANT = (
+    results_table.MEMORY, results_table.JOULES, results_table.FLOPS, results_table.TRAINED,
+    results_table.SECONDS,
+)  # fmt: skip
 
 
 def as_page(report: Report, width: int | None) -> Page:

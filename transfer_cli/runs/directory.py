@@ -8,7 +8,7 @@ RUN/
   origins.json      digests of the data and weights that it is made from
   status.json       starting | running | stopped | finished | failed: why
   results.json      final measures           metrics.jsonl     one line a record
-  timing.json       seconds, memory          speed.jsonl       tokens a second, over time
+  timing.json       seconds, memory, energy  speed.jsonl       tokens a second, over time
   items.jsonl       what became of each test and validation example
   tensorboard/      the same as curves       checkpoints/      step-00012000/, best/
   model/            weights, model.json, tokenizer.json: all that the next run needs; their hashes

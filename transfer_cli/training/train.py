@@ -18,13 +18,16 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import FinishedError, RunError
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
 from transfer_cli.training.checkpoints import DESCRIBED, describe
+from transfer_cli.training.energy import meter_of, no_meter
 from transfer_cli.training.resume import as_before
+from transfer_cli.training.spending import Footprint, Spending
 from transfer_cli.training.trainer import Trainer
 from transfer_cli.training.workers import in_process_group
 
@@ -55,15 +58,26 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
+    spending = _spending(config)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
     config.data_changed = "refuse"  # it holds for one command
     made = _make(config, command, run, typed) if distributed.is_main() else None
     directory = _of_main(made)
     assert directory is not None  # noqa: S101 - the main process has made it, or failed
     try:
-        Trainer(config, command, run, directory).train()
+        Trainer(config, command, run, directory, spending).train()
     finally:
         directory.unlock()
+
+
+def _spending(config: DictConfig) -> Spending:
+    """Return what adds up the spending of this process from now on."""
+    asked, meter = config.cost, no_meter("cost.energy=off")
+    if asked.energy == "auto":
+        device = device_and_precision(config.device, config.precision).device
+        meter = meter_of(device, asked.watts, first_of_machine=distributed.local_rank() == 0)
+        log.info("energy: %s", meter.source if meter.tells else f"not known: {meter.source}")
+    return Spending(meter, Footprint(asked.pue, asked.kg_per_kwh))
 
 
 def _make(config: DictConfig, command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:
@@ -124,7 +138,8 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
             directory.clear_leftovers()
             checkpoint.clear_leftovers(directory.checkpoints)
         with as_before(directory, stored, strict=config.resume_strict):
+            spending = _spending(stored)
             run = build_run(stored, command, typed, Origins(directory, config.data_changed))
-            Trainer(stored, command, run, directory).resume(typed)
+            Trainer(stored, command, run, directory, spending).resume(typed)
     finally:
         directory.unlock()

@@ -18,6 +18,7 @@ from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
+from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, samples
 from transfer_cli.engine.handlers import MetricsLogger, NoMetricsLogger
 from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
@@ -54,6 +55,7 @@ from transfer_cli.training.measurements import (
     peak_memory,
 )
 from transfer_cli.training.resume import note_overrides, take_up
+from transfer_cli.training.spending import SPENT, Spending
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +83,18 @@ class Trainer:
         command: pretrain or finetune.
         run: What `build_run` built.
         directory: Where everything is written.
+        spending: Adds up what it spends.
     """
 
     def __init__(
-        self, config: DictConfig, command: str, run: TrainingRun, directory: RunDirectory
+        self,
+        config: DictConfig,
+        command: str,
+        run: TrainingRun,
+        directory: RunDirectory,
+        spending: Spending,
     ) -> None:
+        self._spending = spending
         self._config = config
         self._command = command
         self._run = run
@@ -106,6 +115,8 @@ class Trainer:
         Args:
             typed: The overrides that were typed for this resume.
         """
+        if self._main:
+            self._spending.go_on(self._directory)
         self._before = take_up(self._run, self._directory, self._checkpoints, self._progress)
         if self._main:
             note_overrides(self._directory, as_yaml(self._config), typed)
@@ -148,6 +159,8 @@ class Trainer:
             self._directory.set_status("stopped" if stopped else "failed", reason)
 
     def _train(self, start_step: int) -> None:
+        # What was computed before the first step, which is no part of what steps take.
+        self._spending.add(self._run.step.tally.take())
         run, loop, saving = self._run, self._blueprint.loop, self._config.checkpoint
         sizes, stages, optimizer = self._blueprint.sizes, run.step.stages, run.step.optimizer
         trainer = build_trainer(run.step, self._progress)
@@ -187,6 +200,7 @@ class Trainer:
             share=SAVING if saving.every == "auto" else None,
             agree=lambda now: bool(distributed.all_reduce_max(now and self._main)),
         )
+        handlers.attach_notes(trainer, self._spending.is_due, self._note_spending)
         if loop.minutes is not None:
             use = partial(setattr, run.step, "time_used")
             handlers.attach_time_limit(trainer, loop.minutes, self._seconds, use)
@@ -292,8 +306,16 @@ class Trainer:
         minutes = self._blueprint.loop.minutes
         return math.inf if minutes is None else 60 * minutes - self._seconds()
 
+    def _note_spending(self) -> None:
+        if self._main:
+            self._spending.write(self._directory, self._run.step.tally.counted())
+
     def _save(self) -> None:
         progress = self._progress
+        done = self._spending.add(self._run.step.tally.take())
+        progress.flops += done.done
+        progress.flops_real += done.real
+        self._note_spending()
         progress.skipped += self._run.step.read()
         progress.seconds = self._seconds()
         state = {
@@ -319,6 +341,7 @@ class Trainer:
         forgetting = self._forgetting()
         tensors = self._checkpoints.tensors()
         layers = layer_shares(run.model)
+        self._spending.add(Flops())
         if not isinstance(self._logger, MetricsLogger):
             return  # only the main process writes
         parameters = sum(p.numel() for p in run.model.parameters())
@@ -348,6 +371,12 @@ class Trainer:
                 "examples": progress.examples,
                 "skipped_steps": progress.skipped,
             },
+            "cost": {
+                "flops": progress.flops,
+                "flops_real": progress.flops_real,
+                "flops_of_states": run.states.done,
+                "tokens": progress.tokens,
+            },
             "stored_bytes": (directory.model / WEIGHTS).stat().st_size,
             "versions": versions(),
         }
@@ -358,6 +387,7 @@ class Trainer:
                 "examples": round(progress.examples / seconds, 2),
             },
             "peak_memory_bytes": peak_memory(self._blueprint.precision.device),
+            SPENT: self._spending.record(),
         }
         if items:
             write_items(directory.items, items)

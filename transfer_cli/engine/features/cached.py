@@ -16,6 +16,7 @@ one vector of each is kept), K kept layers, D width.
 import hashlib
 import itertools
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import Pooling
-from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.progress import progress
 
@@ -80,14 +81,14 @@ class CachedFeatures:
         lengths_N = _lengths(data, pooling)
         self._starts_N = np.cumsum(lengths_N) - lengths_N
         size = _size(lengths_N, model.backbone.shape, layers, pooling)
+        # From short to long: least padding.
+        self._portions = micro_batches(np.argsort(lengths_N, kind="stable"), batch)
         model.eval()
 
         def compute() -> Tensor:
             states_RKD = torch.empty(size, device=keep_on)
-            # From short to long: least padding.
-            portions = micro_batches(np.argsort(lengths_N, kind="stable"), batch)
-            with progress("features", len(portions), "batches") as more:
-                for indices in portions:
+            with progress("features", len(self._portions), "batches") as more:
+                for indices in self._portions:
                     found = data.batch(indices)
                     rows = {"rows": self._rows(indices, found["mask"])}
                     rows_R = to_device(rows, keep_on)["rows"]
@@ -104,6 +105,11 @@ class CachedFeatures:
 
     def __len__(self) -> int:
         return len(self.data)
+
+    def passes(self, model: TransferModel) -> Iterator[Pass]:
+        """Yield what the states took, or took whoever left them in the cache."""
+        for indices in self._portions:
+            yield Encoding(model, with_facts(self.data.batch(indices))).made
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Return the data's own batch with `pooled`, or `states` that are zero at padding."""

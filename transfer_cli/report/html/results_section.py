@@ -25,7 +25,9 @@ _NOTES = {
     results_table.P: "How likely such a difference is where there is none",
     results_table.RUNS: "Finished runs, of all",
     results_table.TRAINED: "Parameters that were ever trained",
+    results_table.FLOPS: "Floating-point operations of a run's steps, with padding",
     results_table.SECONDS: "Of a run",
+    results_table.JOULES: "Energy of a run, as counters of its machine tell it",
     results_table.MEMORY: "Mean of the peaks",
     results_table.FOLDER: "Where its runs are",
 }

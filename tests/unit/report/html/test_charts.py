@@ -9,7 +9,7 @@ from tests import reports
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html import charts
-from transfer_cli.report.html.cost_charts import size_chart
+from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
 from transfer_cli.report.html.search_chart import axis_of, search_chart
@@ -77,8 +77,9 @@ def test_perplexities_that_fall_a_long_way_have_a_logarithmic_axis(tmp_path):
 def test_the_front_holds_what_no_smaller_group_beats(tmp_path):
     task, names, _ = shown(reports.sweep_of_schemes(tmp_path))
 
-    chart = size_chart(task, names)
+    chart, operations = cost_charts(task, names)
 
+    assert [chart.name, operations.name] == ["size", "flops"]
     (front,) = traces(chart, "quiet")
     means = {group.trained: [] for group in task.groups}
     for group in task.groups:
@@ -95,7 +96,22 @@ def test_the_front_holds_what_no_smaller_group_beats(tmp_path):
 def test_groups_that_all_train_as_much_are_not_drawn_against_it(tmp_path):
     task, names, _ = shown(reports.single(tmp_path))
 
-    assert size_chart(task, names) is None
+    assert cost_charts(task, names) == []
+
+
+def test_energy_is_drawn_where_a_machine_has_told_it(tmp_path):
+    task, names, _ = shown(reports.sweep_of_schemes(tmp_path))
+    joules = reports.spread([3e4, 4e4])
+    groups = [replace(group, joules=joules) for group in task.groups]
+    groups[0] = replace(groups[0], joules=reports.spread([2e6]))
+
+    *_, chart = cost_charts(replace(task, groups=tuple(groups)), names)
+
+    assert chart.name == "joules"
+    assert "energy" in chart.title
+    (points,) = traces(chart, "points")
+    assert sorted(set(points["x"])) == [3.5e4, 2e6]
+    assert "1 MJ" in chart.views[0].layout["xaxis"]["ticktext"]
 
 
 def test_all_labels_stand_to_the_right_of_every_number(tmp_path):

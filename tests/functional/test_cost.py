@@ -1,0 +1,189 @@
+"""What a run cost: operations counted, seconds and energy added up, and told before by `plan`."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from transfer_cli.training import energy
+
+pytestmark = pytest.mark.functional
+
+SIGNS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def spent(run):
+    return json.loads((Path(run) / "timing.json").read_text())["spent"]
+
+
+def cost(run):
+    return json.loads((Path(run) / "results.json").read_text())["cost"]
+
+
+@pytest.fixture
+def words(corpus, tiny, loop):
+    """Return the command line of a short run that saves every two steps."""
+    return ("pretrain", "data=text", f"data.train={corpus}", "schedule=constant", *tiny, *loop)
+
+
+def test_every_run_says_what_its_steps_took_and_what_was_spent(pretrained, finetuned, read_json):
+    for run in (pretrained, finetuned):
+        results = read_json(run / "results.json")
+        assert 0 < results["cost"]["flops_real"] <= results["cost"]["flops"]
+        assert results["cost"]["tokens"] == results["seen"]["tokens"]
+        found = spent(run)
+        assert found["flops"] == results["cost"]["flops"]
+        assert found["device_seconds"] >= read_json(run / "timing.json")["seconds"]
+        assert found["joules"] is found["kg_co2"] is None
+        assert found["joules_source"] == "cost.energy=off"
+
+
+def test_work_that_is_done_again_is_spent_twice_and_counts_once(transfer, words):
+    assert transfer(*words, "run.dir=run", "loop.steps=6").code == 0
+    before, once = spent("run"), cost("run")
+    shutil.rmtree("run/checkpoints/step-00000006")
+    Path("run/status.json").write_text('{"status": "stopped"}')
+
+    ended = transfer("pretrain", "resume=run")
+
+    assert ended.code == 0, ended.err
+    assert "going on after step 4" in ended.err
+    assert cost("run") == once
+    again = spent("run")["flops"] - before["flops"]  # two steps of six, of texts not all as long
+    assert again == pytest.approx(once["flops"] / 3, rel=0.2)
+    assert spent("run")["device_seconds"] > before["device_seconds"]
+
+
+def test_states_that_are_kept_are_computed_before_the_steps(transfer, pretrained, loop):
+    words = ("finetune", "data=sample_questions", f"init_from={pretrained}", *loop,
+             "adaptation=frozen", "loop.steps=3", "seed=3")  # fmt: skip
+
+    for run in ("computed", "taken"):
+        assert transfer(*words, f"run.dir={run}").code == 0
+
+    found = cost("taken")
+    assert cost("computed") == found
+    assert found["flops_of_states"] > 100 * found["flops"]
+    assert spent("taken")["flops"] == found["flops"]
+    assert spent("computed")["flops"] == found["flops"] + found["flops_of_states"]
+
+
+# --- energy ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def powercap(tmp_path, monkeypatch):
+    """Return where a processor's counter is, as Linux has it."""
+    zone = tmp_path / "powercap" / "intel-rapl:0"
+    zone.mkdir(parents=True)
+    for file, value in {"name": "package-0", "energy_uj": 5, "max_energy_range_uj": 10**12}.items():
+        (zone / file).write_text(f"{value}\n")
+    monkeypatch.setattr(energy, "POWERCAP", zone.parent)
+    return zone.parent
+
+
+def test_energy_is_read_where_it_is_asked_for(transfer, words, powercap, at_record):
+    counter = powercap / "intel-rapl:0" / "energy_uj"
+    at_record("after", "train", 2, lambda: counter.write_text("3600005"))
+
+    ended = transfer(
+        *words, "run.dir=run", "loop.steps=2", "cost.energy=auto", "cost.kg_per_kwh=0.5",
+        "cost.pue=2",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert "energy: rapl" in ended.err
+    assert {name: spent("run")[name] for name in ("joules", "joules_source", "kg_co2")} == {
+        "joules": 3.6, "joules_source": "rapl", "kg_co2": 1e-6,
+    }  # fmt: skip
+
+
+def test_no_file_is_opened_for_energy_that_nobody_asked_for(transfer, words, powercap):
+    opened = []
+    sys.addaudithook(
+        lambda event, given: opened.append(str(given[0])) if event in EVENTS and given else None
+    )
+
+    assert transfer(*words, "run.dir=off", "loop.steps=1").code == 0
+    of_off = [name for name in opened if str(powercap) in name]
+    assert transfer(*words, "run.dir=auto", "loop.steps=1", "cost.energy=auto").code == 0
+
+    assert not of_off
+    assert any(str(powercap) in name for name in opened)
+
+
+EVENTS = ("open", "os.listdir", "os.scandir", "glob.glob", "pathlib.Path.glob")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("cost.energy=on", "cost.energy: 'on' is not one of off, auto."),
+        ("cost.watts=-1", "cost.watts: must be above 0, got -1.0"),
+        ("cost.pue=0.9", "cost.pue: must be at least 1, got 0.9"),
+        ("cost.kg_per_kwh=-0.1", "cost.kg_per_kwh: must be 0 or more, got -0.1"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_in_one_line(transfer, words, word, said):
+    ended = transfer(*words, word)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+    assert not list(Path().iterdir())
+
+
+# --- the plan ----------------------------------------------------------------------------------
+
+
+def told(text):
+    """Return all numbers of operations in the line of a plan, the whole run's first."""
+    (line,) = (line for line in text.splitlines() if line.startswith("flops: "))
+    found = re.findall(r"([\d.]+) ([kMGT]?)FLOP", line)
+    return [float(number) * SIGNS[sign] for number, sign in found]
+
+
+@pytest.mark.parametrize("steps", [[], ["plan.steps=0"]])
+def test_a_plan_tells_the_operations_of_the_run(transfer, words, steps):
+    planned = transfer("plan", *words, "loop.steps=4", *steps)
+    assert transfer(*words, "run.dir=run", "loop.steps=4").code == 0
+
+    assert planned.code == 0, planned.err
+    assert told(planned.out)[0] == pytest.approx(cost("run")["flops"], rel=0.03)
+
+
+def test_a_plan_tells_what_a_step_of_each_stage_takes(transfer, adapting):
+    ended = transfer("plan", "finetune", *adapting("gradual_unfreezing"), "plan.steps=2")
+
+    whole, *each = told(ended.out)
+    assert len(each) > 2
+    assert each == sorted(each)
+    assert each[-1] > 2 * each[0]
+    assert whole > 12 * each[0]
+
+
+def test_low_rank_updates_save_a_third_of_the_operations_at_most(transfer, adapting):
+    full, lora = (
+        told(transfer("plan", "finetune", *adapting(name), "plan.steps=0").out)[1]
+        for name in ("full", "lora")
+    )
+
+    assert 0.6 * full < lora < full
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_add_up(shell, transfer, words, tmp_path):
+    more = ("loop.steps=2", "model.dropout=0")
+    assert transfer(*words, *more, "run.dir=one").code == 0
+    process = shell(*words, *more, "run.dir=two", "devices=2")
+    _, err = process.communicate(timeout=300)
+
+    assert process.returncode == 0, err
+    assert cost("two") == cost("one")
+    assert spent("two")["flops"] == spent("one")["flops"]
+    seconds = json.loads(Path("two/timing.json").read_text())["seconds"]
+    assert spent("two")["device_seconds"] > 1.9 * seconds

@@ -1,0 +1,138 @@
+"""What a run has spent: all that was computed for it, also what a kill has undone.
+
+It is kept in `timing.json` from the first save on. What its steps take alone, whatever happened on
+the way, is `cost` in `results.json` (`engine.cost`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transfer_cli.engine import distributed
+from transfer_cli.engine.cost import Flops
+from transfer_cli.report.untrusted import is_number
+from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.safe_files import UnreadableError, read_json
+from transfer_cli.training.energy import Meter
+
+log = logging.getLogger(__name__)
+
+SPENT = "spent"
+"""The key of `timing.json`."""
+
+SECONDS_BETWEEN_NOTES = 30.0
+"""What a kill can keep from being counted."""
+
+JOULES_OF_KWH = 3.6e6
+
+_PART = 2**40
+"""Numbers are exchanged in two parts: a double has 53 bits."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """How energy becomes carbon dioxide: by the user's own numbers, or not at all.
+
+    Args:
+        pue: Energy of the data centre over that of its machines.
+        kg_per_kwh: CO2 of a kilowatt-hour of this grid; None: unknown.
+    """
+
+    pue: float = 1.0
+    kg_per_kwh: float | None = None
+
+    def kg_co2(self, joules: float | None) -> float | None:
+        """Return kg; None where something is unknown."""
+        if joules is None or self.kg_per_kwh is None:
+            return None
+        return joules / JOULES_OF_KWH * self.pue * self.kg_per_kwh
+
+
+class Spending:
+    """Adds up what the processes of a run spend, on top of what earlier ones have.
+
+    Args:
+        meter: What this process reads of the energy.
+        footprint: What CO2 is computed by.
+        clock: Returns seconds.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        footprint: Footprint,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._meter = meter
+        self._footprint = footprint
+        self._clock = clock
+        self._began = self._noted = clock()
+        self._flops = 0
+        self._joules, self._told = 0.0, meter.tells
+        self._earlier: Mapping[str, Any] = {}
+
+    def go_on(self, directory: RunDirectory) -> None:
+        """Begin with what the run has spent before; what cannot be read counts as nothing."""
+        try:
+            found = read_json(directory.timing).get(SPENT)
+        except (OSError, UnreadableError):
+            return
+        self._earlier = found if isinstance(found, dict) else {}
+
+    def add(self, own: Flops) -> Flops:
+        """Add up what all processes have computed since last time, and their energy so far.
+
+        All processes call this together.
+        """
+        parts = [part for number in own for part in divmod(number, _PART)]
+        joules = self._meter.joules()
+        silent = 0.0 if self._meter.tells else 1.0
+        *summed, joules, silent = distributed.all_reduce_sum([*parts, joules, silent])
+        high, low, high_real, low_real = map(int, summed)
+        together = Flops(high * _PART + low, high_real * _PART + low_real)
+        self._flops += together.done
+        self._joules, self._told = joules, not silent
+        return together
+
+    def is_due(self) -> bool:
+        """Return whether a note of what is spent is due; reads the counters now and then."""
+        if self._clock() - self._noted < SECONDS_BETWEEN_NOTES:
+            return False
+        self._noted = self._clock()
+        joules = self._meter.joules()  # before they wrap
+        if distributed.world_size() == 1:
+            self._joules, self._told = joules, self._meter.tells
+        return True
+
+    def record(self, since: Flops = Flops()) -> dict[str, Any]:  # noqa: B008 - a tuple
+        """Return what was spent by now, with what this process has computed since `add`."""
+        processes = distributed.world_size()
+        seconds = (self._clock() - self._began) * processes
+        flops = self._flops + since.done * processes
+        joules = self._before("joules", 0.0)
+        source = self._meter.source
+        if joules is None and self._told:
+            source += ", but not of all that came before a resume"
+        joules = joules + self._joules if joules is not None and self._told else None
+        kg_co2 = self._footprint.kg_co2(joules)
+        return {
+            "device_seconds": round(seconds + (self._before("device_seconds", 0.0) or 0.0), 3),
+            "flops": flops + int(self._before("flops", 0) or 0),
+            "joules": None if joules is None else round(joules, 3),
+            "joules_source": source,
+            "kg_co2": None if kg_co2 is None else float(f"{kg_co2:.6g}"),
+        }
+
+    def write(self, directory: RunDirectory, since: Flops = Flops()) -> None:  # noqa: B008
+        """Write down what was spent by now."""
+        write_json(directory.timing, {SPENT: self.record(since)})
+
+    def _before(self, name: str, nothing: float) -> float | None:
+        """Return what was spent of something before this; None where that is not known."""
+        if not self._earlier:
+            return nothing
+        found = self._earlier.get(name)
+        return found if is_number(found) else None
