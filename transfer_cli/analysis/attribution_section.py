@@ -28,8 +28,7 @@ def attribution_section(
         faithful: `columns` and `rows` of the table of faithfulness; without rows there is none.
     """
     columns = [PageColumn(name, is_number=at > 0) for at, name in enumerate(faithful["columns"])]
-    rows = [[str(row[0]).replace("_", " "), *map(formats.number, row[1:])]
-            for row in faithful["rows"]]  # fmt: skip
+    rows = [[_called(row[0]), *map(formats.number, row[1:])] for row in faithful["rows"]]
     return joined(
         [
             Html("<p>{}</p>").format(summary),
@@ -47,7 +46,7 @@ def _text(text: Mapping[str, Any]) -> Html:
         heading += f" (right: {text['label']})"
     if text["explained"] != text["prediction"]:
         heading += f", explained: {text['explained']}"
-    names = [name.replace("_", " ") for name in scores]
+    names = map(_called, scores)
     rows = zip(text["words"], *(map(formats.number, found) for found in scores.values()),
                strict=True)  # fmt: skip
     residue = (
@@ -63,6 +62,10 @@ def _text(text: Mapping[str, Any]) -> Html:
     )  # fmt: skip
 
 
+def _called(method: str) -> str:
+    return {"gradient_input": "gradient times input"}.get(method, method.replace("_", " "))
+
+
 def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
     largest = max(map(abs, scores)) or 1.0
     shown = (
@@ -74,4 +77,4 @@ def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
         )
         for word, score in zip(words, scores, strict=True)
     )
-    return _LINE.format(method=method.replace("_", " "), words=Html(" ").join(shown))
+    return _LINE.format(method=_called(method), words=Html(" ").join(shown))

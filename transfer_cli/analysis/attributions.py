@@ -81,7 +81,7 @@ class Attributions(Analysis):
         removal: What becomes of a word that is taken away, `mask` or `delete`; None: mask, where
             the model has learnt that token.
         baseline: The embedding at which integrated gradients begin, `mask`, `pad` or `zero`; None:
-            mask likewise, else zero.
+            mask likewise, else pad.
         faithfulness: Texts over which faithfulness is measured; 0: it is not.
         random_orders: Orders of each text's words drawn at random, for comparison.
     """
@@ -116,7 +116,7 @@ class Attributions(Analysis):
                 found[text.example] = attribution_of(explainer, text, at_once=subject.batch)
             return found[text.example]
 
-        with progress("explaining", self.most, "texts") as more:
+        with progress("explaining", min(self.most, len(texts)), "texts") as more:
             shown = []
             for text in chosen:
                 shown.append(explain(text))
@@ -125,7 +125,7 @@ class Attributions(Analysis):
             what = "that is answered wrongly" if self.only_wrong else f"of {FEWEST_WORDS} words"
             raise DataError(f"analysis.attributions: there is no text {what}")
         measured = []
-        with progress("faithfulness", self.faithfulness, "texts") as more:
+        with progress("faithfulness", min(self.faithfulness, len(texts)), "texts") as more:
             for text in texts.spread(self.faithfulness) if self.faithfulness else ():
                 measured.append(self._measured(explainer, explain(text), subject.seed))
                 more(1)
@@ -202,7 +202,7 @@ def _result(
     complete = sum(each.path.is_complete for each in shown)
     summary = (
         f"{len(texts)} texts of {subject.split.name}. A word that is taken away is "
-        f"{'replaced by the mask token' if explainer.removal == 'mask' else 'deleted'}. Of "
+        f"{'replaced by the mask token' if explainer.removal == 'mask' else 'deleted'}. For "
         f"{complete} of them integrated gradients add up to the change from the baseline within "
         f"5 %. Faithfulness is the mean over {measured} texts and over 10 to 50 % of their words: "
         "comprehensiveness should be above that of a random order, sufficiency below."

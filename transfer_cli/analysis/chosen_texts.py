@@ -50,6 +50,10 @@ class ChosenTexts:
         one_of("label", label, labels)
         return labels.index(label)
 
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._texts)
+
     def spread(self, most: int) -> Iterator[ExplainedText]:
         """Yield `most` texts, evenly spread, or all; those of a single word are left out."""
         count = len(self._texts)
@@ -93,7 +97,7 @@ class ChosenTexts:
         batch = _one(torch.tensor(tokens), self._subject)
         with torch.inference_mode():
             token = int(self._explainer.outputs(batch).argmax())
-        said = tokenizer.decode([token]) or tokenizer.pieces([token])[0]
+        said = repr(tokenizer.decode([token]) or tokenizer.pieces([token])[0])  # may be a space
         words = words_of(tokens, tokenizer, [self._texts[row]])
         return ExplainedText(
             row, torch.tensor(tokens), None, None, words, token, explained=said, prediction=said,

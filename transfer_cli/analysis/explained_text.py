@@ -134,7 +134,8 @@ class Explainer:
         removal: What becomes of a word that is taken away: its pieces become the mask token, or
             are deleted. None: the first, unless the model never learnt that token: a causal one,
             or one whose tokenizer has none.
-        baseline: The embedding that paths begin at. None: that of the mask token likewise, else 0.
+        baseline: The embedding that paths begin at. None: that of the mask token likewise, else
+            that of padding. At 0 the norm of a model that adds no positions is not continuous.
 
     Raises:
         ConfigError: The model has no such number, or no mask token.
@@ -154,12 +155,12 @@ class Explainer:
             )
         learnt = has_mask and not self._model.backbone.causal
         self.removal: Removal = removal or ("mask" if learnt else "delete")
-        self.baseline: Baseline = baseline or ("mask" if learnt else "zero")
+        self.baseline: Baseline = baseline or ("mask" if learnt else "pad")
         if "mask" in (removal, baseline) and not has_mask:
             key = "removal" if removal == "mask" else "baseline"
             raise ConfigError(
                 f"{key}: this tokenizer has no mask token of its own; take "
-                f"{'delete' if key == 'removal' else 'zero'}"
+                f"{'delete' if key == 'removal' else 'pad'}"
             )
 
     @property

@@ -19,7 +19,7 @@ from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
 from transfer_cli.analysis.head_gradients import head_gradients, importance_of
 from transfer_cli.analysis.judged_split import judged_split, main_measure, scores_of
 from transfer_cli.data.split import Split
-from transfer_cli.errors import at_least, one_of
+from transfer_cli.errors import NotFiniteError, at_least, one_of
 from transfer_cli.metrics import Metric
 from transfer_cli.model.gates import all_heads, gated
 from transfer_cli.progress import More, progress
@@ -97,7 +97,10 @@ class Importance(Analysis):
         """See `Analysis`."""
         split = judged_split(subject, self.most)
         base = scores_of(subject, split)
-        scorer = Scorer(subject, split, main_measure(subject, base), base.measures)
+        metric = main_measure(subject, base)
+        if not math.isfinite(base.measures[metric.name]):
+            raise NotFiniteError(f"{split.name}: {metric.name}")
+        scorer = Scorer(subject, split, metric, base.measures)
         gradients = head_gradients(
             subject.model, subject.objective, split,
             batch=subject.batch, precision=subject.precision,

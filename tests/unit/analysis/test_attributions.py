@@ -243,19 +243,15 @@ def test_texts_are_shown_as_texts():
     assert "<b>" not in section
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"label": "evn"}, "label: .*'even'"),
-        ({"baseline": "pad", "removal": "delete", "label": "odd"}, None),
-    ],
-)
-def test_options_are_checked(options, said):
-    if said is None:
-        assert Attributions(faithfulness=0, **options)(looked_at()).content["baseline"] == "pad"
-        return
-    with pytest.raises(ConfigError, match=said):
-        Attributions(faithfulness=0, **options)(looked_at())
+def test_a_label_that_is_not_there_ends_in_an_error():
+    with pytest.raises(ConfigError, match=r"label: .*'evn'"):
+        Attributions(label="evn", faithfulness=0)(looked_at())
+
+
+def test_paths_begin_at_a_token_that_the_model_has_learnt():
+    assert Explainer(looked_at()).baseline == "mask"
+    assert Explainer(looked_at(direction="causal")).baseline == "pad"
+    assert Explainer(looked_at(), baseline="zero").baseline == "zero"
 
 
 def test_a_masked_language_model_is_refused():
