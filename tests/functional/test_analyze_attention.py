@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import attending
-from transfer_cli.analysis.attention_maps import AttentionMaps
+from transfer_cli.analysis.attention.attention_maps import AttentionMaps
 from transfer_cli.report.analyses_page import Shown, analyses_page
 
 pytestmark = pytest.mark.functional

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transfer_cli.analysis import pictures
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.pictures import lines, only_drawn
 from transfer_cli.engine.evaluation import EachExample, evaluate
 
 
@@ -35,7 +35,7 @@ class TokenLengths(Analysis):
             for bin_ in np.unique(bins)
         ]
         names, _, means = zip(*rows, strict=True)
-        drawn = pictures.lines({"loss": means}, names, x_title="tokens", y_title="nats a text")
+        drawn = lines({"loss": means}, names, x_title="tokens", y_title="nats a text")
         return AnalysisResult(
             {
                 "title": "Length against loss",
@@ -43,7 +43,7 @@ class TokenLengths(Analysis):
                 "values": {"texts": len(lengths), "longest": int(lengths.max())},
                 "table": {"columns": ["tokens", "texts", "loss (nats)"], "rows": rows},
             },
-            pictures.only_drawn({"loss_by_length": drawn}),
+            only_drawn({"loss_by_length": drawn}),
             lines=[f"{name:>10s} tokens  loss {mean:.3f}" for name, _, mean in rows],
         )
 

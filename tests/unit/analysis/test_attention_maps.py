@@ -14,10 +14,10 @@ from tests import attending, tiny
 from tests.attending import TEXTS, subject
 from transfer_cli.adaptation.edits import GatedPrefix, PALs
 from transfer_cli.analysis.analysis import Material
-from transfer_cli.analysis.attention_maps import AttentionMaps
-from transfer_cli.analysis.attention_section import plain_text
-from transfer_cli.analysis.read_sequences import sequences_of
-from transfer_cli.analysis.text_maps import maps_of
+from transfer_cli.analysis.attention.attention_maps import AttentionMaps
+from transfer_cli.analysis.attention.attention_section import plain_text
+from transfer_cli.analysis.attention.read_sequences import sequences_of
+from transfer_cli.analysis.attention.text_maps import maps_of
 from transfer_cli.batch import with_facts
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example

@@ -7,15 +7,15 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import subjects, tiny
-from transfer_cli.analysis.attribution_methods import (
+from transfer_cli.analysis.attributions.attribution_methods import (
     MOST_STEPS,
     gradient_times_input,
     integrated_gradients,
 )
-from transfer_cli.analysis.attributions import METHODS, Attributions, attribution_of
-from transfer_cli.analysis.chosen_texts import ChosenTexts
-from transfer_cli.analysis.explained_text import Explainer, words_of
-from transfer_cli.analysis.faithfulness import faithfulness
+from transfer_cli.analysis.attributions.attributions import METHODS, Attributions, attribution_of
+from transfer_cli.analysis.attributions.chosen_texts import ChosenTexts
+from transfer_cli.analysis.attributions.explained_text import Explainer, words_of
+from transfer_cli.analysis.attributions.faithfulness import faithfulness
 from transfer_cli.data.tasks import Example
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import TaskInfo

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from transfer_cli.analysis import cka as module
-from transfer_cli.analysis.cka import cka
+from transfer_cli.analysis.similarity import cka as module
+from transfer_cli.analysis.similarity.cka import cka
 
 
 def drawn(*size, seed=0):

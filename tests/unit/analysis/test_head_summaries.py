@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.analysis.head_summaries import KINDS, MEASURES, HeadSummaries
+from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
 from transfer_cli.model.captures import attention_by_place
 
 SEP = tiny.VOCABULARY.sep

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from tests import tiny
-from transfer_cli.analysis.read_sequences import ReadSequence, sequences_of
+from transfer_cli.analysis.attention.read_sequences import ReadSequence, sequences_of
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.split import Split
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from transfer_cli.analysis.text_maps import in_units, rollout
+from transfer_cli.analysis.attention.text_maps import in_units, rollout
 
 UNIFORM = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
 

@@ -12,15 +12,20 @@ import numpy.typing as npt
 from torch import Tensor
 
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.attribution_methods import (
+from transfer_cli.analysis.attributions.attribution_methods import (
     PathAttribution,
     gradient_times_input,
     integrated_gradients,
 )
-from transfer_cli.analysis.attribution_section import attribution_section
-from transfer_cli.analysis.chosen_texts import FEWEST_WORDS, ChosenTexts
-from transfer_cli.analysis.explained_text import Baseline, ExplainedText, Explainer, Removal
-from transfer_cli.analysis.faithfulness import SHARES, faithfulness
+from transfer_cli.analysis.attributions.attribution_section import attribution_section
+from transfer_cli.analysis.attributions.chosen_texts import FEWEST_WORDS, ChosenTexts
+from transfer_cli.analysis.attributions.explained_text import (
+    Baseline,
+    ExplainedText,
+    Explainer,
+    Removal,
+)
+from transfer_cli.analysis.attributions.faithfulness import SHARES, faithfulness
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.progress import progress
 from transfer_cli.seeds import derive

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from transfer_cli.analysis import pictures
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.cka import LEAST, cka
-from transfer_cli.analysis.compared_states import (
+from transfer_cli.analysis.similarity.cka import LEAST, cka
+from transfer_cli.analysis.similarity.compared_states import (
     ComparedTexts,
     ComparedTokens,
     Over,
     choose_compared,
 )
-from transfer_cli.analysis.moved_weights import ALL, MovedWeights, moved_weights
+from transfer_cli.analysis.similarity.moved_weights import ALL, MovedWeights, moved_weights
 from transfer_cli.assembly.finished_run import open_to_look_into
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling

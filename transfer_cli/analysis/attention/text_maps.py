@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.analysis.analysis import Subject
-from transfer_cli.analysis.read_sequences import ReadSequence, batch_of
+from transfer_cli.analysis.attention.read_sequences import ReadSequence, batch_of
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.text_maps import shares_of
+from transfer_cli.analysis.attention.text_maps import shares_of
 from transfer_cli.batch import Batch
 
 KINDS = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.analysis.explained_text import ExplainedText, Explainer
+from transfer_cli.analysis.attributions.explained_text import ExplainedText, Explainer
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 """Of a text's words, one at least. The paper goes from 1 % to 50 %; questions are too short."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.analysis.head_summaries import KINDS, MEASURES
-from transfer_cli.analysis.text_maps import FloatArray, TextMaps, in_units
+from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES
+from transfer_cli.analysis.attention.text_maps import FloatArray, TextMaps, in_units
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.report import formats
 from transfer_cli.report.html.markup import Html, PageColumn, details, render, table

@@ -15,10 +15,10 @@ import torch
 
 from transfer_cli.analysis import pictures
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.attention_section import SCRIPT, attention_section, plain_text
-from transfer_cli.analysis.head_summaries import KINDS, MEASURES, HeadSummaries
-from transfer_cli.analysis.read_sequences import ReadSequence, batch_of, sequences_of
-from transfer_cli.analysis.text_maps import FloatArray, TextMaps, in_units, maps_of
+from transfer_cli.analysis.attention.attention_section import SCRIPT, attention_section, plain_text
+from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
+from transfer_cli.analysis.attention.read_sequences import ReadSequence, batch_of, sequences_of
+from transfer_cli.analysis.attention.text_maps import FloatArray, TextMaps, in_units, maps_of
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import INPUT
 from transfer_cli.errors import DataError, NotFiniteError, between

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from transfer_cli.analysis.analysis import Subject
-from transfer_cli.analysis.explained_text import ExplainedText, Explainer, words_of
-from transfer_cli.analysis.judged_split import check_task
+from transfer_cli.analysis.attributions.explained_text import ExplainedText, Explainer, words_of
+from transfer_cli.analysis.importance.judged_split import check_task
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.tasks import INPUT

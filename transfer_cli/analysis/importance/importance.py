@@ -16,8 +16,8 @@ from torch import Tensor
 
 from transfer_cli.analysis import pictures
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.head_gradients import head_gradients, importance_of
-from transfer_cli.analysis.judged_split import judged_split, main_measure, scores_of
+from transfer_cli.analysis.importance.head_gradients import head_gradients, importance_of
+from transfer_cli.analysis.importance.judged_split import judged_split, main_measure, scores_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import NotFiniteError, at_least, one_of
 from transfer_cli.metrics import Metric

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.token_properties import TokenProperties, contexts_of
-from transfer_cli.analysis.unit_sums import PropertySums, UnitSums
+from transfer_cli.analysis.neurons.token_properties import TokenProperties, contexts_of
+from transfer_cli.analysis.neurons.unit_sums import PropertySums, UnitSums
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least

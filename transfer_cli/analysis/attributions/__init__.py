@@ -1,0 +1,1 @@
+"""Which words decide."""

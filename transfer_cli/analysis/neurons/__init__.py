@@ -1,0 +1,1 @@
+"""What feed-forward units follow."""
