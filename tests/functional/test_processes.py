@@ -238,9 +238,12 @@ def test_spans_are_hidden_alike_on_two_processes(words, transfer_alone):
 
 
 @pytest.mark.slow
-def test_texts_are_paired_alike_on_two_processes(words, transfer_alone):
-    words = (*words[:-3], "data=sample_text", "~data.train", "objective=mlm", "data.pairs=nsp",
-             "+objective@losses.pair=sentence_pair")  # fmt: skip
+def test_texts_are_paired_alike_on_two_processes(tiny, loop, transfer_alone):
+    words = (
+        "pretrain", "data=sample_text", *tiny, *loop, "loop.steps=6", "model.dropout=0",
+        "objective=mlm", "data.pairs=nsp", "+objective@losses.pair=sentence_pair",
+        "objective.masks=static",
+    )  # fmt: skip
     assert transfer_alone(*words, "run.dir=one").code == 0
 
     ended = transfer(*words, "run.dir=two", "devices=2")
