@@ -61,6 +61,7 @@ from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.objectives.relation_distillation import RelationDistillation
+from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.objectives.slice_heads import SliceHeads
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.objectives.with_teachers import WithTeachers
@@ -481,6 +482,31 @@ for _name, _make in STUDENTS.items():
         teacher.to(device).eval().requires_grad_(requires_grad=False)
         objective.lend([teacher] * len(objective.teachers))
         return losses_of(objective, device, tiny.Questions(causal=False), shape=BOTH_SIDES)
+
+
+class Paired(tiny.Questions):
+    """The same texts as pairs of texts."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        return {**found, "segment": found["mask"].long(), "pair": found["label"] % 2}
+
+
+BESIDE_MASKED: dict[str, Callable[[], Objective]] = {"sentence pairs": SentencePair}
+"""Losses that read the text with its hidden tokens."""
+
+for _name, _make in BESIDE_MASKED.items():
+
+    @case(f"steps and scores: {_name}", NOTED, "Sums.update")
+    def _(device: torch.device, make: Callable[[], Objective] = _make) -> object:
+        losses = [Loss("main", MaskedLM()), Loss("further", make())]
+        data, shape = Paired(causal=False), {**BOTH_SIDES, "segments": 2}
+        run = begun(losses[0].objective, device, data, losses=losses, shape=shape).go()
+        split = Split("validation", data, order=np.arange(9))
+        scores = evaluate(
+            run.step.model, losses[1].objective, split, batch=8, precision=run.recipe.precision
+        )
+        return run.losses, scores.measures
 
 
 @case("mixed losses on streams of their own", NOTED)

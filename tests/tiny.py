@@ -39,6 +39,7 @@ from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_g
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.beside_main_head import BesideMainHead
 from transfer_cli.objectives.of_main_head import OfMainHead
+from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Constant, Schedule
@@ -170,8 +171,8 @@ def preset(name: str, **changes: object) -> BackboneShape:
 def bound(objective: Objective, main: Objective | None = None) -> Objective:
     """Bind an objective; one that is about the main head is the loss `further`."""
     info = TaskInfo(VOCABULARY, LABELS)
-    if isinstance(objective, OfMainHead | BesideMainHead):
-        info = TaskInfo(VOCABULARY, LABELS, "further", main=main)
+    if isinstance(objective, OfMainHead | BesideMainHead | SentencePair):
+        info = TaskInfo(VOCABULARY, LABELS, "further", main=main, pairs="nsp")
     objective.setup(info)
     return objective
 

@@ -13,8 +13,11 @@ key            shape, type     meaning
 `tokens`       [B, T] int64    token numbers, padded on the right to the longest example
 `mask`         [B, T] bool     True for real tokens, False for padding
 `index`        [B] int64       each example's number in its split; randomness is derived from it
+`epoch`        [B] int64       in training only: how many epochs of its stream are over
 `next_tokens`  [B, T] int64    running text and texts to be made: the token after each position
 `segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
+`pair`         [B] int64       pairs of running text only: 1 where the second text does not follow
+                               the first, else 0
 `document`     [B, T] int64    running text whose documents are apart: the number of the one that
                                a position belongs to, which sees no other
 `prefix`       [B] int64       texts with prefixes only: the length of each prefix, which every

@@ -34,7 +34,12 @@ class ExampleNoise:
     """
 
     def __init__(self, seed: int, *parts: str | int) -> None:
+        self._run_seed = seed
         self._seed = derive(seed, "noise", *parts)
+
+    def of_copy(self, number: int) -> "ExampleNoise":
+        """Return the numbers of a copy of the examples: of the run's seed, and of no step."""
+        return ExampleNoise(self._run_seed, "copy", number)
 
     def uniform(self, index_B: Tensor, length: int, channels: int, *, part: int = 0) -> Tensor:
         """Return uniform numbers in [0, 1), `[B, length, channels]`, on the CPU.

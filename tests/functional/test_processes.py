@@ -237,6 +237,21 @@ def test_spans_are_hidden_alike_on_two_processes(words, transfer_alone):
     assert values("two") == pytest.approx(values("one"), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
+def test_texts_are_paired_alike_on_two_processes(tiny, loop, transfer_alone):
+    words = (
+        "pretrain", "data=sample_text", *tiny, *loop, "loop.steps=6", "model.dropout=0",
+        "objective=mlm", "data.pairs=nsp", "+objective@losses.pair=sentence_pair",
+        "objective.masks=static",
+    )  # fmt: skip
+    assert transfer_alone(*words, "run.dir=one").code == 0
+
+    ended = transfer(*words, "run.dir=two", "devices=2")
+
+    assert ended.returncode == 0, ended.stderr
+    assert values("two") == pytest.approx(values("one"), rel=1e-4, abs=1e-6)
+
+
 PRESETS = sorted(
     path.stem
     for path in (conf_dir() / "adaptation").glob("*.yaml")

@@ -28,6 +28,23 @@ ROOT = Path(__file__).parents[2]
 KINDS = {
     "clm": ("pretrain", "data=text", "data.train={corpus}", "objective=clm"),
     "mlm": ("pretrain", "data=text", "data.train={corpus}", "objective=mlm"),
+    "static": (
+        "pretrain",
+        "data=text",
+        "data.train={corpus}",
+        "objective=mlm",
+        "objective.masks=static",
+        "objective.copies=2",
+        "objective.spans=true",
+        "data.validation_share=0.5",  # so that an epoch ends
+    ),
+    "pairs": (
+        "pretrain",
+        "data=sample_text",
+        "data.pairs=nsp",
+        "objective=mlm",
+        "+objective@losses.pair=sentence_pair",
+    ),
     "corrupted": (
         "pretrain",
         "data=text",
@@ -139,6 +156,8 @@ def wait_for_records(process, run):
     [
         ("clm", 3),
         ("mlm", 3),
+        ("pairs", 3),
+        ("static", 3),
         ("corrupted", 3),
         ("full", 3),
         ("bucketed", 3),

@@ -163,7 +163,11 @@ class Blueprint:
     @cached_property
     def exports(self) -> str:
         """In words, what `transfer export` will make of the finished run, or why it will not."""
-        return exports_as(self.description(), self.data.tokenizer, self.data.info["main"].task)
+        tensors = self.model.state_dict().items()
+        stays = {n: each for n, each in tensors if n not in self.training_weights}
+        return exports_as(
+            self.description(), self.data.tokenizer, self.data.info["main"].task, stays
+        )
 
     def description(
         self, base: Base | None = None, *, without: Set[str] = frozenset()
@@ -184,6 +188,7 @@ class Blueprint:
             edits={name: each for name, each in self.edits.items() if name not in without},
             base=base,
             task=None if info.task is None else info.task.as_node(),
+            pairs=info.pairs is not None,
         )
 
 
@@ -285,6 +290,7 @@ def draw(
                 *_warmup_problem(lr_scheduler, stage_plans),
                 *_short_stages(stage_plans, sizes.steps_per_epoch),
                 *_unread_labels(losses, data.info["main"]),
+                *_one_segment(model, data.info),
             ),
         ),
         config,
@@ -478,6 +484,17 @@ def _unread_labels(losses: Sequence[Loss], info: TaskInfo) -> tuple[str, ...]:
     return (
         "objective: no loss reads the labels of data, only its texts; to learn the labels take "
         f"objective={info.task.objective}",
+    )
+
+
+def _one_segment(model: TransferModel, info: Mapping[str, TaskInfo]) -> tuple[str, ...]:
+    """Warn about pairs of texts that a model reads without embeddings of segments."""
+    is_read = any(each.pairs is not None for each in info.values())
+    if not is_read or model.backbone.num_segments > 1:
+        return ()
+    return (
+        "model.segments: nothing but the separator tells this model both texts of a pair apart; a "
+        "fresh one learns them with model.segments=2",
     )
 
 

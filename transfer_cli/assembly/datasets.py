@@ -19,14 +19,16 @@ from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.rest import Rest, rest_of
+from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
-from transfer_cli.data.text import TextData, TextSplit, whole_text
+from transfer_cli.data.text import Pairs, TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
 
 log = logging.getLogger(__name__)
@@ -90,11 +92,13 @@ class Prepared:
         splits: By name; "train" always.
         task: What its examples are; None: text without labels.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
+        pairs: What pairs of running text are asked; None: there are none.
     """
 
     splits: Mapping[str, Split]
     task: Task | None = None
     lengths: np.ndarray | None = None
+    pairs: Pairs | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -103,7 +107,7 @@ class Prepared:
 
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
-        return TaskInfo(tokenizer, self.labels, task=self.task)
+        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs)
 
     def of_task(self, task: Task) -> "Prepared":
         """Return the same data, whose answers are scored by another record of their task."""
@@ -313,10 +317,20 @@ def text(
     only: tuple[str, ...] | None = None,
     note: NoteText = _ignore,
 ) -> tuple[Prepared, Tokenizer]:
-    """Return a text, or `only` some of its splits, in blocks, and the tokenizer that encoded it."""
+    """Return a text, or `only` some of its splits, and the tokenizer that encoded it.
+
+    It is in blocks, or in pairs.
+    """
     length = block_length(found.length, shape.positions)
+    if found.pairs is not None and shape.direction == "causal":
+        raise ConfigError(
+            "data.pairs: pairs of texts are for a model that reads them from both sides; take "
+            "objective=mlm, or leave it out"
+        )
     encoded, tokenizer = whole_texts(found, place, tokenizer, only, note)
-    return _in_blocks(encoded, tokenizer, length), tokenizer
+    if found.pairs is None:
+        return _in_blocks(encoded, tokenizer, length), tokenizer
+    return _in_pairs(encoded, tokenizer, length, found, found.pairs, place.seed), tokenizer
 
 
 def whole_texts(
@@ -364,6 +378,34 @@ def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length:
             for name, part in encoded.items()
         }
     )
+
+
+def _in_pairs(
+    encoded: Mapping[str, EncodedText],
+    tokenizer: Tokenizer,
+    length: int,
+    found: TextData,
+    kind: Pairs,
+    seed: int,
+) -> Prepared:
+    """Return splits in pairs: those to score are the same in every run, so that runs compare."""
+    splits = {}
+    for name, part in encoded.items():
+        own_seed, copies = (seed, found.copies) if name == "train" else (0, 1)
+        try:
+            pairs = pair_text(
+                part, tokenizer, length, kind, found.units,
+                seed=derive(own_seed, "pairs", name), copies=copies,
+            )  # fmt: skip
+        except DataError as error:
+            raise DataError(
+                f"data.pairs={kind}: the {name} text, cut into units of a {found.units}, {error}; "
+                "say where documents begin (data.heading, or an empty line before each), or take "
+                "another of data.units, data.pairs"
+            ) from error
+        log.info("%s: %s", name, pairs.describe())
+        splits[name] = Split(name, pairs, unit="pairs", part_of=part.part_of)
+    return Prepared(splits, pairs=kind)
 
 
 def block_length(length: int | None, positions: int) -> int:

@@ -26,8 +26,20 @@ from transfer_cli.tasks.base import Task
 POOLER_HEAD = f"heads.{POOLER}."
 
 
-def exports_as(description: ModelDescription, tokenizer: Tokenizer, task: Task | None) -> str:
-    """Return in words what `transfer export` will write of a model, or why it will not."""
+def exports_as(
+    description: ModelDescription,
+    tokenizer: Tokenizer,
+    task: Task | None,
+    tensors: Mapping[str, Tensor],
+) -> str:
+    """Return in words what `transfer export` will write of a model, or why it will not.
+
+    Args:
+        description: The model's.
+        tokenizer: Its tokenizer.
+        task: See `ours_of`.
+        tensors: Its weights, of which those of further heads are looked at.
+    """
     objective: Objective = build(description.objective, "objective", Objective)
     objective.setup(TaskInfo(tokenizer, description.labels, task=task))
     with without_weights():
@@ -40,8 +52,10 @@ def exports_as(description: ModelDescription, tokenizer: Tokenizer, task: Task |
             graph = ", or format=onnx"
         except ConfigError:
             graph = ""
+        own = model.state_dict()
+        heads = {n: t for n, t in tensors.items() if n.startswith("heads.") and n not in own}
         try:
-            target = target_of(ours_of(description, tokenizer, task, model, head=True))
+            target = target_of(ours_of(description, tokenizer, task, model, heads, head=True))
         except CheckpointError as error:
             return f"not as it is{graph}; {str(error).removeprefix('run: ')}"
     return "; ".join(filter(None, (target.describe() + graph, target.misfit)))
@@ -68,7 +82,7 @@ def ours_of(
             meta device: there a product would import torch's compiler, for seconds.
         heads: Tensors of heads that the model does not have.
         head: Whether its head is to be written.
-        texts: See `Ours`; None: by the task.
+        texts: See `Ours`; None: by what it was trained on.
         length: See `Ours`.
 
     Raises:
@@ -95,7 +109,7 @@ def ours_of(
         tokenizer=tokenizer,
         head=kind,
         classifier=classifier,
-        texts=texts or ("lines" if task is None else "labelled"),
+        texts=texts or ("lines" if task is None and not description.pairs else "labelled"),
         length=length,
         labels=labels,
         added=lasting,

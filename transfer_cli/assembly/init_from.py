@@ -98,7 +98,8 @@ class Pretrained:
             return self.published.reads_lines
         if isinstance(self.task, ClozeTask):
             return self.task.lines
-        return self.task is None or self.description.shape.direction == "causal"
+        is_text = self.task is None and not self.description.pairs
+        return is_text or self.description.shape.direction == "causal"
 
     @property
     def before_text(self) -> int | None:

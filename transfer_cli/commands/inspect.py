@@ -16,6 +16,7 @@ from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.data.sentence_pairs import SentencePairs
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer
@@ -55,6 +56,10 @@ def inspect(config: DictConfig) -> None:
     prepared, tokenizer = datasets.text(found, place, shape, chosen)
     objective.setup(TaskInfo(tokenizer))
     for name, split in prepared.splits.items():
+        if isinstance(split.data, SentencePairs):
+            print_line(f"{name}: {split.data.describe()}")
+            for number in range(min(config.samples, len(split.data))):
+                _pair(split.data.batch(np.array([number])), tokenizer)
         if isinstance(split.data, TextBlocks):
             _summary(name, split.data)
             for number in range(min(config.samples, len(split.data))):
@@ -122,6 +127,11 @@ def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
     print_line(f"  tokens   {' '.join(tokenizer.pieces(tokens))}")
     named = (tokenizer.pieces([t])[0] if t != IGNORE else "." for t in target)
     print_line(f"  targets  {' '.join(named)}")
+
+
+def _pair(batch: Batch, tokenizer: Tokenizer) -> None:
+    pieces = tokenizer.pieces(batch["tokens"][0].tolist())
+    print_line(f"  {int(batch['pair'])}: {' '.join(pieces)}")
 
 
 def _lengths(lengths: np.ndarray) -> None:

@@ -111,9 +111,9 @@ def _starts(text: EncodedText, begins: Iterator[bool], sep: int) -> npt.NDArray[
     begins_N = np.fromiter(begins, np.bool_)
     if len(ends) != len(begins_N) + 1:
         raise DataError(
-            f"data.documents=separate: the text has {len(begins_N):,} lines, and the token that "
-            f"ends them, number {sep}, stands {len(ends) - 1:,} times behind the first; with this "
-            "tokenizer lines cannot be told apart. Leave it at cross."
+            f"data.documents=separate, data.pairs: the text has {len(begins_N):,} lines, and the "
+            f"token that ends them, number {sep}, stands {len(ends) - 1:,} times behind the first; "
+            "with this tokenizer lines cannot be told apart. Leave both out."
         )
     # The end of the line before is what the first token is predicted from.
     return ends[:-1][begins_N]

@@ -7,7 +7,10 @@ same batches as one that was never interrupted.
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from transfer_cli.batch import Batch
@@ -77,11 +80,17 @@ class StepDataLoader:
         )
         found: list[dict[str, Batch]] = [{} for _ in range(most)]
         for name, each in indices.items():
-            data = self.streams[name].data
+            load = partial(
+                _of_epoch, self.streams[name], self.streams[name].sampler.epoch_of(visit)
+            )
             own = micro_batches(shard(each, self.rank, self.world_size), self.micro_batch)
             for number, micro in enumerate(found):
                 if number < len(own):
-                    micro[name] = data.batch(own[number])
+                    micro[name] = load(own[number])
                 elif self.world_size > 1:
-                    micro[name] = PaddingBatch(data.batch(each[:1]))
+                    micro[name] = PaddingBatch(load(each[:1]))
         return found
+
+
+def _of_epoch(stream: Stream, epoch: int, indices: np.ndarray) -> Batch:
+    return {**stream.data.batch(indices), "epoch": torch.full((len(indices),), epoch)}

@@ -57,10 +57,14 @@ class StepSampler:
 
     def indices(self, step: int) -> np.ndarray:
         """Return the examples of a step, counted from 0, as int64."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        begin = within * self.batch
+        epoch = self.epoch_of(step)
+        begin = (step - epoch * self.steps_per_epoch) * self.batch
         found: np.ndarray = self._epoch(epoch)[begin : begin + self.batch]
         return found
+
+    def epoch_of(self, step: int) -> int:
+        """Return how many epochs are over before a step's."""
+        return step // self.steps_per_epoch
 
     def _drawn(self, epoch: int) -> np.ndarray:
         """Return the examples of an epoch in their order."""

@@ -71,6 +71,8 @@ class TextSplit:
 
 
 Documents = Literal["cross", "separate"]
+Pairs = Literal["nsp", "sop"]
+Units = Literal["sentence", "line"]
 
 Only = Sequence[str] | None
 """Names of the splits to return, since a test set can be scored without the training set."""
@@ -85,19 +87,37 @@ class TextData(ABC):
         documents: cross: a token sees what is before it in its block; separate: of its document
             alone, in which positions count from 0. What of a document is in the next block begins
             anew there.
+        pairs: Whether an example is a pair of texts of `length` tokens together, and what it is
+            asked of them: nsp or sop, see `data.sentence_pairs`. None: it is a block.
+        units: What pairs are made of: sentences or lines.
+        copies: How often the training text is paired, each time otherwise.
     """
 
     length: int | None = None
     documents: Documents = "cross"
+    pairs: Pairs | None = None
+    units: Units = "sentence"
+    copies: int = 1
 
     def __post_init__(self) -> None:
         if self.length is not None:
             at_least("length", self.length, 2)
         one_of("documents", self.documents, get_args(Documents), ValueError)
+        one_of("units", self.units, get_args(Units), ValueError)
+        at_least("copies", self.copies, 1)
+        if self.pairs is None:
+            return
+        one_of("pairs", self.pairs, get_args(Pairs), ValueError)
+        if self.documents == "separate":
+            raise ValueError(
+                "documents: both texts of a pair see each other, of whatever documents they are; "
+                "with pairs leave it at cross"
+            )
 
     def _told_apart(self, split: TextSplit, begins: Callable[[], Iterator[bool]]) -> TextSplit:
         """Return a split that says where documents begin, if that is asked for."""
-        return split if self.documents == "cross" else replace(split, begins=begins)
+        asks = self.documents == "separate" or self.pairs is not None
+        return replace(split, begins=begins) if asks else split
 
     @abstractmethod
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
@@ -151,9 +171,9 @@ class TextFiles(TextData):
         test: The same; without it there is no test set.
         field: The column of the text in JSON lines and Parquet; `a.b` is `b` in the object `a`.
         validation_share: The held-out share of the training text, in (0, 0.5].
-        heading: With `documents=separate`, a regular expression of the first line of a document of
-            `.txt`, such as `= [^=].* =`; None: a document follows an empty line. Of JSON lines and
-            Parquet each row is a document.
+        heading: With `documents=separate` or `pairs`, a regular expression of the first line of a
+            document of `.txt`, such as `= [^=].* =`; None: a document follows an empty line. Of
+            JSON lines and Parquet each row is a document.
     """
 
     train: str | list[str]

@@ -255,11 +255,13 @@ class TrainStep:
     def _prepare(self, micro: Mapping[str, Batch], step: int) -> dict[str, Batch]:
         """Return each loss's view of its stream's batch, before it is moved to the device."""
         noise = ExampleNoise(self._seed, "train", step)
-        return {
-            loss.name: loss.objective.prepare(micro[loss.stream], noise)
-            for loss in self.losses
-            if loss.stream in micro
-        }
+        main, views = self.losses[0], dict[str, Batch]()
+        for loss in (each for each in self.losses if each.stream in micro):
+            shares = loss.objective.reads_main_view and loss.stream == main.stream
+            views[loss.name] = (
+                views[main.name] if shares else loss.objective.prepare(micro[loss.stream], noise)
+            )
+        return views
 
     def _seed_dropout(self, step: int) -> None:
         """Seed torch's own generators from the seed and the step.

@@ -16,6 +16,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
+    PRETRAINING,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
@@ -46,6 +47,7 @@ class EncoderFamily(Family):
         is_gelu_head: Whether the language model has GELU whatever the activation of the blocks.
         classifier: The pooler and the last layer of the classifier.
         choice: The same of the one that gives each choice a number.
+        pair: The same of the one that says whether two texts belong together; none in most.
     """
 
     fixed: ClassVar[Mapping[str, Any]] = {
@@ -58,6 +60,7 @@ class EncoderFamily(Family):
     is_gelu_head: ClassVar[bool] = False
     classifier: ClassVar[tuple[str, str]]
     choice: ClassVar[tuple[str, str]]
+    pair: ClassVar[tuple[str, str] | None] = None
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads."""
@@ -66,10 +69,10 @@ class EncoderFamily(Family):
             SEQUENCE_CLASSIFICATION: PublishedHead(
                 f"{stem}ForSequenceClassification",
                 "text-classification",
-                _classifier(*self.classifier),
+                _judge("class", *self.classifier),
             ),
             MULTIPLE_CHOICE: PublishedHead(
-                f"{stem}ForMultipleChoice", "multiple-choice", _classifier(*self.choice)
+                f"{stem}ForMultipleChoice", "multiple-choice", _judge("class", *self.choice)
             ),
             QUESTION_ANSWERING: question_answering(stem),
             TOKEN_CLASSIFICATION: token_classification(stem),
@@ -77,6 +80,9 @@ class EncoderFamily(Family):
         if shape.output_activation == self.output_activation(shape.activation):
             rules = self._language_model(shape)
             found[LANGUAGE_MODEL] = PublishedHead(f"{stem}ForMaskedLM", "fill-mask", rules)
+            if self.pair is not None:
+                rules = [*rules, *_judge("pair", *self.pair)]
+                found[PRETRAINING] = PublishedHead(f"{stem}ForPreTraining", "fill-mask", rules)
         return found
 
     def output_activation(self, activation: Activation) -> Activation:
@@ -100,8 +106,8 @@ class EncoderFamily(Family):
         return [*rules, *same("heads.lm", decoder, "weight"), biases]
 
 
-def _classifier(pooler: str, linear: str) -> list[Rule]:
-    return [*same("heads.pooler.linear", pooler), *same("heads.class.linear", linear)]
+def _judge(head: str, pooler: str, linear: str) -> list[Rule]:
+    return [*same("heads.pooler.linear", pooler), *same(f"heads.{head}.linear", linear)]
 
 
 class Bert(EncoderFamily):
@@ -129,6 +135,7 @@ class Bert(EncoderFamily):
     )  # fmt: skip
     decoder = "decoder"
     classifier = choice = ("bert.pooler.dense", "classifier")
+    pair: ClassVar[tuple[str, str] | None] = ("bert.pooler.dense", "cls.seq_relationship")
     pooler_activation = "tanh"
     bare_pooler = "pooler.dense"
     first_position: ClassVar[int] = 0
@@ -186,6 +193,7 @@ class Roberta(Bert):
     only: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.only}
     lm_head = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
     is_gelu_head = True
+    pair = None
     classifier = ("classifier.dense", "classifier.out_proj")
     choice = ("roberta.pooler.dense", "classifier")
     mask_lstrip = True
@@ -223,6 +231,7 @@ class Electra(Bert):
     )  # fmt: skip
     decoder = ""
     is_gelu_head = True
+    pair = None
     classifier = Roberta.classifier
     choice = ("sequence_summary.summary", "classifier")
     pooler_activation = "gelu"
@@ -268,6 +277,7 @@ class Albert(Bert):
     }  # fmt: skip
     lm_head = ("predictions.dense", "predictions.LayerNorm", "predictions")
     classifier = choice = ("albert.pooler", "classifier")
+    pair = ("albert.pooler", "sop_classifier.classifier")
     bare_pooler = "pooler"
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:

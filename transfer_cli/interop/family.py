@@ -36,6 +36,8 @@ USUAL_KEYS = {
 """`Family.keys` of most families."""
 
 LANGUAGE_MODEL = "language_model"
+PRETRAINING = "pretraining"
+"""A language model with what was learnt beside it, for a model that has both heads."""
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 MULTIPLE_CHOICE = "multiple_choice"
 QUESTION_ANSWERING = "question_answering"

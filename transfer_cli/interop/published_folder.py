@@ -17,6 +17,7 @@ from transfer_cli.interop.families import families
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
+    PRETRAINING,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
@@ -207,6 +208,7 @@ class _Folder:
             heads: dict[str, nn.Module] = {
                 "lm": LanguageModelHead(shape, vocabulary),
                 "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
+                "pair": SequenceHead(shape.width, 2, "cls_first"),
                 "span": nn.Linear(shape.width, 2),
                 "tags": nn.Linear(shape.width, max(1, labels)),
             }
@@ -275,6 +277,9 @@ class _Folder:
                 labels,
                 {**_TAGS, "marks_entities": marks},
             )
+        both = heads.get(PRETRAINING)
+        if both is not None and self._has(both.rules):
+            return list(both.rules), dict(_MASKED), (), None
         usual = heads.get(SEQUENCE_CLASSIFICATION)
         own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (

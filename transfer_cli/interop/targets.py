@@ -15,7 +15,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, one_of
 from transfer_cli.interop import own_code
 from transfer_cli.interop.families import families
-from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
+from transfer_cli.interop.family import LANGUAGE_MODEL, PRETRAINING, Family, PublishedHead
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import BackboneShape
@@ -213,9 +213,12 @@ def _classifier_misfits(family: Family, ours: Ours, classifier: SequenceObjectiv
 
 def _rules(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None]:
     """Return the rules, with whole names, and the head that goes along."""
-    head = family.heads(ours.shape).get(ours.head) if ours.head else None
-    if head is not None and any(rule.ours not in ours.tensors for rule in head.rules):
-        head = None  # a model that came without the head of its pretraining
+    heads = family.heads(ours.shape)
+    kinds = (PRETRAINING, LANGUAGE_MODEL) if ours.head == LANGUAGE_MODEL else (ours.head or "",)
+    found = (heads[kind] for kind in kinds if kind in heads)
+    # A model may have come without the head of its pretraining.
+    whole = (each for each in found if all(rule.ours in ours.tensors for rule in each.rules))
+    head = next(whole, None)
     of_head = list(head.rules) if head else []
     has_place = {rule.ours for rule in of_head}
     pooler = [r for r in family.pooler() if r.ours in ours.tensors and r.ours not in has_place]

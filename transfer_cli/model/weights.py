@@ -84,6 +84,8 @@ class ModelDescription:
         base: The model that holds the weights not stored here; None: all are stored here.
         task: Config node of the task of the data; None: older and published models, whose `labels`
             decide (`tasks.base.task_of`).
+        pairs: Whether the running text that it was trained on was in pairs, laid out as labelled
+            texts are, and not in lines.
 
     Raises:
         TypeError, ValueError: A value cannot be right.
@@ -97,6 +99,7 @@ class ModelDescription:
     edits: Mapping[str, Any] = field(default_factory=dict)
     base: Base | None = None
     task: Mapping[str, Any] | None = None
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         if self.shape.direction == "auto":

@@ -38,6 +38,7 @@ class TaskInfo:
         name: The name of the loss: "main", or the user's name for a further one.
         task: The task of its data (`tasks.base.Task`); None: text without labels.
         main: The objective of the main loss, for a further one.
+        pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
     """
 
     vocabulary: "Tokenizer"
@@ -45,6 +46,7 @@ class TaskInfo:
     name: str = "main"
     task: Any = None
     main: "Objective | None" = None
+    pairs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,9 @@ class Objective(ABC):
     """The direction of attention that the objective needs; None: either."""
     keeps_tokens: bool = True
     """Whether `prepare` leaves a batch's tokens as they are."""
+    reads_main_view: bool = False
+    """Whether it reads what `prepare` of the main loss made of the batch, if that is of its stream:
+    both then share one pass, though that one changes tokens."""
     reaches_all: bool = True
     """Whether every parameter of the backbone that trains has a part in it."""
     fits_answers: bool = False

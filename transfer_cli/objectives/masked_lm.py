@@ -1,9 +1,11 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1), with new masks at each visit.
+"""Masked language modelling (Devlin et al. 2019, section 3.1).
 
-Legend: B batch, T positions.
+Legend: B batch, T positions, W words.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,11 +13,16 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, at_least, one_of
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
+
+Masks = Literal["dynamic", "static"]
+
+LONGEST_SPAN, GOES_ON = 10, 0.8
+"""Words of a span: of n with a probability proportional to 0.8^n, so 3.8 on average (SpanBERT)."""
 
 
 class MaskedLM(LanguageModel):
@@ -28,17 +35,35 @@ class MaskedLM(LanguageModel):
     Args:
         rate: Share of eligible tokens to select, in (0, 1).
         whole_word: Select words, all their pieces together, until `rate` of the tokens is reached.
+        spans: Select spans of words so (Joshi et al. 2020, section 3.1). Other than words, a span
+            has one fate: all of it is masked, or replaced, or stays.
+        masks: dynamic: other tokens are hidden at each visit (Liu et al. 2019); static: in each
+            epoch those of another copy of the text, as BERT had them.
+        copies: How many copies that are. After so many epochs the first comes again.
     """
 
     direction = "bidirectional"
     keeps_tokens = False
     MASKED, RANDOM = 0.8, 0.1
 
-    def __init__(self, rate: float = 0.15, whole_word: bool = False) -> None:  # noqa: FBT001, FBT002 - a YAML option
+    def __init__(
+        self,
+        rate: float = 0.15,
+        whole_word: bool = False,  # noqa: FBT001, FBT002 - a YAML option
+        *,
+        spans: bool = False,
+        masks: Masks = "dynamic",
+        copies: int = 10,
+    ) -> None:
         if not 0 < rate < 1:
             raise ValueError(f"rate must be between 0 and 1, got {rate}")
+        one_of("masks", masks, get_args(Masks), ValueError)
+        at_least("copies", copies, 1)
         self.rate = rate
         self.whole_word = whole_word
+        self.spans = spans
+        self.masks = masks
+        self.copies = copies
 
     def setup(self, info: TaskInfo) -> None:
         """Decide which tokens may be masked, and which may replace them."""
@@ -59,10 +84,16 @@ class MaskedLM(LanguageModel):
         """Return the batch with masked `tokens`; `target` holds the original ones."""
         tokens_BT = batch["tokens"]
         eligible_BT = self._eligible[tokens_BT] & batch["mask"]
-        # Three draws a position: whether to select, what to do, which token to put there.
-        draws = noise.uniform(batch["index"], tokens_BT.shape[1], 3)
-        select_BT, action_BT, token_BT = draws.unbind(-1)
-        if self.whole_word:
+        if self.masks == "static" and "epoch" in batch:
+            noise = noise.of_copy(int(batch["epoch"][0]) % self.copies)
+        # Three draws a position: whether to select, what to do, which token to put there; and of
+        # spans how long they are.
+        draws = noise.uniform(batch["index"], tokens_BT.shape[1], 4 if self.spans else 3)
+        select_BT, action_BT, token_BT, *length = draws.unbind(-1)
+        if self.spans:
+            selected_BT, begin_BT = self._spans(tokens_BT, eligible_BT, select_BT, *length)
+            action_BT = action_BT.gather(1, begin_BT)
+        elif self.whole_word:
             selected_BT = self._words(tokens_BT, eligible_BT, select_BT)
         else:
             selected_BT = self._tokens(eligible_BT, select_BT)
@@ -99,12 +130,15 @@ class MaskedLM(LanguageModel):
 
     def _words(self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = torch.zeros_like(eligible_BT)
-        breaks_BT = self._starts_word[tokens_BT] | ~eligible_BT
-        breaks_BT[:, 0] = True
-        word_BT = breaks_BT.long().cumsum(1)
+        word_BT = self._word_numbers(tokens_BT, eligible_BT)
         for row in range(len(tokens_BT)):
             selected_BT[row] = self._row_words(word_BT[row], eligible_BT[row], draw_BT[row])
         return selected_BT
+
+    def _word_numbers(self, tokens_BT: Tensor, eligible_BT: Tensor) -> Tensor:
+        breaks_BT = self._starts_word[tokens_BT] | ~eligible_BT
+        breaks_BT[:, 0] = True
+        return breaks_BT.long().cumsum(1)
 
     def _row_words(self, word_T: Tensor, eligible_T: Tensor, draw_T: Tensor) -> Tensor:
         positions = eligible_T.nonzero().squeeze(1)
@@ -117,3 +151,43 @@ class MaskedLM(LanguageModel):
         before = sizes[order].cumsum(0) - sizes[order]
         chosen = words[order[before < self.rate * len(positions)]]
         return torch.isin(word_T, chosen) & eligible_T
+
+    def _spans(
+        self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor, length_BT: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return which positions are selected, and where the span of each begins."""
+        word_BT = self._word_numbers(tokens_BT, eligible_BT)
+        begin_BT = torch.full_like(tokens_BT, -1)
+        for row in range(len(tokens_BT)):
+            positions = eligible_BT[row].nonzero().squeeze(1)
+            if not len(positions):
+                continue
+            _, sizes_W = word_BT[row, positions].unique_consecutive(return_counts=True)
+            starts_W = positions[sizes_W.cumsum(0) - sizes_W]
+            for start, stop in self._row_spans(
+                starts_W, sizes_W, draw_BT[row, starts_W], length_BT[row, starts_W]
+            ):
+                begin_BT[row, start:stop] = start
+        return begin_BT >= 0, begin_BT.clamp(min=0)
+
+    def _row_spans(
+        self, starts_W: Tensor, sizes_W: Tensor, draw_W: Tensor, length_W: Tensor
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the first position of each span and the one after its last.
+
+        Spans begin at words in the order of their draws. One ends early before a special token,
+        before another span, and where the rate is reached.
+        """
+        lengths = (length_W * (1 - GOES_ON**LONGEST_SPAN)).neg().log1p() / math.log(GOES_ON)
+        starts, sizes = starts_W.tolist(), sizes_W.tolist()
+        left, is_free = self.rate * sum(sizes), [True] * len(starts)
+        for first in draw_W.argsort().tolist():
+            stop = starts[first]
+            for word in range(first, min(first + 1 + int(lengths[first]), len(starts))):
+                if left <= 0 or not is_free[word] or starts[word] != stop:
+                    break
+                is_free[word] = False
+                left -= sizes[word]
+                stop += sizes[word]
+            if stop > starts[first]:
+                yield starts[first], stop

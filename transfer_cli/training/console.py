@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 def say_start(command: str, path: Path, run: TrainingRun) -> None:
     """Log the model, the data and the length of a run that begins."""
-    unit = "blocks of text" if run.data.task is None else "texts"
+    of_text = "blocks of text" if run.data.pairs is None else "pairs of texts"
+    unit = of_text if run.data.task is None else "texts"
     sizes = " · ".join(f"{len(split.data):,} {name}" for name, split in run.data.splits.items())
     labels = f", {len(run.data.labels)} labels" if run.data.labels else ""
     total = sum(p.numel() for p in run.model.parameters())

@@ -39,6 +39,16 @@ def test_a_loader_that_starts_anywhere_gives_what_follows(first):
     assert drawn(loader_of(data, first=first), 20 - first) == straight[first:]
 
 
+def test_batches_say_how_many_epochs_of_their_stream_are_over():
+    loader, mixture = mixed_loader()
+
+    for step in range(40):
+        name, visit = mixture.at(step)
+        over = visit // loader.streams[name].sampler.steps_per_epoch
+        for micro in loader.at(step):
+            assert micro[name]["epoch"].tolist() == [over] * len(micro[name]["index"])
+
+
 def test_a_step_comes_in_micro_batches_of_at_most_the_size():
     steps = drawn(loader_of(tiny.Questions(examples=60), batch=8, micro_batch=3), 8)
 

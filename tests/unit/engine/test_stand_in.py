@@ -103,6 +103,7 @@ def test_every_objective_edit_penalty_and_plan_of_the_package_is_tried():
 
     makes = [make for make, *_ in on_stand_in.OBJECTIVES.values()]
     makes += [*on_stand_in.FURTHER.values(), *on_stand_in.STUDENTS.values()]
+    makes += on_stand_in.BESIDE_MASKED.values()
     assert {type(make()) for make in makes} == kinds(Objective)
     assert {type(edit) for edit in on_stand_in.EDITS} == kinds(Edit)
     assert {type(make()) for make in on_stand_in.PENALTIES.values()} == kinds(Penalty)

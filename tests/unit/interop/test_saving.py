@@ -22,6 +22,8 @@ from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.sentence_pair import SentencePair
 
 CAUSAL = BackboneShape(
     width=16, heads=4, depth=2, feedforward=24, positions=30, direction="causal", output_bias=False
@@ -116,6 +118,49 @@ def test_language_models_predict_the_same(tmp_path, tokenizer, shape, family):
     assert written.target.architecture.startswith(family)
     assert written.left_out == ()
     predicts_the_same(tmp_path, model, tokenizer)
+
+
+ALBERT = replace(
+    MASKED, embedding_width=8, share="all", activation="gelu_tanh", output_activation="gelu_tanh"
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "architecture", "answer"),
+    [
+        (MASKED, "BertForPreTraining", "seq_relationship_logits"),
+        (replace(MASKED, tie_output=False), "BertForPreTraining", "seq_relationship_logits"),
+        (ALBERT, "AlbertForPreTraining", "sop_logits"),
+    ],
+)
+def test_both_heads_of_pretraining_predict_the_same(
+    tmp_path, tokenizer, shape, architecture, answer
+):
+    model, objective = model_of(shape, tokenizer), SentencePair()
+    objective.setup(TaskInfo(tokenizer, name="pair", main=MaskedLM(), pairs="nsp"))
+    model = TransferModel(model.backbone, {**model.heads, **objective.modules(model.backbone)})
+    tiny.lively(model.heads)
+
+    written = write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
+
+    assert written.target.architecture == architecture
+    assert written.left_out == ()
+    theirs = loaded("AutoModelForPreTraining", tmp_path)
+    assert type(theirs).__name__ == architecture
+    tokens, mask = some_texts(tokenizer)
+    segment = (torch.arange(12) > 5).long().expand(3, -1)
+    batch = {"tokens": tokens, "mask": mask, "segment": segment}
+    with torch.no_grad():
+        encoded = Encoding(model, batch)
+        own = model.heads["lm"](encoded.top, model.backbone.token_embedding.weight)
+        said = objective.outputs(model, batch, encoded)
+        found = theirs(input_ids=tokens, attention_mask=mask.long(), token_type_ids=segment)
+    assert said.std() > 0.1
+    torch.testing.assert_close(own[mask], found.prediction_logits[mask], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(said, found[answer], atol=1e-5, rtol=1e-5)
+    again = open_folder(tmp_path, "run").tensors()
+    assert again.keys() == model.state_dict().keys()
+    assert all(torch.equal(again[name], each) for name, each in model.state_dict().items())
 
 
 @pytest.mark.parametrize(

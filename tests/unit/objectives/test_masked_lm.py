@@ -1,5 +1,7 @@
 """Legend: B batch, T positions."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -101,17 +103,20 @@ def test_targets_are_what_stood_there_and_nothing_elsewhere(million):
     assert torch.equal(prepared["tokens"][~selected], batch["tokens"][~selected])
 
 
+UNITS = [{}, {"whole_word": True}, {"spans": True}]
+
+
 @settings(max_examples=50)
 @given(
     rate=st.floats(0.01, 0.9),
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    whole_word=st.booleans(),
+    unit=st.sampled_from(UNITS),
     step=st.integers(0, 99),
 )
-def test_every_sample_with_something_to_hide_hides_something(rate, lengths, whole_word, step):
+def test_every_sample_with_something_to_hide_hides_something(rate, lengths, unit, step):
     batch = tiny.rows_to_batch([[2, *range(5, 5 + length), 3] for length in lengths])
 
-    prepared = at_work(rate=rate, whole_word=whole_word).prepare(batch, noise(step))
+    prepared = at_work(rate=rate, **unit).prepare(batch, noise(step))
 
     assert (prepared["target"] != IGNORE).any(1).all()
 
@@ -119,12 +124,12 @@ def test_every_sample_with_something_to_hide_hides_something(rate, lengths, whol
 # What the draw depends on.
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_masked_lm_keeps_the_contract_of_objectives(whole_word):
+@pytest.mark.parametrize("unit", UNITS)
+def test_masked_lm_keeps_the_contract_of_objectives(unit):
     data = tiny.Questions(causal=False)
 
     check_objective(
-        MaskedLM(0.4, whole_word), TaskInfo(tiny.VOCABULARY, tiny.LABELS), data.batch(np.arange(6))
+        MaskedLM(0.4, **unit), TaskInfo(tiny.VOCABULARY, tiny.LABELS), data.batch(np.arange(6))
     )
 
 
@@ -138,10 +143,10 @@ def test_each_visit_hides_other_tokens_and_each_seed_too():
     assert not torch.equal(targets[0], targets[2])
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("padding", [0, 9])
-def test_an_example_is_hidden_alike_in_any_company_and_padding(whole_word, padding):
-    objective = at_work(whole_word=whole_word)
+def test_an_example_is_hidden_alike_in_any_company_and_padding(unit, padding):
+    objective = at_work(**unit)
     rows = [[2, *range(5, 25), 3], [2, *range(30, 40), 3], [2, 11, 12, 3]]
     rows[0] += [7] * padding
     batch = tiny.rows_to_batch(rows, np.array([7, 3, 9]))
@@ -217,12 +222,125 @@ def test_a_word_that_a_special_token_cuts_is_two():
     assert chosen == {(True, True, False, False, False), (False, False, False, True, True)}
 
 
+# Spans.
+
+
+def spans_in(prepared, batch):
+    """Return the selected spans of a batch, as rows of (position, token as it is now)."""
+    for row in range(len(batch["tokens"])):
+        selected = (prepared["target"][row] != IGNORE).nonzero().squeeze(1).tolist()
+        found = []
+        for place in selected:
+            if found and found[-1][-1] == place - 1:
+                found[-1].append(place)
+            else:
+                found.append([place])
+        yield from ((row, span) for span in found)
+
+
+def test_spans_are_of_whole_words_and_at_about_the_rate():
+    batch = pieces_batch()
+    selected = at_work(LARGE, spans=True).prepare(batch, noise())["target"] != IGNORE
+
+    continues = torch.from_numpy(~LARGE.starts_word)[batch["tokens"]] & batch["mask"]
+    torn = continues[:, 1:] & (selected[:, 1:] != selected[:, :-1])
+
+    assert not torn.any()
+    assert not (selected & ~eligible(batch)).any()
+    assert float(selected.sum() / eligible(batch).sum()) == pytest.approx(0.16, abs=0.01)
+
+
+def test_spans_are_as_long_as_those_of_spanbert():
+    """1 to 10 words, 3.8 on average."""
+    objective, starts = at_work(LARGE, spans=True), torch.arange(200)
+    lengths = []
+
+    for draws in noise().uniform(torch.arange(4000), 200, 2):
+        start, stop = next(objective._row_spans(starts, starts * 0 + 1, *draws.unbind(-1)))
+        lengths += [stop - start] if start < 190 else []  # or the text ends it
+
+    shares = np.bincount(lengths, minlength=11)[1:] / len(lengths)
+    expected = 0.8 ** np.arange(1, 11)
+    assert np.mean(lengths) == pytest.approx(3.8, abs=0.15)
+    assert shares == pytest.approx(expected / expected.sum(), abs=0.025)
+
+
+def test_all_of_a_span_has_one_fate():
+    batch = pieces_batch()
+    prepared = at_work(LARGE, spans=True, rate=0.02).prepare(batch, noise())
+    fates = []
+
+    for row, span in spans_in(prepared, batch):
+        now, before = prepared["tokens"][row, span], batch["tokens"][row, span]
+        masked, kept = now == LARGE.mask, now == before
+        assert masked.all() or not masked.any()
+        assert kept.all() or int(kept.sum()) <= 1  # a drawn token may be the same by chance
+        fates.append("masked" if masked.all() else "kept" if kept.all() else "replaced")
+
+    shares = [fates.count(fate) / len(fates) for fate in ("masked", "kept", "replaced")]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.06)
+
+
+def test_a_span_ends_before_a_special_token():
+    objective = at_work(spans=True, rate=0.9)
+    batch = tiny.rows_to_batch([[5, 6, 3, 7, 8]])
+    draws = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5]])
+
+    _, begin = objective._spans(
+        batch["tokens"], batch["tokens"] > 4, draws, torch.full_like(draws, 0.99)
+    )
+
+    assert begin.tolist() == [[0, 0, 0, 3, 3]]
+
+
+# Static masks.
+
+
+def of_epoch(batch, epoch):
+    return {**batch, "epoch": torch.full_like(batch["index"], epoch)}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_static_masks_come_again_after_as_many_epochs_as_there_are_copies(unit):
+    batch, objective = drawn_batch(8, 64), at_work(LARGE, masks="static", copies=3, **unit)
+
+    visits = [objective.prepare(of_epoch(batch, n), noise(100 + n))["tokens"] for n in range(7)]
+
+    for first, second in itertools.combinations(range(7), 2):
+        is_same = torch.equal(visits[first], visits[second])
+        assert is_same == ((second - first) % 3 == 0)
+
+
+def test_dynamic_masks_and_those_of_evaluation_know_no_epoch():
+    batch, static = drawn_batch(8, 64), at_work(LARGE, masks="static", copies=3)
+    dynamic = at_work(LARGE)
+
+    plain = dynamic.prepare(batch, noise())["tokens"]
+
+    assert torch.equal(dynamic.prepare(of_epoch(batch, 2), noise())["tokens"], plain)
+    assert torch.equal(static.prepare(batch, noise())["tokens"], plain)
+    of_seeds = [
+        static.prepare(of_epoch(batch, 0), ExampleNoise(seed, "train", 0))["tokens"]
+        for seed in (0, 1)
+    ]
+    assert not torch.equal(*of_seeds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"masks": "fixed"}, "masks: 'fixed' is not one of dynamic, static"), ({"copies": 0}, "cop")],
+)
+def test_masks_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        MaskedLM(**options)
+
+
 # Numbers.
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_a_batch_with_nothing_to_hide_has_no_targets_and_a_loss_of_zero(whole_word):
-    objective = at_work(whole_word=whole_word)
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_batch_with_nothing_to_hide_has_no_targets_and_a_loss_of_zero(unit):
+    objective = at_work(**unit)
     model = tiny.model(MaskedLM(), direction="bidirectional")
     batch = objective.prepare(tiny.rows_to_batch([[2, 1, 1, 3], [2, 3]]), noise())
 
