@@ -454,7 +454,7 @@ class AnalyzeConfig(SharedConfig):
     """The model to look into: a run, one of its checkpoints, or a published model."""
     base: str | None = None
     other: str | None = None
-    """A second model, for analyses that compare two."""
+    """A second model, for analyses that compare two; none: the one that the run began with."""
     data_changed: str = "refuse"
     """Typed as `data.changed`: refuse or accept data that have changed since the run began."""
     input: str | None = None
