@@ -85,7 +85,7 @@ def made_labels(subject: Subject, kind: SurfaceTask) -> Sought:
     splits = {}
     for name, examples in data.splits.items():
         if not examples:
-            raise DataError(f"analysis.probes.task: no text of {name} is left for {kind}")
+            raise DataError(f"analysis.probes.task: no text of {name} can be asked its {kind}")
         encoded = data.task.encode(examples, start.tokenizer, subject.opened.length, direction)
         splits[name] = Split(name, encoded)
     labelled = {name: _labelled(split) for name, split in splits.items()}
