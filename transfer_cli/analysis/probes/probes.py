@@ -14,20 +14,20 @@ from typing import Any, Literal, get_args
 import torch
 
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.probing import mlp, online_code
-from transfer_cli.analysis.probing.controls import CONTROLS, baselines, relabelled
-from transfer_cli.analysis.probing.findings import (
+from transfer_cli.analysis.probes import mlp, online_code
+from transfer_cli.analysis.probes.controls import CONTROLS, baselines, relabelled
+from transfer_cli.analysis.probes.findings import (
     Entry,
     Findings,
     linear_entry,
     mlp_entry,
     shown,
 )
-from transfer_cli.analysis.probing.linear import STRENGTHS, Given, solved
-from transfer_cli.analysis.probing.mix import learnt_shares
-from transfer_cli.analysis.probing.sought import Sought, given_labels, made_labels
-from transfer_cli.analysis.probing.states import LayersRead, Parts, Probed, parts_of, standardise
-from transfer_cli.analysis.probing.surface_tasks import SURFACE_TASKS, SurfaceTask
+from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
+from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes.sought import Sought, given_labels, made_labels
+from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
+from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTask
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.progress import progress
@@ -45,7 +45,7 @@ class Probes(Analysis):
         pooling: How the states of a text become one, see `model.heads.pool`.
         mix: Whether a mix of the layers is learnt by linear probes, too.
         mdl: Whether the codelength of the labels is computed, too.
-        strengths: Of the L2 penalty, see `probing.linear.solved`.
+        strengths: Of the L2 penalty, see `probes.linear.solved`.
         seeds: How many mlp probes each layer has.
         most: Units of each split at most.
     """

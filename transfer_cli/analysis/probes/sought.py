@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.analysis.analysis import Subject
-from transfer_cli.analysis.probing.states import SoughtSplit
-from transfer_cli.analysis.probing.surface_tasks import SurfaceTask, made
+from transfer_cli.analysis.probes.states import SoughtSplit
+from transfer_cli.analysis.probes.surface_tasks import SurfaceTask, made
 from transfer_cli.assembly.datasets import direction_of, encoded_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import ConfigError, DataError
