@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.analysis.probing.linear import Given
+from transfer_cli.analysis.probes.linear import Given
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.progress import progress
 from transfer_cli.seeds import derive

@@ -14,19 +14,20 @@ from typing import Any, Literal, get_args
 import torch
 
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.probing import mlp, online_code
-from transfer_cli.analysis.probing.controls import CONTROLS, baselines, relabelled
-from transfer_cli.analysis.probing.findings import (
+from transfer_cli.analysis.probes import mlp, online_code
+from transfer_cli.analysis.probes.controls import CONTROLS, baselines, relabelled
+from transfer_cli.analysis.probes.findings import (
     Entry,
     Findings,
     linear_entry,
     mlp_entry,
     shown,
 )
-from transfer_cli.analysis.probing.linear import STRENGTHS, Given, solved, solved_mix
-from transfer_cli.analysis.probing.sought import Sought, given_labels, made_labels
-from transfer_cli.analysis.probing.states import LayersRead, Parts, Probed, parts_of
-from transfer_cli.analysis.probing.surface_tasks import SURFACE_TASKS, SurfaceTask
+from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
+from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes.sought import Sought, given_labels, made_labels
+from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
+from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTask
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.progress import progress
@@ -44,7 +45,7 @@ class Probes(Analysis):
         pooling: How the states of a text become one, see `model.heads.pool`.
         mix: Whether a mix of the layers is learnt by linear probes, too.
         mdl: Whether the codelength of the labels is computed, too.
-        strengths: Of the L2 penalty, see `probing.linear.solved`.
+        strengths: Of the L2 penalty, see `probes.linear.solved`.
         seeds: How many mlp probes each layer has.
         most: Units of each split at most.
     """
@@ -93,7 +94,7 @@ class Probes(Analysis):
         found = list(self._probed(parts, None, layers, classes, seed))
         mix = None
         if self.mix and len(layers) > 1:
-            entry, mix = self._mixed(parts, found, layers, classes)
+            entry, mix = self._mixed(parts, layers, classes, seed)
             found.append(entry)
         for name in controls:
             if name == "random":
@@ -173,20 +174,25 @@ class Probes(Analysis):
             yield mlp_entry(layer, name, said_SKN[:, at], parts["scored"].label, classes)
 
     def _mixed(
-        self, parts: Parts, found: Sequence[Entry], layers: Sequence[int], classes: int
+        self, parts: Parts, layers: Sequence[int], classes: int, seed: int
     ) -> tuple[Entry, dict[str, Any]]:
         """Return the entry of the learnt mix, and what it is made of.
 
-        Its L2 penalty is that of the layer with the lowest loss on the units that chose.
+        Once its shares are learnt, it is probed like a layer.
         """
-        best = min(found, key=lambda entry: float(entry["loss_where_chosen"]))
-        train, scored = parts["train"], parts["scored"]
-        probe = solved_mix(Given(train.states, train.label), classes, best["strength"])
-        log_NC = probe.log_shares(scored.states)
-        entry = linear_entry("mix", None, probe.linear, log_NC, scored.label)
-        shares = probe.shares.tolist()
+        train, stopped_on = (
+            Given(parts[part].states, parts[part].label) for part in ("train", "chosen_on")
+        )
+        share_K = learnt_shares(train, stopped_on, classes, seed)
+        mixed = {name: part.mixed(share_K) for name, part in parts.items()}
+        standardise(mixed)
+        probe = solved(_at(mixed["train"], 0), _at(mixed["chosen_on"], 0), classes, self.strengths)
+        scored = mixed["scored"]
+        log_NC = probe.log_shares(scored.states[:, 0])
+        shares = share_K.tolist()
         centre = sum(layer * share for layer, share in zip(layers, shares, strict=True))
-        return entry, {"layers": list(layers), "shares": shares, "centre_of_gravity": centre}
+        made_of = {"layers": list(layers), "shares": shares, "centre_of_gravity": centre}
+        return linear_entry("mix", None, probe, log_NC, scored.label), made_of
 
 
 def _at(part: Probed, layer: int) -> Given:

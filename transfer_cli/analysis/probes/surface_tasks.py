@@ -112,5 +112,6 @@ def _check_bins(found: int, otherwise: str) -> None:
 
 
 def _bin_names(bounds: Sequence[int]) -> tuple[str, ...]:
-    lows, highs = [0, *bounds], [str(bound - 1) for bound in bounds]
-    return tuple(f"{low} to {high}" for low, high in zip(lows, [*highs, "more"], strict=True))
+    lows = [0, *bounds]
+    named = [f"{low} to {past - 1}" for low, past in zip(lows, bounds, strict=False)]
+    return (*named, f"{lows[-1]} or more")

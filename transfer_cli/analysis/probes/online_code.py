@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from transfer_cli.analysis.probing.linear import Given
+from transfer_cli.analysis.probes.linear import Given
 
 PERCENT = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25.0, 50.0, 100.0)
 """Where the portions end, in percent of the units."""

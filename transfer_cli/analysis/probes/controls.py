@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.probing.states import Parts, Probed
+from transfer_cli.analysis.probes.states import Parts, Probed
 from transfer_cli.seeds import derive
 
 CONTROLS = ("random", "shuffled", "types")

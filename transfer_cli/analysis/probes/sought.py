@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.analysis.analysis import Subject
-from transfer_cli.analysis.probing.states import SoughtSplit
-from transfer_cli.analysis.probing.surface_tasks import SurfaceTask, made
+from transfer_cli.analysis.probes.states import SoughtSplit
+from transfer_cli.analysis.probes.surface_tasks import SurfaceTask, made
 from transfer_cli.assembly.datasets import direction_of, encoded_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import ConfigError, DataError
@@ -85,7 +85,7 @@ def made_labels(subject: Subject, kind: SurfaceTask) -> Sought:
     splits = {}
     for name, examples in data.splits.items():
         if not examples:
-            raise DataError(f"analysis.probes.task: no text of {name} is left for {kind}")
+            raise DataError(f"analysis.probes.task: no text of {name} can be asked its {kind}")
         encoded = data.task.encode(examples, start.tokenizer, subject.opened.length, direction)
         splits[name] = Split(name, encoded)
     labelled = {name: _labelled(split) for name, split in splits.items()}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from transfer_cli.analysis import pictures
 from transfer_cli.analysis.analysis import AnalysisResult
-from transfer_cli.analysis.probing.linear import LinearProbe
-from transfer_cli.analysis.probing.sought import Sought
+from transfer_cli.analysis.probes.linear import LinearProbe
+from transfer_cli.analysis.probes.sought import Sought
 
 Entry = dict[str, Any]
 """What is found of one layer: `layer`, `control`, `accuracy`, `macro_f1`, and more."""

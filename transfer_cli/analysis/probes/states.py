@@ -80,6 +80,11 @@ class Probed:
         words = None if self.words is None else [self.words[at] for at in numbers.tolist()]
         return Probed(self.states[numbers], self.label[numbers], words)
 
+    def mixed(self, share_K: Tensor) -> "Probed":
+        """Return the same units with the weighted mean of their layers, `[N, 1, D]`."""
+        mixed_ND = torch.einsum("nkd,k->nd", self.states, share_K)
+        return replace(self, states=mixed_ND[:, None])
+
     def labelled(self, label: Tensor) -> "Probed":
         """Return the same units with other labels."""
         return replace(self, label=label)

@@ -1,0 +1,357 @@
+"""Legend: N units, K layers, D width, C labels, S seeds."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from tests import subjects, tiny
+from transfer_cli.analysis.probes import linear, mlp, online_code
+from transfer_cli.analysis.probes.controls import baselines, relabelled
+from transfer_cli.analysis.probes.findings import scores
+from transfer_cli.analysis.probes.linear import Given, solved
+from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes.states import (
+    LayersRead,
+    Probed,
+    SoughtSplit,
+    parts_of,
+    standardise,
+    states_of,
+)
+from transfer_cli.batch import IGNORE
+from transfer_cli.data.split import Split
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.classification import Classification
+
+ALL = LayersRead((0, 1, 2, 3), "mean", 1000)
+
+
+def noise(*size, seed=0):
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def labelled(units=300, width=8, seed=0, rule=0):
+    """Return states whose label is told by a linear rule, with much noise."""
+    states = noise(units, width, seed=seed)
+    told = states @ noise(width, 3, seed=100 + rule) + 2 * noise(units, 3, seed=seed + 1)
+    return Given(states, told.argmax(1))
+
+
+def accuracy(probe, given):
+    return float((probe.log_shares(given.states).argmax(1) == given.label).double().mean())
+
+
+# --- linear probes -----------------------------------------------------------------------------
+
+
+def test_of_states_that_tell_kinds_apart_a_probe_gives_the_share_of_each_label():
+    kind = torch.arange(4).repeat_interleave(10)
+    label = torch.tensor([0] * 7 + [1] * 3 + [1] * 9 + [2] + [2] * 5 + [0] * 5 + [0, 1] * 5)
+    given = Given(torch.eye(4)[kind], label)
+
+    probe = solved(given, given, 3, (1e-5,))
+
+    counts = torch.zeros(4, 3, dtype=torch.float64)
+    counts.index_put_((kind, label), torch.ones(40, dtype=torch.float64), accumulate=True)
+    assert_close(probe.log_shares(torch.eye(4)).exp(), counts / 10, atol=2e-3, rtol=0)
+
+
+def test_a_probe_is_where_the_penalised_loss_has_no_slope():
+    given = labelled()
+
+    probe = solved(given, labelled(seed=5), 3, (3.0,))
+
+    weight, bias = probe.weight.clone().requires_grad_(), probe.bias.clone().requires_grad_()
+    loss = F.cross_entropy(given.states.double() @ weight + bias, given.label)
+    (loss + 3.0 / len(given.label) / 2 * weight.square().sum()).backward()
+    assert weight.grad.abs().max() <= linear.TOLERANCE
+    assert bias.grad.abs().max() <= linear.TOLERANCE
+    assert probe.gradient <= linear.TOLERANCE
+
+
+def test_the_order_of_units_does_not_matter():
+    given, other = labelled(), labelled(seed=5)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(1))
+
+    one = solved(given, other, 3, linear.STRENGTHS)
+    same = solved(Given(given.states[order], given.label[order]), other, 3, linear.STRENGTHS)
+
+    assert one.strength == same.strength
+    assert accuracy(one, other) == accuracy(same, other)
+
+
+def test_states_in_half_precision_give_the_same_accuracy():
+    given, other = labelled(1000), labelled(2000, seed=5)
+    halved = [Given(each.states.half().float(), each.label) for each in (given, other)]
+
+    found = accuracy(solved(given, other, 3, linear.STRENGTHS), other)
+
+    assert abs(accuracy(solved(*halved, 3, linear.STRENGTHS), halved[1]) - found) < 1e-3
+
+
+def test_the_strength_is_the_one_with_the_lowest_loss_on_others():
+    given, other = labelled(60, 20), labelled(200, 20, seed=5)
+
+    losses = {each: solved(given, other, 3, (each,)).chosen_by for each in linear.STRENGTHS}
+
+    chosen = solved(given, other, 3, linear.STRENGTHS)
+    assert 1e-4 < chosen.strength < 1e3
+    assert chosen.strength == min(losses, key=losses.get)
+    assert chosen.chosen_by == pytest.approx(min(losses.values()), abs=1e-4)
+
+
+def test_a_label_that_training_lacks_is_never_said():
+    given = labelled()
+
+    probe = solved(given, given, 5, linear.STRENGTHS)
+
+    assert probe.log_shares(given.states).argmax(1).max() == 2
+    assert probe.log_shares(given.states).isfinite().all()
+
+
+def test_scores_are_those_of_the_labels_that_occur():
+    label, said = torch.tensor([0, 0, 0, 1, 1, 3]), torch.tensor([0, 0, 1, 1, 1, 0])
+
+    found = scores(said, label, 5)
+
+    assert found["accuracy"] == pytest.approx(4 / 6)
+    assert found["macro_f1"] == pytest.approx((4 / 6 + 4 / 5 + 0) / 3)
+
+
+# --- the mix, and probes with a hidden layer ---------------------------------------------------
+
+
+def test_a_mix_is_learnt_from_the_layer_that_knows():
+    given = labelled(600)
+    layers = torch.stack([noise(600, 8, seed=7), given.states, noise(600, 8, seed=8)], 1)
+    train, other = Given(layers[:400], given.label[:400]), Given(layers[400:], given.label[400:])
+
+    shares = learnt_shares(train, other, 3, seed=0)
+
+    assert_close(shares.sum(), torch.tensor(1.0))
+    assert shares[1] > 0.6
+    assert torch.equal(shares, learnt_shares(train, other, 3, seed=0))
+
+
+def corners(units, seed):
+    """Return points of a plane whose label is whether their signs differ, and pure noise."""
+    states = noise(units, 2, 2, seed=seed)
+    return Given(states, (states[:, 0].prod(1) < 0).long())
+
+
+def test_a_hidden_layer_finds_what_no_linear_probe_can():
+    train, other = corners(400, 0), corners(200, 1)
+
+    said_SKN = mlp.trained(train, other, 2, [0, 1]).said(other.states)
+
+    right_SK = (said_SKN == other.label).double().mean(-1)
+    assert (right_SK[:, 0] > 0.9).all()
+    assert (right_SK[:, 1] < 0.65).all()
+    straight = solved(Given(train.states[:, 0], train.label),
+                      Given(other.states[:, 0], other.label), 2, linear.STRENGTHS)  # fmt: skip
+    assert accuracy(straight, Given(other.states[:, 0], other.label)) < 0.65
+
+
+def test_a_probe_of_one_seed_and_layer_is_the_same_beside_others():
+    train, other = corners(100, 0), corners(60, 1)
+
+    both = mlp.trained(train, other, 2, [3, 4])
+
+    alone = mlp.trained(train, other, 2, [4])
+    assert_close(both.first[1], alone.first[0], atol=1e-4, rtol=0)
+    assert not torch.equal(both.first[0], both.first[1])
+
+
+# --- the online code ---------------------------------------------------------------------------
+
+
+def test_a_uniform_coder_compresses_nothing():
+    given = Given(torch.zeros(1000, 1), torch.arange(1000) % 6)
+
+    bits = online_code.codelength(
+        given, 6, lambda known: lambda states: torch.full((len(states), 6), -math.log(6))
+    )
+
+    assert bits == pytest.approx(2585.0, abs=0.05)
+    assert online_code.compression(bits, 1000, 6) == pytest.approx(1.0)
+
+
+def test_a_perfect_coder_pays_for_the_first_portion_alone():
+    label = torch.arange(1000) % 6
+    given = Given(F.one_hot(label, 6).float(), label)
+
+    bits = online_code.codelength(given, 6, lambda known: lambda states: states.log())
+
+    assert online_code.portion_ends(1000, 6)[0] == 6
+    assert bits == pytest.approx(6 * math.log2(6))
+
+
+def test_a_probe_of_states_that_tell_labels_is_nearly_a_perfect_coder():
+    label = torch.arange(1000) % 6
+    given = Given(8 * F.one_hot(label, 6).float(), label)
+
+    bits = online_code.codelength(
+        given, 6, lambda known: solved(known, given, 6, (1e-4,), bias_penalty=1.0).log_shares
+    )
+
+    assert 6 * math.log2(6) < bits < 6 * math.log2(6) + 1
+
+
+def test_portions_double_and_the_first_has_a_unit_for_each_label():
+    assert online_code.portion_ends(1000, 2) == [2, 4, 8, 16, 32, 63, 125, 250, 500, 1000]
+    assert online_code.portion_ends(10, 20) == [10]
+
+
+# --- controls ----------------------------------------------------------------------------------
+
+WORDS = [f"w{number}" for number in range(400)]
+
+
+def words(numbers, label):
+    return Probed(torch.zeros(len(numbers), 1, 1), torch.tensor(label), [WORDS[n] for n in numbers])
+
+
+def test_a_word_type_has_the_same_label_in_every_split():
+    train = words(range(400), [0] * 300 + [1] * 100)
+    scored = words([5, 7, 5, 399], [0, 1, 1, 0])
+
+    found = relabelled({"train": train, "scored": scored}, "types", 2, seed=0)
+
+    of_type = dict(zip(WORDS, found["train"].label.tolist(), strict=True))
+    assert found["scored"].label.tolist() == [of_type[word] for word in scored.words]
+    # As often as in training, which has three quarters of label 0.
+    assert found["train"].label.double().mean() == pytest.approx(0.25, abs=0.07)
+    assert relabelled({"train": train}, "types", 2, seed=1)["train"].label.tolist() != (
+        found["train"].label.tolist()
+    )
+
+
+def test_shuffled_labels_are_as_many_of_each():
+    train = words(range(400), [0] * 300 + [1] * 100)
+
+    (label,) = (part.label for part in relabelled({"train": train}, "shuffled", 2, 0).values())
+
+    assert torch.bincount(label).tolist() == [300, 100]
+    assert not torch.equal(label, train.label)
+
+
+def test_baselines_know_the_commonest_label_of_all_and_of_each_word():
+    train = words([0, 0, 0, 1, 1, 2], [1, 1, 0, 2, 2, 1])
+    scored = words([0, 1, 2, 9], [1, 2, 0, 1])
+
+    assert baselines({"train": train, "scored": scored}, 3, None) == {
+        "majority": 0.5, "word": 0.75,
+    }  # fmt: skip
+    texts = {
+        "train": Probed(train.states, train.label),
+        "scored": Probed(scored.states, scored.label),
+    }
+    assert baselines(texts, 3, 0.9) == {"majority": 0.5, "words": 0.9}
+
+
+# --- states ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def subject():
+    data = tiny.Questions(causal=False, examples=30)
+    objective = Classification()
+    model = tiny.model(objective, direction="bidirectional")
+    tiny.lively(model)
+    return subjects.subject(model, objective, data)
+
+
+def sought(subject, words=None):
+    return SoughtSplit(Split("train", subject.split.data), subject.split.data.labels, words)
+
+
+def test_states_of_texts_are_those_of_each_layer_in_the_order_of_the_texts(subject):
+    found = states_of(subject, subject.model, sought(subject), ALL)
+
+    data = subject.split.data
+    batch = data.batch(np.array([7]))
+    states = Encoding(subject.model, batch).states
+    assert found.states.shape == (30, 4, 16)
+    assert found.label.tolist() == data.labels
+    assert_close(found.states[7], torch.stack([each[0].mean(0) for each in states]))
+
+
+def test_layer_0_is_the_same_for_models_with_the_same_embeddings(subject):
+    one = states_of(subject, subject.model, sought(subject), ALL)
+    before = tiny.weights_of(subject.model.backbone.blocks)
+
+    tiny.lively(subject.model.backbone.blocks, seed=1)
+    other = states_of(subject, subject.model, sought(subject), ALL)
+
+    assert not tiny.same(before, tiny.weights_of(subject.model.backbone.blocks))
+    assert torch.equal(one.states[:, 0], other.states[:, 0])
+    assert not torch.isclose(one.states[:, 1], other.states[:, 1]).any()
+
+
+class Words(tiny.Questions):
+    """Each third token is read as a word."""
+
+    def batch(self, indices):
+        found = super().batch(indices)
+        starts = np.cumsum([0, *(len(row) // 3 for row in self.rows)])
+        word = torch.full_like(found["tokens"], IGNORE)
+        for row, at in enumerate(indices):
+            count = len(self.rows[at]) // 3
+            word[row, 2 : 3 * count : 3] = torch.arange(count) + starts[at]
+        return {**found, "word": word}
+
+
+def test_states_of_words_are_those_where_they_are_read():
+    data = Words(causal=False, examples=20)
+    objective = Classification()
+    made = subjects.subject(tiny.model(objective, direction="bidirectional"), objective, data)
+    tokens = [token for row in data.rows for token in row[2::3]]
+    split = SoughtSplit(made.split, [token % 3 for token in tokens], [f"w{t}" for t in tokens])
+
+    found = states_of(made, made.model, split, ALL)
+
+    assert found.words == [f"w{token}" for token in tokens]
+    assert found.label.tolist() == [token % 3 for token in tokens]
+    states = Encoding(made.model, data.batch(np.array([4]))).states
+    first = sum(len(row) // 3 for row in data.rows[:4])
+    assert_close(found.states[first, 2], states[2][0, 2])
+
+
+def test_of_many_units_some_are_taken_from_all_over_the_split(subject):
+    split = sought(subject)
+
+    found = states_of(subject, subject.model, split, LayersRead((0,), "mean", 10))
+
+    rows = np.linspace(0, 29, 10).astype(int)
+    assert found.label.tolist() == [split.labels[row] for row in rows]
+
+
+def test_a_tenth_of_training_chooses_where_nothing_else_is_left(subject):
+    splits = {"train": sought(subject), "scored": sought(subject)}
+
+    parts = parts_of(subject, subject.model, splits, ALL)
+
+    assert {name: len(part) for name, part in parts.items()} == {
+        "train": 27, "scored": 30, "chosen_on": 3,
+    }  # fmt: skip
+    assert_close(parts["train"].states.mean(0), torch.zeros(4, 16), atol=1e-5, rtol=0)
+
+
+def test_a_dimension_that_never_varies_says_nothing():
+    states = 3 * noise(50, 2, 4) + 1
+    states[:, 1, 2] = 1234.567
+    parts = {
+        "train": Probed(states, torch.zeros(50)),
+        "scored": Probed(states + 1, torch.zeros(50)),
+    }
+
+    standardise(parts)
+
+    spread = parts["train"].states.std(0, correction=0)
+    assert spread[1, 2] == 0
+    assert (parts["scored"].states[:, 1, 2] == 0).all()
+    assert_close(spread[0], torch.ones(4))
