@@ -16,15 +16,15 @@ import torch
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
 from transfer_cli.analysis.probes import mlp, online_code
 from transfer_cli.analysis.probes.controls import CONTROLS, baselines, relabelled
-from transfer_cli.analysis.probes.findings import (
+from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
+from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes.probe_findings import (
     Entry,
-    Findings,
+    ProbeFindings,
     linear_entry,
     mlp_entry,
     shown,
 )
-from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
-from transfer_cli.analysis.probes.mix import learnt_shares
 from transfer_cli.analysis.probes.sought import Sought, given_labels, made_labels
 from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
 from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTask
@@ -107,7 +107,9 @@ class Probes(Analysis):
             parts = parts_of(subject, subject.fresh_model(seed), sought.splits, read)
             found += self._probed(parts, "random", layers, classes, seed)
         what = f"made task {self.task}" if self.task else f"labels of {subject.material.called}"
-        return shown(Findings(found, layers, controls, base, mix, units, sought, what, self.probe))
+        return shown(
+            ProbeFindings(found, layers, controls, base, mix, units, sought, what, self.probe)
+        )
 
     def _layers(self, depth: int) -> list[int]:
         if self.layers == "all":
