@@ -62,7 +62,7 @@ class Probes(Analysis):
         mdl: bool = False,
         strengths: tuple[float, ...] = STRENGTHS,
         seeds: int = 3,
-        most: int = 20_000,
+        most: int = 10_000,
     ) -> None:
         if task is not None:
             one_of("task", task, SURFACE_TASKS, ValueError)
@@ -92,18 +92,17 @@ class Probes(Analysis):
         base = baselines(parts, classes, sought.right_by_words)
         units = {name: len(part) for name, part in parts.items()}
         found = list(self._probed(parts, None, layers, classes, seed))
-        mix = None
+        mix, given = None, parts
         if self.mix and len(layers) > 1:
             entry, mix = self._mixed(parts, layers, classes, seed)
             found.append(entry)
         for name in controls:
-            if name == "random":
-                # In the place of the other states, so that those of one model are in memory.
-                continue
-            other = relabelled(parts, name, classes, seed)
-            found += self._probed(other, name, layers, classes, seed)
+            if name != "random":
+                given = relabelled(parts, name, classes, seed)
+                found += self._probed(given, name, layers, classes, seed)
         if "random" in controls:
-            del parts
+            # Only then: the states of one model are in memory at a time.
+            del parts, given
             parts = parts_of(subject, subject.fresh_model(seed), sought.splits, read)
             found += self._probed(parts, "random", layers, classes, seed)
         what = f"made task {self.task}" if self.task else f"labels of {subject.material.called}"
