@@ -60,6 +60,9 @@ NEEDS = {
     ("objective", "distillation"): ["objective.teachers=[RUN]"],
     ("objective", "distil_lm"): ["objective.teachers=[RUN]"],
     ("objective", "relation_distillation"): ["objective.teachers=[RUN]"],
+    ("analysis", "edges"): [
+        f"analysis.edges.{part}=a.jsonl" for part in ("train", "validation", "test")
+    ],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],
     ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
 }

@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from tests import subjects, tiny
 from transfer_cli.analysis.probes import linear, mlp, online_code
 from transfer_cli.analysis.probes.controls import baselines, relabelled
-from transfer_cli.analysis.probes.findings import scores
 from transfer_cli.analysis.probes.linear import Given, solved
 from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes.probe_findings import scores
 from transfer_cli.analysis.probes.states import (
     LayersRead,
     Probed,

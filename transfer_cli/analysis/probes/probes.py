@@ -16,15 +16,15 @@ import torch
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
 from transfer_cli.analysis.probes import mlp, online_code
 from transfer_cli.analysis.probes.controls import CONTROLS, baselines, relabelled
-from transfer_cli.analysis.probes.findings import (
+from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
+from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes.probe_findings import (
     Entry,
-    Findings,
+    ProbeFindings,
     linear_entry,
     mlp_entry,
     shown,
 )
-from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
-from transfer_cli.analysis.probes.mix import learnt_shares
 from transfer_cli.analysis.probes.sought import Sought, given_labels, made_labels
 from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
 from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTask
@@ -62,7 +62,7 @@ class Probes(Analysis):
         mdl: bool = False,
         strengths: tuple[float, ...] = STRENGTHS,
         seeds: int = 3,
-        most: int = 20_000,
+        most: int = 10_000,
     ) -> None:
         if task is not None:
             one_of("task", task, SURFACE_TASKS, ValueError)
@@ -92,22 +92,23 @@ class Probes(Analysis):
         base = baselines(parts, classes, sought.right_by_words)
         units = {name: len(part) for name, part in parts.items()}
         found = list(self._probed(parts, None, layers, classes, seed))
-        mix = None
+        mix, given = None, parts
         if self.mix and len(layers) > 1:
             entry, mix = self._mixed(parts, layers, classes, seed)
             found.append(entry)
         for name in controls:
-            if name == "random":
-                # In the place of the other states, so that those of one model are in memory.
-                continue
-            other = relabelled(parts, name, classes, seed)
-            found += self._probed(other, name, layers, classes, seed)
+            if name != "random":
+                given = relabelled(parts, name, classes, seed)
+                found += self._probed(given, name, layers, classes, seed)
         if "random" in controls:
-            del parts
+            # Only then: the states of one model are in memory at a time.
+            del parts, given
             parts = parts_of(subject, subject.fresh_model(seed), sought.splits, read)
             found += self._probed(parts, "random", layers, classes, seed)
         what = f"made task {self.task}" if self.task else f"labels of {subject.material.called}"
-        return shown(Findings(found, layers, controls, base, mix, units, sought, what, self.probe))
+        return shown(
+            ProbeFindings(found, layers, controls, base, mix, units, sought, what, self.probe)
+        )
 
     def _layers(self, depth: int) -> list[int]:
         if self.layers == "all":

@@ -130,7 +130,7 @@ def states_of(
     most = min(read.most, max(1, MOST_BYTES // (4 * len(read.layers) * width)))
     rows, units = len(sought.split.data), len(sought.labels)
     taken = rows if units <= most else max(1, rows * most // units)
-    numbers, states = list[Tensor](), list[Tensor]()
+    numbers, portions = list[Tensor](), list[Tensor]()
     with progress("states", taken, "rows") as more, torch.no_grad():
         for row, batch in subject.batches(sought.split, taken):
             with subject.precision.context():
@@ -143,12 +143,14 @@ def states_of(
                     at = rows_with_word(batch)
                     numbers.append(batch["word"].flatten()[at].cpu())
                     found = [state.flatten(0, 1)[at] for state in kept]
-            states.append(torch.stack(found, 1).float().cpu())
+            portions.append(torch.stack(found, 1).float().cpu())
             more(len(row))
     number_N, order_N = torch.cat(numbers).sort()
     label_N = torch.tensor(sought.labels)[number_N]
     words = None if sought.words is None else [sought.words[at] for at in number_N.tolist()]
-    return Probed(torch.cat(states)[order_N], label_N, words)
+    states = torch.cat(portions)
+    del portions
+    return Probed(states[order_N], label_N, words)
 
 
 def standardise(parts: Parts) -> None:

@@ -25,7 +25,7 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Findings:
+class ProbeFindings:
     """All that was found.
 
     Args:
@@ -94,7 +94,7 @@ def mlp_entry(
     }
 
 
-def shown(found: Findings) -> AnalysisResult:
+def shown(found: ProbeFindings) -> AnalysisResult:
     """Return the analysis' result."""
     entries = [_with_selectivity(each, found) for each in found.entries]
     table = _table(found, entries)
@@ -121,7 +121,7 @@ def shown(found: Findings) -> AnalysisResult:
     )
 
 
-def _with_selectivity(entry: Entry, found: Findings) -> Entry:
+def _with_selectivity(entry: Entry, found: ProbeFindings) -> Entry:
     """Add how much more accurate a probe of words is than one of their types' labels."""
     by_heart = found.accuracy(entry["layer"], "types")
     if entry["control"] is not None or by_heart is None:
@@ -129,7 +129,7 @@ def _with_selectivity(entry: Entry, found: Findings) -> Entry:
     return {**entry, "selectivity": entry["accuracy"] - by_heart}
 
 
-def _table(found: Findings, entries: Sequence[Entry]) -> dict[str, Any]:
+def _table(found: ProbeFindings, entries: Sequence[Entry]) -> dict[str, Any]:
     real = [each for each in entries if each["control"] is None]
     own = {"accuracy": "accuracy", "macro_f1": "macro-F1", "deviation": "deviation",
            "selectivity": "selectivity", "compression": "compression"}  # fmt: skip
@@ -150,7 +150,7 @@ def _rounded(value: float | None) -> float | str:
     return "" if value is None else round(value, 4)
 
 
-def _summary(found: Findings) -> str:
+def _summary(found: ProbeFindings) -> str:
     def said(name: str, share: float | None) -> str:
         return "" if share is None else f", {name} {share:.3f}"
 
@@ -167,7 +167,7 @@ def _summary(found: Findings) -> str:
     )
 
 
-def _pictures(found: Findings) -> dict[str, bytes | None]:
+def _pictures(found: ProbeFindings) -> dict[str, bytes | None]:
     series = {
         _MEANINGS.get(name or "", "the model"): [
             found.accuracy(layer, name) or 0.0 for layer in found.layers
@@ -181,7 +181,7 @@ def _pictures(found: Findings) -> dict[str, bytes | None]:
     )}  # fmt: skip
 
 
-def _lines(found: Findings, table: Mapping[str, Any]) -> list[str]:
+def _lines(found: ProbeFindings, table: Mapping[str, Any]) -> list[str]:
     """Return the table as text, and what the learnt mix is made of."""
     cells = [
         [f"{each:.4f}" if isinstance(each, float) else str(each) for each in row]

@@ -1,0 +1,1 @@
+"""What the states of spans tell of how they belong together."""
