@@ -146,9 +146,9 @@ def open_page(chromium, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "charts"),
     [
-        (reports.sweep_of_schemes, 5),
-        (reports.few_labels, 5),
-        (reports.search, 5),
+        (reports.sweep_of_schemes, 6),
+        (reports.few_labels, 6),
+        (reports.search, 6),
         (reports.single, 2),
         (reports.language_models, 3),
         (reports.without_results, 2),

@@ -245,7 +245,9 @@ def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def _is_group(config: DictConfig, prefix: str, name: str) -> bool:
     """Return whether it is the place of a group of which nothing is chosen."""
-    return not prefix and name in config.hydra.runtime.choices
+    if prefix:
+        return False
+    return name in config.hydra.runtime.choices or any(name == each.group for each in options())
 
 
 def _value_text(config: DictConfig, key: str) -> str:

@@ -117,16 +117,16 @@ def count(value: float) -> str:
 
 def flops(amount: float) -> str:
     """Return floating-point operations with three digits: 6.95 GFLOP."""
-    return f"{_of_thousands(amount)}FLOP"
+    return f"{of_thousands(amount)}FLOP"
 
 
 def energy(joules: float) -> str:
     """Return an amount of energy with three digits: 19.8 kJ."""
-    return f"{_of_thousands(joules)}J"
+    return f"{of_thousands(joules)}J"
 
 
-def _of_thousands(amount: float) -> str:
-    """Return a number with three digits and the sign of a power of a thousand."""
+def of_thousands(amount: float) -> str:
+    """Return a number with three digits and the sign of a power of a thousand: "6.95 G"."""
     if not math.isfinite(amount):
         return f"{amount} "
     rounded, power = float(f"{amount:.3g}"), 0

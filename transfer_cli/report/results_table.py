@@ -192,7 +192,7 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
     trained = "" if group.trained is None else f"{group.trained:,}"
     return row | {
         TRAINED: Cell(trained, group.trained),
-        FLOPS: _mean(group.flops, formats.flops),
+        FLOPS: _mean(group.flops, formats.of_thousands),
         SECONDS: _spread(group.seconds),
         JOULES: _mean(group.joules, formats.energy),
         MEMORY: _mean(group.memory, formats.size),
