@@ -25,7 +25,7 @@ from transfer_cli.analysis.probes.probe_findings import (
     mlp_entry,
     shown,
 )
-from transfer_cli.analysis.probes.sought import Sought, given_labels, made_labels
+from transfer_cli.analysis.probes.sought import Sought, given_labels, made_labels, right_by_words
 from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
 from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTask
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
@@ -89,7 +89,8 @@ class Probes(Analysis):
         controls, classes, seed = self._controls(sought), len(sought.labels), subject.seed
         read = LayersRead(layers, self.pooling, self.most)
         parts = parts_of(subject, subject.model, sought.splits, read)
-        base = baselines(parts, classes, sought.right_by_words)
+        task = None if self.task else subject.material.task
+        base = baselines(parts, classes, right_by_words(sought, task) if controls else None)
         units = {name: len(part) for name, part in parts.items()}
         found = list(self._probed(parts, None, layers, classes, seed))
         mix, given = None, parts

@@ -14,7 +14,7 @@ from transfer_cli.assembly.datasets import direction_of, encoded_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.seeds import derive
-from transfer_cli.tasks.base import Encoded
+from transfer_cli.tasks.base import Encoded, Task
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,10 @@ class Sought:
         labels: Their names, by number.
         splits: What probes learn from (`train`), what chooses among them (`chosen_on`; a part of
             `train` where it is missing) and what they are scored on (`scored`).
-        right_by_words: The share of scored texts that a linear model on words answers rightly;
-            None: there is no such model.
     """
 
     labels: tuple[str, ...]
     splits: Mapping[str, SoughtSplit]
-    right_by_words: float | None = None
 
     @property
     def of_words(self) -> bool:
@@ -65,9 +62,17 @@ def given_labels(subject: Subject) -> Sought:
     if "validation" in material.names and scored.name != "validation":
         found["chosen_on"] = material.split("validation")
     splits = {name: _labelled(split) for name, split in found.items()}
-    right = task.right_by_words(encoded_of(train).examples, encoded_of(scored).examples)
-    share = None if right is None else right / len(scored.data)
-    return _checked(Sought(task.labels, splits, share))
+    return _checked(Sought(task.labels, splits))
+
+
+def right_by_words(sought: Sought, task: Task | None) -> float | None:
+    """Return the share of scored texts that a linear model on words answers rightly.
+
+    None: there is no such model of what was looked for.
+    """
+    train, scored = (encoded_of(sought.splits[name].split) for name in ("train", "scored"))
+    right = None if task is None else task.right_by_words(train.examples, scored.examples)
+    return None if right is None else right / len(scored.examples)
 
 
 def made_labels(subject: Subject, kind: SurfaceTask) -> Sought:

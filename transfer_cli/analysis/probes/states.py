@@ -13,6 +13,7 @@ from torch import Tensor
 from transfer_cli.analysis.analysis import Subject
 from transfer_cli.batch import rows_with_word
 from transfer_cli.data.split import Split
+from transfer_cli.errors import DataError
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
@@ -125,6 +126,9 @@ def states_of(
         model: It, or one of its shape.
         sought: The split.
         read: Which states.
+
+    Raises:
+        DataError: They are not finite.
     """
     width = model.backbone.shape.width * (3 if read.pooling == "concat" else 1)
     most = min(read.most, max(1, MOST_BYTES // (4 * len(read.layers) * width)))
@@ -150,6 +154,11 @@ def states_of(
     words = None if sought.words is None else [sought.words[at] for at in number_N.tolist()]
     states = torch.cat(portions)
     del portions
+    if not bool(states.isfinite().all()):
+        raise DataError(
+            f"run: states of {subject.opened.path} are not finite, so nothing can learn from them; "
+            "try precision=fp32"
+        )
     return Probed(states[order_N], label_N, words)
 
 
