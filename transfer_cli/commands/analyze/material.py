@@ -132,7 +132,9 @@ def _file(config: DictConfig, opened: Opened) -> Material:
         is_cut = next(rows, None) is not None
     name = Path(path).name
     if is_cut:
-        print_line(f"{'input':10s} the first {MOST_TEXTS:,} texts of {name}; the others are not read")
+        print_line(
+            f"{'input':10s} the first {MOST_TEXTS:,} texts of {name}; the others are not read"
+        )
 
     def encode(split: str) -> Split:
         return _encoded(examples, task, opened)
