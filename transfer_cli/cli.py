@@ -408,8 +408,8 @@ def cause_and_cure(error: BaseException) -> tuple[str | None, int]:
         return printable(str(error)) or "interrupted", EXIT_INTERRUPTED
     if _is_out_of_memory(error):
         return (
-            "out of memory. Lower loop.micro_batch (the same result in smaller portions), "
-            "loop.batch, or take a smaller model=",
+            "out of memory. Lower loop.micro_batch (the same result in smaller portions) or "
+            "loop.batch, where nothing is trained batch, or take a smaller model",
             EXIT_USER,
         )
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:

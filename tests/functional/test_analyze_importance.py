@@ -28,6 +28,9 @@ def test_importance_is_written_beside_the_run_and_shown(transfer, finetuned, rea
         (("input=t.txt",), "input: .* no answers to judge a model by; name labelled data"),
         (("data=sample_text",), "data: .* this is text without labels; name data of its task"),
         (("data=sample_tags",), "data: .* this is tagging; name data of its task"),
+        (("data=sample_choices",), "data: .* this is choice; name data of its task"),
+        (("html=-",), "html: a page is a file; name it"),
+        (("output=t.txt",), "output: t.txt is there already; choose a new folder"),
         (("analysis.importance.left_out=[norms]",), "analysis.importance.left_out.* 'norms'"),
     ],
 )

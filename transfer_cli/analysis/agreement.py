@@ -8,8 +8,8 @@ import torch
 
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
 from transfer_cli.assembly.finished_run import sentence_scorer
-from transfer_cli.data.minimal_pairs import Agreement
-from transfer_cli.errors import at_least, one_of
+from transfer_cli.data.minimal_pairs import MOST_MADE, Agreement
+from transfer_cli.errors import at_least, between, one_of
 from transfer_cli.generation.sentences import (
     JudgedPair,
     accuracy_by_group,
@@ -43,7 +43,7 @@ class NumberAgreement(Analysis):
 
     def __post_init__(self) -> None:
         one_of("first", self.first, ("scored", "given"), ValueError)
-        at_least("pairs", self.pairs, 1)
+        between("pairs", self.pairs, 1, MOST_MADE)
         at_least("shown", self.shown, 0)
 
     def __call__(self, subject: Subject) -> AnalysisResult:

@@ -225,7 +225,7 @@ def _of_tokens(
     subject: Subject, table_VD: Vectors, tokens: npt.NDArray[np.int64], extent: str
 ) -> _Named:
     if len(tokens) < 3:
-        raise DataError(f"data: {len(tokens)} tokens make no picture; show it more text")
+        raise DataError("data: fewer than 3 tokens make no picture; show it more text")
     names = subject.tokenizer.pieces(tokens.tolist())
     rows = [[_one_line(name), str(token)] for name, token in zip(names, tokens, strict=True)]
     return _Named(table_VD[tokens], ["token", "number"], rows, [], extent)
@@ -253,7 +253,7 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
                 found[int(of_S[at]), int(at)] = vectors[at]
             more(len(numbers))
     if len(found) < 3:
-        raise DataError(f"data: {len(found)} texts make no picture; show it more")
+        raise DataError("data: fewer than 3 texts make no picture; show it more")
     encoded, rows, labels = encoded_of(split), [], []
     for row, _ in sorted(found):
         example = int(encoded.example_of[row])

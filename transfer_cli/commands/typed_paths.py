@@ -24,7 +24,7 @@ def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> No
     Raises:
         CheckpointError, ConfigError, DataError, RunError: The message says which.
     """
-    looks = _TRAINS if command in ("pretrain", "finetune") else _READS
+    looks = _OF_COMMAND.get(command, _READS)
     last = dict(word.partition("=")[::2] for word in overrides)
     if looks is _TRAINS and "resume" in last:
         last = {"resume": last["resume"]}  # a run that is finished needs nothing else
@@ -37,14 +37,14 @@ def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> No
             looks[key](path, key)
 
 
-def check_new(to: Path) -> None:
+def check_new(to: Path, key: str = "to") -> None:
     """Refuse a folder to write that is there already.
 
     Raises:
-        RunError: It is.
+        RunError: It is; the message begins with `key`.
     """
     if to.exists() or to.is_symlink():
-        raise RunError(f"to: {to} is there already; choose a new folder")
+        raise RunError(f"{key}: {to} is there already; choose a new folder")
 
 
 def _values(text: str, *, multirun: bool) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _data(path: str, key: str) -> None:
 
 
 def _new(path: str, key: str) -> None:
-    check_new(Path(path).expanduser())
+    check_new(Path(path).expanduser(), key)
 
 
 _READS: Mapping[str, Callable[[str, str], None]] = {
@@ -97,3 +97,8 @@ _READS: Mapping[str, Callable[[str, str], None]] = {
 }  # fmt: skip
 _TRAINS = {**_READS, "resume": _folder}
 """Elsewhere `resume` says whether to go on."""
+
+_WRITES_RUN = {**_READS, "output": _new}
+_OF_COMMAND = {
+    "pretrain": _TRAINS, "finetune": _TRAINS, "score": _WRITES_RUN, "analyze": _WRITES_RUN,
+}  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from transfer_cli.data import readers
 from transfer_cli.data.readers import text_of
 from transfer_cli.data.text import expand
-from transfer_cli.errors import DataError, at_least
+from transfer_cli.errors import DataError, between
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,9 @@ _NOUNS = (
 _PREPOSITIONS = ("near", "behind", "next to")
 _VERBS = (("is", "are", "here."), ("was", "were", "old."), ("has", "have", "a name."))
 
+MOST_MADE = 100_000
+"""Pairs of each group: all are in memory."""
+
 AGREEMENT = {"none": (0, False), "same": (1, False), "other": (1, True), "two others": (2, True)}
 """Groups of `Agreement`: how many nouns stand between subject and verb, and whether their number
 is another."""
@@ -116,7 +119,7 @@ class Agreement(PairsOfSentences):
     pairs: int = 60
 
     def __post_init__(self) -> None:
-        at_least("pairs", self.pairs, 1)
+        between("pairs", self.pairs, 1, MOST_MADE)
 
     def load(self) -> list[MinimalPair]:
         """See `PairsOfSentences`."""

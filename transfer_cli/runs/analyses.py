@@ -124,7 +124,11 @@ def _checked(
     try:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         parse_json(text)
-        _check_size(len(text.encode()), MOST_BYTES)
+        if len(text.encode()) > MOST_BYTES:
+            raise UnreadableError(
+                f"it is larger than {MOST_BYTES // 2**10:,} KiB, the most that a report reads; ask "
+                "for less by its options"
+            )
         for shows, picture in pictures.items():
             _check_picture(picture, shows)
         if len(pictures) > MOST_PICTURES:

@@ -77,6 +77,25 @@ def test_the_choices_of_an_example_are_counted_together():
     np.testing.assert_allclose(together, alone, rtol=1e-3, atol=1e-5)
 
 
+class AlsoGenerates(MultipleChoice):
+    """As dialogs do: their measures take a further pass, over the right candidates alone."""
+
+    def metric_sums(self, model, batch, encoded):
+        found = super().metric_sums(model, batch, encoded)
+        with torch.no_grad():
+            model.backbone(batch["tokens"][:, 0], batch["mask"][:, 0])
+        return found
+
+
+def test_what_is_generated_beside_is_no_part_of_gradients():
+    objective, data = AlsoGenerates(), tiny.groups(6)
+    model = lively(objective)
+
+    found = gradients(model, objective, data)
+
+    np.testing.assert_array_equal(found, gradients(model, tiny.bound(MultipleChoice()), data))
+
+
 def test_windows_of_an_example_are_added_up():
     objective = Classification()
     model = lively(objective)

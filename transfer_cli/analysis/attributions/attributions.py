@@ -26,7 +26,7 @@ from transfer_cli.analysis.attributions.explained_text import (
     Removal,
 )
 from transfer_cli.analysis.attributions.faithfulness import SHARES, faithfulness
-from transfer_cli.errors import DataError, at_least
+from transfer_cli.errors import DataError, at_least, between
 from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
 
@@ -104,7 +104,7 @@ class Attributions(Analysis):
     ) -> None:
         at_least("most", most, 1)
         at_least("faithfulness", faithfulness, 0)
-        at_least("random_orders", random_orders, 1)
+        between("random_orders", random_orders, 1, 1000)
         self.most, self.only_wrong, self.label = most, only_wrong, label
         self.removal, self.baseline = removal, baseline
         self.faithfulness, self.random_orders = faithfulness, random_orders

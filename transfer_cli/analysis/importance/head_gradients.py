@@ -52,8 +52,15 @@ def _of_batch(model: TransferModel, objective: Objective, view: Batch) -> Tensor
     examples, sequences = size(view), view["mask"].flatten(0, -2).shape[0]
     factors_LBH = torch.ones(shape.depth, examples, shape.heads, device=device, requires_grad=True)
     factors_LSH = factors_LBH.repeat_interleave(sequences // examples, dim=1)
-    with gated(model.backbone, factors_LSH):
-        loss = model(lambda m: objective.metric_sums(m, view, Encoding(m, view))["loss"])
+
+    def summed(called: TransferModel) -> Tensor:
+        encoded = Encoding(called, view)
+        with gated(called.backbone, factors_LSH):
+            _ = encoded.states
+        # Outside: what a dialog says is generated from fewer sequences.
+        return objective.metric_sums(called, view, encoded)["loss"]
+
+    loss = model(summed)
     gradient_LBH: Tensor = torch.autograd.grad(loss, factors_LBH)[0]
     return gradient_LBH
 

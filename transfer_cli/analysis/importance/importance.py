@@ -19,7 +19,7 @@ from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
 from transfer_cli.analysis.importance.head_gradients import head_gradients, importance_of
 from transfer_cli.analysis.importance.judged_split import judged_split, main_measure, scores_of
 from transfer_cli.data.split import Split
-from transfer_cli.errors import NotFiniteError, at_least, one_of
+from transfer_cli.errors import NotFiniteError, at_least, between, one_of
 from transfer_cli.metrics import Metric
 from transfer_cli.model.gates import all_heads, gated
 from transfer_cli.progress import More, progress
@@ -87,7 +87,7 @@ class Importance(Analysis):
             at_least("most", most, 1)
         for kind in left_out:
             one_of("left_out", kind, get_args(Kind), ValueError)
-        at_least("random_orders", random_orders, 0)
+        between("random_orders", random_orders, 0, 1000)
         self.most = most
         self.left_out = tuple(left_out)
         self.prune = prune

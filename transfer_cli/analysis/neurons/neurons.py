@@ -17,7 +17,7 @@ from transfer_cli.analysis.neurons.token_properties import TokenProperties, cont
 from transfer_cli.analysis.neurons.unit_sums import PropertySums, UnitSums
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least, between
 from transfer_cli.model.captures import units_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.progress import progress
@@ -58,9 +58,11 @@ class Neurons(Analysis):
     shown: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("contexts", "most", "shown"):
-            at_least(name, getattr(self, name), 1)
-        at_least("beside", self.beside, 0)
+        # Contexts of all units are in memory.
+        between("contexts", self.contexts, 1, 1000)
+        between("beside", self.beside, 0, 100)
+        at_least("most", self.most, 1)
+        at_least("shown", self.shown, 1)
 
     def __call__(self, subject: Subject) -> AnalysisResult:
         """See `Analysis`."""

@@ -73,8 +73,8 @@ class Similarity(Analysis):
         count = own_LND.shape[1]
         if count < LEAST:
             raise DataError(
-                f"data: {count} texts say nothing about how alike two models are; show them more, "
-                "by input=FILE or data="
+                f"data: fewer than {LEAST} tokens or texts say nothing about how alike two models "
+                "are; show them more, by input=FILE or data="
             )
         debiased = count < PLAIN_FROM * max(own_LND.shape[2], other_MND.shape[2])
         found = cka(own_LND, other_MND, debiased=debiased)

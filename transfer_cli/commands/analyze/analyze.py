@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
 from transfer_cli.assembly.finished_run import Opened, open_to_look_into
 from transfer_cli.commands.analyze.material import material_of
-from transfer_cli.commands.json_lines import check_ending, check_output
+from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, check_output
+from transfer_cli.commands.typed_paths import check_new
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
@@ -28,14 +29,16 @@ def analyze(config: DictConfig) -> None:
     """Find out what is asked, write it beside the run, and print it."""
     at_least("batch:", config.batch, 1, ConfigError)
     if config.html is not None:
+        if config.html == STANDARD_OUTPUT:
+            raise ConfigError("html: a page is a file; name it, as in html=page.html")
         check_output(config.html, "html")
         check_ending("html", config.html, (".html",))
     analyses = _analyses(config.analysis)
     needing = next((name for name, each in analyses.items() if each.needs_other), None)
     precision = device_and_precision(config.device, config.precision)
-    subject = _subject(config, precision, needing)
     if config.output is not None:
-        RunDirectory.check_free(Path(config.output).expanduser())
+        check_new(Path(config.output).expanduser(), "output")
+    subject = _subject(config, precision, needing)
     found: dict[str, AnalysisResult] = {}
     directory = None
     for name, analysis in analyses.items():

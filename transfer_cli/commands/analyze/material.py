@@ -1,6 +1,7 @@
 """The texts that a model is shown: its own data, other data, or a file of texts."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.data import any_table
 from transfer_cli.data.cloze import ClozeTexts
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
@@ -24,11 +24,12 @@ from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import INPUT, LabelledData, TaskData
 from transfer_cli.data.text import TextData
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.weights import DESCRIPTION
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.terminal import print_line
 
 MOST_TEXTS = 100_000
 """Of a file: all of them are in memory."""
@@ -111,7 +112,7 @@ def _labelled(source: TaskData, place: DataPlace, opened: Opened, origins: Origi
 
 def _as_known(data: LabelledData, task: Task | None) -> LabelledData:
     """Return data with the numbers of a model's labels, where it knows them all."""
-    if task is None or not set(data.labels) <= set(task.labels):
+    if task is None or not data.labels or not set(data.labels) <= set(task.labels):
         return data
     return data.numbered_as(task.labels)
 
@@ -126,14 +127,23 @@ def _file(config: DictConfig, opened: Opened) -> Material:
     with reading.opened(path, kind, Layout(), wanted) as given:
         chosen = given.table.columns(wanted, wanted)
         columns = Columns(chosen.text, chosen.pair, keep=False, task=task)
-        rows = reading.rows_of(given.table, columns, any_table.Refuse("input"))
-        examples = [row.example for row, _ in zip(rows, range(MOST_TEXTS), strict=False)]
+        rows = reading.rows_of(given.table, columns, _refuse)
+        examples = [row.example for row in islice(rows, MOST_TEXTS)]
+        is_cut = next(rows, None) is not None
     name = Path(path).name
+    if is_cut:
+        print_line(
+            f"{'input':10s} the first {MOST_TEXTS:,} texts of {name}; the others are not read"
+        )
 
     def encode(split: str) -> Split:
         return _encoded(examples, task, opened)
 
     return Material(name, (INPUT,), task, encode)
+
+
+def _refuse(error: DataError) -> None:
+    raise error
 
 
 def _encoded(examples: Sequence[Any], task: Task, opened: Opened) -> Split:
