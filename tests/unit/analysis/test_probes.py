@@ -65,7 +65,7 @@ def test_a_probe_is_where_the_penalised_loss_has_no_slope():
 
     probe = solved(given, labelled(seed=5), 3, (3.0,))
 
-    weight, bias = probe.weight.clone().requires_grad_(), probe.bias.clone().requires_grad_()
+    weight, bias = probe.weight.T.clone().requires_grad_(), probe.bias.clone().requires_grad_()
     loss = F.cross_entropy(given.states.double() @ weight + bias, given.label)
     (loss + 3.0 / len(given.label) / 2 * weight.square().sum()).backward()
     assert weight.grad.abs().max() <= linear.TOLERANCE
