@@ -57,7 +57,10 @@ def test_work_that_is_done_again_is_spent_twice_and_counts_once(transfer, words)
     assert spent("run")["device_seconds"] > before["device_seconds"]
 
 
-def test_states_that_are_kept_are_computed_before_the_steps(transfer, pretrained, loop):
+def test_states_that_are_kept_are_computed_before_the_steps(
+    transfer, pretrained, loop, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))  # others keep the same states
     words = ("finetune", "data=sample_questions", f"init_from={pretrained}", *loop,
              "adaptation=frozen", "loop.steps=3", "seed=3")  # fmt: skip
 
