@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,7 @@ def prices_of(model: TransferModel, trains: Set[str]) -> dict[str, Price]:
     """Return the price of each unit of a model in which the named parameters train."""
     trained = {id(each) for name, each in model.named_parameters() if name in trains}
     walk = _Walk(trained)
-    walk.heads(model, walk.readout(model, walk.backbone(model.backbone)))
+    walk.heads(model, moves=walk.readout(model, moves=walk.backbone(model.backbone)))
     return {unit: Price(*price) for unit, price in walk.prices.items()}
 
 
@@ -136,18 +136,18 @@ class _Walk:
         price[0] += 2 * size
         price[1] += 2 * size * (moves + trains)
 
-    def _through(self, part: nn.Module, moves: bool, unit: str = TOKEN) -> bool:  # noqa: FBT001 - what goes in
+    def _through(self, part: nn.Module, unit: str = TOKEN, *, moves: bool) -> bool:
         """Note a part and all in it, in the order in which they were made."""
         if isinstance(part, EditedLinear):
-            return self._edited(part, moves, unit)
+            return self._edited(part, unit, moves=moves)
         if isinstance(part, nn.Linear):
             size = part.in_features * part.out_features
             self._product(unit, size, moves=moves, trains=self._trains(part.weight))
         for child in part.children():
-            moves = self._through(child, moves, unit)
+            moves = self._through(child, unit, moves=moves)
         return moves or self._trains(*part.parameters(recurse=False))
 
-    def _edited(self, layer: EditedLinear, moves: bool, unit: str) -> bool:  # noqa: FBT001
+    def _edited(self, layer: EditedLinear, unit: str, *, moves: bool) -> bool:
         moves = moves or (layer.input_factors is not None and self._trains(layer.input_factors))
         size = layer.in_features * layer.out_features
         self._product(unit, size, moves=moves, trains=self._trains(layer.weight))
@@ -164,18 +164,19 @@ class _Walk:
         below = (getattr(backbone, name, None) for name in _BELOW)
         moves = self._trains(*below)
         if hasattr(backbone, "embedding_projection"):
-            moves = self._through(backbone.embedding_projection, moves)
+            moves = self._through(backbone.embedding_projection, moves=moves)
         for number, has_window in zip(
             backbone.shape.visits, backbone.shape.has_window, strict=True
         ):
-            block, before = backbone.blocks[number], {u: p[0] for u, p in self.prices.items()}
-            moves = self._block(block, moves, NEAR if has_window else PAIR)  # type: ignore[arg-type]
+            block = cast("Block", backbone.blocks[number])
+            before = {unit: price[0] for unit, price in self.prices.items()}
+            moves = self._block(block, NEAR if has_window else PAIR, moves=moves)
             if block.recomputed and moves:
                 for unit, price in self.prices.items():
                     price[1] += price[0] - before.get(unit, 0)
         return moves or self._trains(getattr(backbone, "final_norm", None))
 
-    def _block(self, block: Block, moves: bool, pairs: str) -> bool:  # noqa: FBT001
+    def _block(self, block: Block, pairs: str, *, moves: bool) -> bool:
         sites = block.sites
         norms = [
             [getattr(block, f"{part}_norm", None) for part in (f"{name}_first", name)]
@@ -186,20 +187,20 @@ class _Walk:
         if not block.norms_follow:
             before, after = after, [None, None]
         read = moves or self._trains(before[0])
-        attended = self._attention(block.attention, read, pairs)
-        attended = self._through(sites["after_attention"], attended) or self._trains(after[0])
+        attended = self._attention(block.attention, pairs, moves=read)
+        attended = self._through(sites["after_attention"], moves=attended) or self._trains(after[0])
         between = moves if isinstance(block, ParallelBlock) else moves or read or attended
         between = between or self._trains(before[1])
-        fed = self._through(block.feed_forward, between)
-        fed = self._through(sites["after_feed_forward"], fed) or self._trains(after[1])
+        fed = self._through(block.feed_forward, moves=between)
+        fed = self._through(sites["after_feed_forward"], moves=fed) or self._trains(after[1])
         if BESIDE in sites:
-            fed = self._through(sites[BESIDE], between) or fed
+            fed = self._through(sites[BESIDE], moves=between) or fed
         if BESIDE_BLOCK in sites:
-            fed = self._beside_block(sites[BESIDE_BLOCK], read, pairs) or fed
+            fed = self._beside_block(sites[BESIDE_BLOCK], pairs, moves=read) or fed
         return attended or fed
 
-    def _attention(self, attention: SelfAttention, moves: bool, pairs: str) -> bool:  # noqa: FBT001
-        moves = self._through(attention.packed, moves)
+    def _attention(self, attention: SelfAttention, pairs: str, *, moves: bool) -> bool:
+        moves = self._through(attention.packed, moves=moves)
         norms = (getattr(attention, name, None) for name in ("query_norm", "key_norm"))
         moves = moves or self._trains(*norms)
         width = attention.rows[0]
@@ -211,31 +212,31 @@ class _Walk:
             self._product(PLACE, keys, moves=moves, trains=moves or own)
             self._product(PLACE, keys, moves=moves or own, trains=moves or own)
             moves = moves or own
-        return self._through(attention.output, moves)
+        return self._through(attention.output, moves=moves)
 
     def _mix(self, pairs: str, width: int, *, moves: bool) -> None:
         """Note scores and weighted sums; all that they are made of has a gradient, or nothing."""
         self._product(pairs, 2 * width, moves=moves, trains=moves)
 
-    def _beside_block(self, part: nn.Module, moves: bool, pairs: str) -> bool:  # noqa: FBT001
+    def _beside_block(self, part: nn.Module, pairs: str, *, moves: bool) -> bool:
         if not isinstance(part, ProjectedAttention):
-            return self._through(part, moves)
-        inside = self._through(part.packed, self._through(part.shared.encode, moves))
+            return self._through(part, moves=moves)
+        inside = self._through(part.packed, moves=self._through(part.shared.encode, moves=moves))
         self._mix(pairs, part.shared.encode.out_features, moves=inside)
-        return self._through(part.shared.decode, inside)
+        return self._through(part.shared.decode, moves=inside)
 
-    def readout(self, model: TransferModel, moves: bool) -> bool:  # noqa: FBT001
+    def readout(self, model: TransferModel, *, moves: bool) -> bool:
         """Note the readout."""
-        return self._through(model.readout, moves)
+        return self._through(model.readout, moves=moves)
 
-    def heads(self, model: TransferModel, moves: bool) -> None:  # noqa: FBT001
+    def heads(self, model: TransferModel, *, moves: bool) -> None:
         """Note the heads; a pooler comes before those that read what it returns."""
         for name, head in sorted(
             model.heads.items(), key=lambda each: not isinstance(each[1], Pooler)
         ):
             inside = moves
             for unit, part in head_products(name, head):
-                inside = self._through(part, inside, unit)
+                inside = self._through(part, unit, moves=inside)
             if isinstance(head, Pooler):
                 moves = inside
             if isinstance(head, LanguageModelHead):

@@ -241,6 +241,7 @@ def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
         pieces = subject.tokenizer.pieces(each.sequence.tokens.tolist())
         arrays[f"pieces_{number}"] = np.array(pieces)
     file = io.BytesIO()
+    # Its types take any name for that of an option.
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 
