@@ -30,6 +30,9 @@ CITIES = ("Lima", "Oslo", "Quito", "Riga", "Turin", "Vaduz")
 THINGS = ("bridge", "market", "harbour", "garden", "tower")
 
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
 @dataclasses.dataclass(frozen=True)
 class Ended:
     """What is left of a command: its exit code and all that it wrote."""
@@ -71,6 +74,19 @@ def transfer(capsys, tmp_path, monkeypatch):
         return Ended(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Return a browser; what needs one is skipped without it, since a package cannot bring it."""
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"looked for a browser: {', '.join(BROWSERS)}")
+    with driver.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from transfer_cli.report.analyses_page import Shown, analyses_page
 
 pytestmark = pytest.mark.functional
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MATRIX = """() => {
   const canvas = document.querySelector(".of-head-map canvas");
   return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();
@@ -38,19 +37,6 @@ def test_rows_of_the_maps_of_a_run_sum_to_one_and_nothing_else_of_it_changes(
     assert (run / "analyses" / found["maps_file"]).is_file()
     assert "Attention is no explanation" in Path("page.html").read_text("utf-8")
     assert files == {path: path.read_bytes() for path in files}
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """Return a browser; without one these tests are skipped."""
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser on this machine: looked for {', '.join(BROWSERS)}")
-    with driver.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The page of a report in a real browser: drawn, sorted, read by keyboard, in both colours."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 pytestmark = pytest.mark.functional
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (390, 900, 1440)
 FOLD = 800
 SECONDS_TO_LOAD = 2.0
@@ -77,18 +75,6 @@ CUT = """() => {
   return cut;
 }"""
 """What is cut off: texts of charts beyond their picture, and boxes that hide a part of theirs."""
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """Return a browser; without one these tests are skipped."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser on this machine: looked for {', '.join(BROWSERS)}")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Opened:

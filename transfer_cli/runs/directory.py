@@ -23,8 +23,8 @@ stopped or killed and resumed has the same ones, to the last bit, as a run that 
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,29 @@ class RunDirectory:
         # Last, since a folder with a config counts as a run.
         write_text(self.config, config)
         self.set_status("running")
+
+    @contextmanager
+    def written_at_once(
+        self,
+        command: str,
+        config: str,
+        overrides: Sequence[str],
+        presets: Mapping[str, str],
+        environment: Mapping[str, Any],
+    ) -> Iterator[None]:
+        """Start a run whose files are written in the context; it is finished then, and unlocked.
+
+        After an error there is nothing of it.
+        """
+        try:
+            self.start(command, config, overrides, presets, environment)
+            yield
+            self.set_status("finished")
+        except BaseException:
+            self.discard()
+            raise
+        finally:
+            self.unlock()
 
     def read_command(self) -> str:
         """Return the command that made the run; "an unknown command" when the file is missing."""

@@ -111,13 +111,8 @@ def _directory(config: DictConfig) -> RunDirectory:
         directory = RunDirectory.create_new(Path("runs/analyze"), name)
     else:
         directory = RunDirectory.create(Path(config.output).expanduser())
-    try:
-        directory.start("analyze", as_yaml(config), typed.overrides, typed.presets, environment())
+    with directory.written_at_once(
+        "analyze", as_yaml(config), typed.overrides, typed.presets, environment()
+    ):
         write_json(directory.results, {"command": "analyze", "measures": {}})
-        directory.set_status("finished")
-    except BaseException:
-        directory.discard()
-        raise
-    finally:
-        directory.unlock()
     return directory

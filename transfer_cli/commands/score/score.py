@@ -228,20 +228,15 @@ def _write(
         "versions": versions(),
     }
     device = model.backbone.token_embedding.weight.device
-    try:
-        directory.start("score", as_yaml(config), typed.overrides, typed.presets, environment())
+    with directory.written_at_once(
+        "score", as_yaml(config), typed.overrides, typed.presets, environment()
+    ):
         write_items(directory.items, outcome.items)
         write_json(
             directory.timing,
             {"seconds": round(seconds, 3), "peak_memory_bytes": peak_memory(device)},
         )
         write_json(directory.results, results)
-        directory.set_status("finished")
-    except BaseException:
-        directory.discard()
-        raise
-    finally:
-        directory.unlock()
 
 
 def _say(path: Path, outcome: Findings, part: tuple[int, int] | None) -> None:
