@@ -323,12 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", nargs="+", choices=[*RECIPES], default=[*RECIPES])
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=Path(os.environ.get("TRANSFER_DATA", "~/.cache/transfer")).expanduser(),
-        help="where data sets lie",
-    )
+    measuring.add_data_dir(parser)
     asked = parser.parse_args(argv)
     measuring.show([measure(asked)], asked)
     return 0

@@ -743,6 +743,16 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     return words
 
 
+def add_data_dir(words: argparse.ArgumentParser) -> None:
+    """Let a parser take the folder of the data sets."""
+    words.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path(os.environ.get("TRANSFER_DATA", "~/.cache/transfer")).expanduser(),
+        help="where data sets lie",
+    )
+
+
 def peers_of(named: str | None) -> str | None:
     """Return the peers' interpreter: the one that was named, or that of this folder, or none."""
     if named:

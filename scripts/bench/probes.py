@@ -113,12 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison from the command line."""
     parser: Any = measuring.parser(__doc__)
     parser.add_argument("--model", required=True, metavar="FOLDER", help="a published model")
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=Path(os.environ.get("TRANSFER_DATA", "~/.cache/transfer")).expanduser(),
-        help="where data sets lie",
-    )
+    measuring.add_data_dir(parser)
     asked = parser.parse_args(argv)
     measuring.show([measure(asked)], asked)
     return 0

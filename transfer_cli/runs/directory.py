@@ -230,20 +230,12 @@ class RunDirectory:
         self.set_status("running")
 
     @contextmanager
-    def written_at_once(
-        self,
-        command: str,
-        config: str,
-        overrides: Sequence[str],
-        presets: Mapping[str, str],
-        environment: Mapping[str, Any],
-    ) -> Iterator[None]:
-        """Start a run whose files are written in the context; it is finished then, and unlocked.
+    def written_at_once(self) -> Iterator[None]:
+        """Finish and unlock a run that is started and written in the context.
 
         After an error there is nothing of it.
         """
         try:
-            self.start(command, config, overrides, presets, environment)
             yield
             self.set_status("finished")
         except BaseException:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject, spread
 from transfer_cli.analysis.attention.attention_section import SCRIPT, attention_section, plain_text
 from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
 from transfer_cli.analysis.attention.read_sequences import ReadSequence, batch_of, sequences_of
@@ -107,14 +107,16 @@ class AttentionMaps(Analysis):
         """Return the rows that there are maps of."""
         if split.name == INPUT:
             return range(min(self._texts, len(split.data)))
-        return _spread(split, self._texts)
+        return list(map(int, spread(len(split.data), self._texts)))
 
     def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
         """Return the summaries of heads, and of how many sequences they are."""
         shape = subject.model.backbone.shape
         summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
         num_sequences = 0
-        for sequences in _in_batches(subject, split, _spread(split, self._corpus)):
+        for sequences in _in_batches(
+            subject, split, list(map(int, spread(len(split.data), self._corpus)))
+        ):
             num_sequences += len(sequences)
             batch = batch_of(sequences, subject)
             add = partial(summaries.add, batch=batch)
@@ -125,14 +127,6 @@ class AttentionMaps(Analysis):
             ):
                 _ = Encoding(subject.model, batch).states
         return summaries, num_sequences
-
-
-def _spread(split: Split, count: int) -> Sequence[int]:
-    """Return so many rows, evenly spread, or all if there are fewer."""
-    rows = len(split.data)
-    if count >= rows:
-        return range(rows)
-    return [int(row) for row in np.linspace(0, rows - 1, count).astype(np.int64)]
 
 
 def _has_end(subject: Subject) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_cli.analysis.analysis import Subject
+from transfer_cli.analysis.analysis import Subject, spread
 from transfer_cli.analysis.attributions.explained_text import ExplainedText, Explainer, words_of
 from transfer_cli.analysis.importance.judged_split import check_task
 from transfer_cli.assembly.datasets import encoded_of
@@ -56,8 +56,7 @@ class ChosenTexts:
 
     def spread(self, most: int) -> Iterator[ExplainedText]:
         """Yield `most` texts, evenly spread, or all; those of a single word are left out."""
-        count = len(self._texts)
-        return self._explained(np.linspace(0, count - 1, min(most, count)).astype(int).tolist())
+        return self._explained(spread(len(self._texts), most).tolist())
 
     def wrong(self, most: int) -> Iterator[ExplainedText]:
         """Yield the first `most` texts that are answered wrongly.

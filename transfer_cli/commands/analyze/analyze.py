@@ -111,8 +111,7 @@ def _directory(config: DictConfig) -> RunDirectory:
         directory = RunDirectory.create_new(Path("runs/analyze"), name)
     else:
         directory = RunDirectory.create(Path(config.output).expanduser())
-    with directory.written_at_once(
-        "analyze", as_yaml(config), typed.overrides, typed.presets, environment()
-    ):
+    with directory.written_at_once():
+        directory.start("analyze", as_yaml(config), typed.overrides, typed.presets, environment())
         write_json(directory.results, {"command": "analyze", "measures": {}})
     return directory

@@ -228,9 +228,8 @@ def _write(
         "versions": versions(),
     }
     device = model.backbone.token_embedding.weight.device
-    with directory.written_at_once(
-        "score", as_yaml(config), typed.overrides, typed.presets, environment()
-    ):
+    with directory.written_at_once():
+        directory.start("score", as_yaml(config), typed.overrides, typed.presets, environment())
         write_items(directory.items, outcome.items)
         write_json(
             directory.timing,
