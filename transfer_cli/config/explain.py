@@ -187,7 +187,9 @@ def _unknown_key(
     if owners and not request.multirun:
         have = "has it" if len(owners) == 1 else "have it"
         return f"{key}: no such key with the options that are chosen; {listed(owners)} {have}"
-    close = meant(key, command, request.config_dir) if not owners else ""
+    # A slip beside what is meant comes before what others call so.
+    close = nearest(str(cause.key), choices, 0.85) if parent else ""
+    close = close or ("" if owners else meant(key, command, request.config_dir))
     close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
