@@ -10,7 +10,7 @@ from transfer_cli.config import commands
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.config.variables import MOST_THREADS
-from transfer_cli.errors import ConfigError, above_zero, at_least, between, nearest, one_of
+from transfer_cli.errors import ConfigError, at_least, between, nearest, one_of
 from transfer_cli.lengths import MAX_COUNT, Length
 
 MAX_NUMBER = 2**62
@@ -106,8 +106,6 @@ def _check_cost(cost: DictConfig) -> None:
     if cost.energy == "False":  # what YAML makes of an `off` without quotes
         cost.energy = "off"
     one_of("cost.energy", cost.energy, ("off", "auto"))
-    if cost.watts is not None:
-        above_zero("cost.watts:", cost.watts, ConfigError)
     at_least("cost.pue:", cost.pue, 1, ConfigError)
     if cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", cost.kg_per_kwh, 0, ConfigError)

@@ -89,8 +89,6 @@ class CostConfig:
 
     energy: str = "off"
     """off, or auto: what the counters of the GPU (NVML) or processor (RAPL) say, if they can."""
-    watts: float | None = None
-    """Of a busy core, by your own knowledge, where no counter can be read; none: no energy then."""
     pue: float = 1.0
     """Energy of the data centre over that of its machines, for the CO2."""
     kg_per_kwh: float | None = None

@@ -7,7 +7,6 @@ Legend: uJ, J: millionths of a joule, joules.
 """
 
 import importlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,17 +107,6 @@ class GpuCounter:
         return found
 
 
-class CpuSeconds:
-    """No counter: the processor's seconds of this process and its children, at the user's watts."""
-
-    def __init__(self, watts: float) -> None:
-        self._watts, self._first = watts, _cpu_seconds()
-
-    def joules(self) -> float:
-        """See `Counter`."""
-        return self._watts * (_cpu_seconds() - self._first)
-
-
 class Meter:
     """What this process reads of the energy of its run.
 
@@ -149,7 +137,6 @@ def no_meter(why: str) -> Meter:
 
 def meter_of(
     device: "torch.device",
-    watts: float | None,
     *,
     first_of_machine: bool,
     powercap: Path | None = None,
@@ -158,7 +145,6 @@ def meter_of(
 
     Args:
         device: Of this process.
-        watts: Of a busy core, by the user, where no counter can be read; None: no such number.
         first_of_machine: Whether this process reads what all of its machine share.
         powercap: Where the processor's counters are; None: where Linux has them.
     """
@@ -174,9 +160,7 @@ def meter_of(
                 raise
         return Meter([*gpus, *(zones if first_of_machine else ())], " + ".join(sources), tells=True)
     except EnergyError as error:
-        if watts is None:
-            return no_meter(f"{error}; cost.watts is not given either")
-        return Meter([CpuSeconds(watts)], f"cpu seconds x cost.watts ({error})", tells=True)
+        return no_meter(str(error))
 
 
 def _gpu_counter(device: "torch.device") -> Counter:
@@ -208,8 +192,3 @@ def _number_in(path: Path) -> int:
         raise EnergyError(f"{path} cannot be read: {error.strerror}{hint}") from error
     except ValueError as error:
         raise EnergyError(f"{path} holds no number") from error
-
-
-def _cpu_seconds() -> float:
-    user, system, of_children, system_of_children, _ = os.times()
-    return user + system + of_children + system_of_children

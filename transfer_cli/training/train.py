@@ -75,7 +75,7 @@ def _spending(config: DictConfig) -> Spending:
     asked, meter = config.cost, no_meter("cost.energy=off")
     if asked.energy == "auto":
         device = device_and_precision(config.device, config.precision).device
-        meter = meter_of(device, asked.watts, first_of_machine=distributed.local_rank() == 0)
+        meter = meter_of(device, first_of_machine=distributed.local_rank() == 0)
         log.info("energy: %s", meter.source if meter.tells else f"not known: {meter.source}")
     return Spending(meter, Footprint(asked.pue, asked.kg_per_kwh))
 

@@ -61,7 +61,7 @@ def test_sockets_and_memory_count_once_and_their_parts_not_at_all(tmp_path):
         zone(tmp_path / f"intel-rapl:{number}", name, energy=number)
     zone(tmp_path / "intel-rapl:0:0", "core")
     zone(tmp_path / "intel-rapl:0:1", "dram")
-    meter = meter_of(CPU, None, first_of_machine=True, powercap=tmp_path)
+    meter = meter_of(CPU, first_of_machine=True, powercap=tmp_path)
 
     for folder in tmp_path.iterdir():
         tell(folder, 5_000_000)
@@ -73,8 +73,7 @@ def test_sockets_and_memory_count_once_and_their_parts_not_at_all(tmp_path):
 def test_one_process_of_a_machine_reads_what_all_of_it_share(tmp_path):
     folder = zone(tmp_path / "intel-rapl:0")
     meters = [
-        meter_of(CPU, None, first_of_machine=is_first, powercap=tmp_path)
-        for is_first in (True, False)
+        meter_of(CPU, first_of_machine=is_first, powercap=tmp_path) for is_first in (True, False)
     ]
 
     tell(folder, 7_000_000)
@@ -84,44 +83,29 @@ def test_one_process_of_a_machine_reads_what_all_of_it_share(tmp_path):
 
 
 def test_without_a_counter_there_is_no_number_but_a_reason(tmp_path):
-    meter = meter_of(CPU, None, first_of_machine=True, powercap=tmp_path)
+    meter = meter_of(CPU, first_of_machine=True, powercap=tmp_path)
 
     assert (meter.tells, meter.joules()) == (False, 0.0)
     assert meter.source.startswith("there is no counter of the processor in ")
-    assert meter.source.endswith("cost.watts is not given either")
 
 
 def test_a_counter_without_a_number_is_named(tmp_path):
     tell(zone(tmp_path / "intel-rapl:0"), "none")
 
-    meter = meter_of(CPU, None, first_of_machine=True, powercap=tmp_path)
+    meter = meter_of(CPU, first_of_machine=True, powercap=tmp_path)
 
     assert "intel-rapl:0/energy_uj holds no number" in meter.source
 
 
 def test_a_counter_that_goes_away_ends_all_numbers(tmp_path):
     folder = zone(tmp_path / "intel-rapl:0")
-    meter = meter_of(CPU, None, first_of_machine=True, powercap=tmp_path)
+    meter = meter_of(CPU, first_of_machine=True, powercap=tmp_path)
 
     (folder / "energy_uj").unlink()
 
     assert meter.joules() == 0.0
     assert not meter.tells
     assert "energy_uj cannot be read" in meter.source
-
-
-def test_watts_are_asked_where_no_counter_can_be(tmp_path):
-    meter = meter_of(CPU, 1e6, first_of_machine=True, powercap=tmp_path)
-    sum(range(10**6))
-
-    assert meter.joules() > 0
-    assert meter.source.startswith("cpu seconds x cost.watts (there is no counter")
-
-
-def test_counters_go_before_watts(tmp_path):
-    zone(tmp_path / "intel-rapl:0")
-
-    assert meter_of(CPU, 50.0, first_of_machine=True, powercap=tmp_path).source == "rapl"
 
 
 class NVMLError(Exception):
