@@ -18,6 +18,7 @@ def words(pretrained, questions, loop):
             "loop.steps=2", ADDED)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_new_tokens_have_rows_like_the_others_and_no_text_is_read_as_one(
     transfer, words, pretrained, tmp_path
 ):

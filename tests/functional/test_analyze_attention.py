@@ -75,6 +75,7 @@ def opened(chromium, page):
     assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
 
 
+@pytest.mark.slow
 def test_choosing_a_head_changes_the_matrix(opened):
     first = opened.evaluate(MATRIX)
     opened.locator(".of-block").select_option("2")
@@ -86,6 +87,7 @@ def test_choosing_a_head_changes_the_matrix(opened):
     assert opened.locator(".of-head").input_value() == "0"
 
 
+@pytest.mark.slow
 def test_a_token_is_chosen_by_touch_and_by_keyboard(opened):
     before, tokens = opened.evaluate(MATRIX), opened.locator(".pieces button")
     pieces, said = tokens.all_text_contents(), opened.locator(".said")
@@ -103,6 +105,7 @@ def test_a_token_is_chosen_by_touch_and_by_keyboard(opened):
     assert opened.locator(".pieces [tabindex='0']").text_content() == pieces[0]
 
 
+@pytest.mark.slow
 def test_markup_in_a_text_is_shown_as_text(opened):
     opened.locator(".of-text").select_option("1")
 

@@ -59,6 +59,7 @@ def test_a_hidden_layer_has_a_deviation_over_its_seeds(probes, pretrained):
     assert all(each["deviation"] >= 0 for each in found["probes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["length", "position"])
 def test_a_language_model_is_probed_for_what_texts_alone_tell(probes, pretrained, tmp_path, task):
     lines = [" ".join(["the city"] * (1 + number % 9)) for number in range(120)]

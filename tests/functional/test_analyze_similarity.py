@@ -31,6 +31,7 @@ def frozen(pretrained, loop):
     return run
 
 
+@pytest.mark.slow
 def test_frozen_weights_have_not_moved_and_say_the_same(found, frozen):
     # What the run began with is the other model.
     content = found(frozen, "--html", "page.html")

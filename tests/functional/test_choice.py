@@ -155,6 +155,7 @@ def their_shares(folder, asked, **options):
     return logits.softmax(1)[0].tolist()
 
 
+@pytest.mark.slow
 def test_what_is_exported_answers_as_here(transfer, run, tmp_path):
     asked = question(5)
     (tmp_path / "new.jsonl").write_text(f"{json.dumps(asked)}\n")

@@ -54,6 +54,7 @@ def shares(run, split="validation"):
             for item in read_items(Path(run) / "items.jsonl", split)}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "end"), [("clm", ""), ("mlm", ""), ("mlm", " .")], ids=["causal", "masked", "."]
 )
@@ -95,6 +96,7 @@ def test_in_a_masked_model_it_is_what_fill_says_of_the_words(transfer, adapt, st
     assert said == pytest.approx({label: by_word[label] / total for label in labels}, abs=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["clm", "mlm"])
 def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, transfer, read_json):
     adapt("loop.steps=6", "optimizer.lr=5e-3", objective=objective)
@@ -113,6 +115,7 @@ def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, tr
     assert sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["clm", "mlm"])
 def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
     objective, adapt, transfer, at_record
@@ -153,6 +156,7 @@ def digest(file):
     return sha256(Path(file).read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["clm", "mlm"])
 @pytest.mark.parametrize("way", ["loop.micro_batch=3", "loop.pack=true", "adaptation=frozen"])
 def test_the_losses_do_not_depend_on_how_a_batch_passes(way, objective, adapt, read_json):
@@ -167,6 +171,7 @@ def test_the_losses_do_not_depend_on_how_a_batch_passes(way, objective, adapt, r
     assert one["validation"]["loss"] == pytest.approx(two["validation"]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     ["lora", "adapters", "bias_only", "gradual_unfreezing", "lm_auxiliary", "l2_sp", "top_k"],
@@ -177,6 +182,7 @@ def test_other_presets_go_with_it(preset, adapt):
     adapt(f"adaptation={preset}", "objective=cloze", *more, "loop.steps=8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["uda", "distil"])
 def test_what_the_main_head_says_can_be_learnt_further(preset, adapt, transfer):
     adapt("data.labelled=24", "loop.steps=3", objective="mlm", run="taught")
@@ -186,6 +192,7 @@ def test_what_the_main_head_says_can_be_learnt_further(preset, adapt, transfer):
           "streams.rest.batch=8", "loop.steps=3", objective="mlm")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_teachers_that_differ_by_their_pattern_alone_are_told_apart(adapt, start, transfer):
     students = []
     for teacher, pattern in (("plain", "{text} {mask}"), ("asked", "{text} It is the {mask}")):

@@ -73,6 +73,7 @@ def assert_same(run, whole):
 # --- full --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["train_state.pt", "weights.safetensors", "metrics.jsonl"])
 def test_a_disk_that_fills_up_costs_no_more_than_the_steps_since_the_last_save(
     transfer, spoilt, words, files_up_to, what
@@ -100,6 +101,7 @@ def test_a_disk_that_fills_up_costs_no_more_than_the_steps_since_the_last_save(
     assert_same("run", "whole")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_very_end_costs_no_step(
     transfer, spoilt, words, files_up_to, monkeypatch
 ):
@@ -129,6 +131,7 @@ def test_a_disk_that_is_full_at_the_very_end_costs_no_step(
 # --- read-only ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_that_becomes_read_only_while_a_run_trains(transfer, spoilt, words, monkeypatch):
     assert transfer(*words, "run.dir=whole").code == 0
     mkdir = Path.mkdir

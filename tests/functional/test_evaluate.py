@@ -356,6 +356,7 @@ def test_a_slice_is_told_by_a_column_of_its_table(transfer, adapting, read_json)
     assert read_json("other.json")["measures"]["input"]["count/slice/web"] == 1
 
 
+@pytest.mark.slow
 def test_what_became_of_each_example_is_a_slice_for_another_run(transfer, adapting, read_json):
     assert transfer("finetune", *adapting(), "run.dir=first").code == 0
     told = transfer("evaluate", "first", "split=all", "each=each.jsonl", "device=cpu")
@@ -377,6 +378,7 @@ def test_what_became_of_each_example_is_a_slice_for_another_run(transfer, adapti
     assert found["count/slice/short"] + found["count/slice/long"] == 6
 
 
+@pytest.mark.slow
 def test_heads_of_slices_and_views_end_with_the_training(transfer, adapting):
     for preset, heads in (("slices", 2), ("cvt", 3)):
         assert transfer("finetune", *adapting(preset), f"run.dir={preset}").code == 0

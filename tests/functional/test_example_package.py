@@ -107,6 +107,7 @@ def test_swapping_moves_neighbours_and_nothing_else(mylab):
     assert 0.2 < float((target_BT == 1).sum() / (target_BT != IGNORE).sum()) < 0.8
 
 
+@pytest.mark.slow
 def test_a_size_a_data_set_and_a_sweep_are_one_yaml_each(transfer, mylab, deep, few_questions):
     configs = {
         "model/slim": "defaults:\n  - tiny\n  - _self_\nwidth: 8\nheads: 2\ndepth: 1\n",
@@ -213,6 +214,7 @@ def test_the_own_edit_is_there_again_when_a_run_is_opened(transfer, scaled, prob
     assert len(probabilities("run")) == 30
 
 
+@pytest.mark.slow
 def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, probabilities):
     assert scaled("apart").code == 0
     ended = scaled("merged", "adaptation.store=merged")

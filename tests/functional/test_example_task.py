@@ -94,6 +94,7 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     assert "answers of several runs on tag_words cannot be combined" in ended.err
 
 
+@pytest.mark.slow
 def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, mylab, deep):
     ended = transfer(
         "finetune", *OWN, *DATA, *SMALL, f"init_from={deep}", "-m", "optimizer.lr=1e-4,3e-3",

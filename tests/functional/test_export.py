@@ -155,6 +155,7 @@ def texts_of(tokenizer, counts):
     return texts
 
 
+@pytest.mark.slow
 def test_a_long_text_gets_the_same_answer_elsewhere_and_back_here(adapted, transfer, tmp_path):
     ended = transfer("export", f"run={adapted}", "to=out")
     assert ended.code == 0, ended.err
@@ -204,6 +205,7 @@ def test_a_published_classifier_of_modernbert_pools_as_its_config_says(tmp_path,
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind", "objective"),
     [("bert", "MaskedLM", "mlm"), ("gpt2", "LMHeadModel", "clm"), ("roberta", "MaskedLM", "mlm")],

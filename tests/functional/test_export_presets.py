@@ -74,6 +74,7 @@ def test_what_no_folder_can_hold_is_refused_as_the_plan_says(preset, words, tran
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["adapters", "parallel_adapters", "feature_extraction"])
 def test_what_is_added_to_a_published_model_is_exported(preset, transfer, tmp_path, questions):
     publish(tmp_path / "bert", "bert", "MaskedLM")

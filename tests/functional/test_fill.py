@@ -35,6 +35,7 @@ def fill(transfer, masked):
     return call
 
 
+@pytest.mark.slow
 def test_a_gap_gets_candidates_with_their_probabilities_and_the_best_in_place(fill):
     head, *rows, empty, best = fill("The capital of [MASK] is large .").splitlines()
 

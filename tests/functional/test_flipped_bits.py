@@ -167,6 +167,7 @@ def test_no_two_of_a_run_share_a_file_of_its_best_weights(longer):
 # --- the cache ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     ["encoded/*/tokens.bin", "encoded/*/meta.json", "encoded/*/seal.json",

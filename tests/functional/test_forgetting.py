@@ -153,6 +153,7 @@ def test_it_can_be_measured_on_a_data_set(adapt):
     assert found["before"] == found["after"]
 
 
+@pytest.mark.slow
 def test_a_moved_text_is_replaced_by_a_named_one(transfer, adapting, deep_words, tmp_path):
     text = tmp_path / "own.txt"
     text.write_text("\n".join(f"the tower number {n} is tall" for n in range(60)))

@@ -31,6 +31,7 @@ def finetune(transfer, pretrained, read_json):
     return call
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_to_the_last_bit(finetune, monkeypatch):
     kept = {}
     halve = assembly.halve

@@ -57,6 +57,7 @@ def test_the_cache_changes_nothing(generate, how):
     assert generate(*words) == generate(*words, "cache=false")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", ["adapters", "lora"])
 def test_a_language_model_with_edits_goes_on_too(transfer, deep, adapting, tmp_path, edit):
     words = adapting(edit, "objective=clm", "loop.steps=1", f"run.dir={tmp_path / edit}")
@@ -151,6 +152,7 @@ def test_each_token_is_shown_as_soon_as_it_is_there(pretrained, monkeypatch):
     assert all(later.startswith(text) for (text, _), (later, _) in pairwise(shown))
 
 
+@pytest.mark.slow
 def test_a_terminal_is_shown_the_text_and_never_steered(pretrained, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -75,6 +75,7 @@ def status(run):
     return json.loads((run / "status.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_saves_and_ends_when_its_terminal_goes_away(hung_up, words, tmp_path):
     code = hung_up("step 3 validation", *words, "run.dir=run")
 
@@ -84,6 +85,7 @@ def test_a_run_saves_and_ends_when_its_terminal_goes_away(hung_up, words, tmp_pa
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_a_run_that_ignores_the_signal_goes_on_without_its_terminal(hung_up, words, tmp_path):
     """As `nohup` has it."""
     code = hung_up("step 3 validation", *words, "loop.steps=12", "run.dir=run", ignores=True)

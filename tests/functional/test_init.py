@@ -59,6 +59,7 @@ def test_the_copies_make_a_plan(transfer, configs, pretrained, questions):
     assert "steps of 16 sequences" in table.out
 
 
+@pytest.mark.slow
 def test_the_copies_for_pretraining_make_a_plan(transfer, configs, corpus):
     words = ("model=mine", "data=my_text", f"data.train={corpus}", "tokenizer.size=300")
 
@@ -68,6 +69,7 @@ def test_the_copies_for_pretraining_make_a_plan(transfer, configs, corpus):
     assert "embeddings ... head.lm" in ended.out
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_sweep_makes_its_jobs(transfer, configs, pretrained):
     ended = transfer(
         "plan", "finetune", "--config-dir", "configs", "experiment=mine", "sweep=mine",

@@ -111,6 +111,7 @@ def test_killed_at_any_moment_it_ends_as_if_it_was_not(commands, words, whole, t
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     [
@@ -127,6 +128,7 @@ def test_killed_after_its_last_step_it_scores_again(commands, words, whole, tmp_
     assert_same(tmp_path / "run", whole[1])
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_still_ends_the_same(commands, words, whole, tmp_path):
     moments = [
         Moment(under="metrics.jsonl", operation=5),
@@ -140,6 +142,7 @@ def test_killed_again_and_again_it_still_ends_the_same(commands, words, whole, t
     assert_same(tmp_path / "run", whole[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weights.safetensors", "train_state.pt"])
 def test_killed_in_the_middle_of_writing_a_file(commands, words, whole, tmp_path, name):
     (newest, *_) = sorted(whole[1].glob("checkpoints/step-*"), reverse=True)
@@ -168,6 +171,7 @@ STAGES = ("chain_thaw", "loop.evaluate_every=1 steps", "checkpoint.every=3 steps
           "loop.steps=24")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
     [

@@ -74,6 +74,7 @@ def in_a_pipe(*words):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -98,6 +99,7 @@ def test_colours_are_for_terminals_that_want_them(words, environment, monkeypatc
     assert CODES.sub("", coloured).splitlines()[-1].strip() == piped.splitlines()[-1].strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 200))]
 )

@@ -31,6 +31,7 @@ def found(pretrained, tmp_path_factory):
     return folder, out.getvalue()
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_curve_in_every_form(found, read_json):
     folder, _ = found
 

@@ -40,6 +40,7 @@ def seconds(run):
     return json.loads((run / "timing.json").read_text())["seconds"]
 
 
+@pytest.mark.slow
 def test_a_run_by_the_clock_ends_in_time_at_the_end_of_its_rate(bounded):
     found = rates(bounded)
 
@@ -49,6 +50,7 @@ def test_a_run_by_the_clock_ends_in_time_at_the_end_of_its_rate(bounded):
     assert json.loads((bounded / "status.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_resume_goes_on_with_the_time_that_is_left(transfer, bounded):
     steps = len(rates(bounded))
 

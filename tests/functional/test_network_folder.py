@@ -126,6 +126,7 @@ def test_of_two_machines_that_begin_a_run_at_once_one_goes_on(on, disk, words, w
     assert differences(whole, folder / "run") == []
 
 
+@pytest.mark.slow
 @LOCKS
 def test_what_two_machines_need_at_once_is_made_once(on, disk, words, monkeypatch):
     root = disk("one").root

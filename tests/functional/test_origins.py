@@ -83,6 +83,7 @@ CHANGES = {
 # --- labelled data -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHANGES)
 def test_other_training_data_are_refused_by_file_and_difference(here, transfer, kind):
     change, said = CHANGES[kind]

@@ -135,6 +135,7 @@ def test_the_rates_of_a_plan_are_those_of_the_run(transfer, adapting, adapted):
         assert float(ends) == pytest.approx(rates[last][f"rate/{group}"], rel=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "words", "measured"),
     [
@@ -170,6 +171,7 @@ def test_the_time_of_long_steps_is_told_by_a_sequence_of_one(
     assert "measured over one of its sequences on cpu" in ended.out.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "most_bytes", "said"),
     [(["plan.steps=0"], 2**40, ""), ([], 0, "time: not measured for so much; plan.steps=3")],
@@ -231,6 +233,7 @@ def test_a_run_takes_no_notice_of_plan_steps(transfer, adapting, adapted, tmp_pa
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_pretraining_can_be_planned(transfer, deep, deep_words, untouched):
     ended = transfer("plan", *deep_words)
 
@@ -256,6 +259,7 @@ def test_a_plan_reads_no_weights(transfer, adapting, deep, tmp_path):
     assert zeros.out == plain.out
 
 
+@pytest.mark.slow
 def test_a_run_that_refers_to_another_can_be_planned_from(transfer, adapting, adapted, request):
     run = adapted("adapters").run
     request.getfixturevalue("untouched")
@@ -270,6 +274,7 @@ def test_a_run_that_refers_to_another_can_be_planned_from(transfer, adapting, ad
 # --- refused -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -288,6 +293,7 @@ def test_a_plan_of_nothing_says_of_what_there_is_one(words, message, transfer, u
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -328,6 +334,7 @@ def test_the_rate_of_the_second_matrix_of_lora_is_shown(transfer, adapting):
     assert row.endswith(" (2 of 4 tensors at 16 times that)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["lora", "dora"])
 def test_to_say_what_an_export_will_be_imports_no_compiler(preset, deep):
     words = ("finetune", "data=sample_questions", f"init_from={deep}", f"adaptation={preset}")

@@ -104,6 +104,7 @@ def test_answers_go_to_a_file(predict, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.jsonl"}
 
 
+@pytest.mark.slow
 def test_where_the_answers_are_and_what_they_replace_is_said(transfer, finetuned, tmp_path):
     (tmp_path / "in.txt").write_text("Who ?\n\n")
     words = ("predict", str(finetuned), "in.txt", "output=out.jsonl", "device=cpu")
@@ -132,6 +133,7 @@ def test_a_device_is_written_and_not_replaced(predict, tmp_path):
     assert (tmp_path / "null").is_symlink()
 
 
+@pytest.mark.slow
 def test_answers_come_before_the_input_ends(shell, finetuned):
     process = shell("predict", f"run={finetuned}", "batch=2", "device=cpu")
     process.stdin.write("Who ?\nWhere ?\n")

@@ -26,6 +26,7 @@ BERT = ("model=bert-base", "model.width=16", "model.heads=2", "model.depth=2",
 ALBERT = (*BERT, "model.embedding_width=8", "model.share=all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nsp", pytest.param("sop", marks=pytest.mark.slow)])
 def test_it_trains_as_it_stands_and_says_what_lacks_segments(kind, transfer):
     ended = transfer(*WORDS, f"data.pairs={kind}", PAIR, "run.dir=run")
@@ -70,6 +71,7 @@ def test_what_cannot_be_paired_is_refused_in_one_line(words, said, transfer):
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shape", "architecture"),
     [

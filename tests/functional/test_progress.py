@@ -72,6 +72,7 @@ def test_fisher_information_is_counted(transfer, shown, pretrained):
     assert shown["Fisher information"] == [(4, 4)]
 
 
+@pytest.mark.slow
 def test_a_report_counts_runs_and_comparisons(transfer, shown, deep):
     for seed, rate in ((0, 0.01), (1, 0.01), (0, 0.02), (1, 0.02)):
         words = ("data=sample_questions", f"init_from={deep}", *LOOP, "loop.steps=2")

@@ -74,6 +74,7 @@ def test_the_minimum_is_the_same_in_every_run_and_in_any_portions(quick):
             assert found[key].allclose(tensor, atol=5e-3), (name, key)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_bit_for_bit(quick, transfer, table, monkeypatch):
     quick("whole")
     call = TrainStep.__call__
@@ -94,6 +95,7 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(quick, transfer, table, monke
     assert_same("cut", "whole")
 
 
+@pytest.mark.slow
 def test_the_head_is_no_worse_than_one_that_was_trained_in_steps(quick, transfer, table):
     quick("solved", "optimizer.weight_decay=1e-4", "loop.steps=1", "loop.monitor=loss")
     words = ("adaptation=frozen", "objective.dropout=0", "optimizer.lr=0.03", "loop.epochs=60")

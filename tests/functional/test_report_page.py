@@ -151,6 +151,7 @@ def test_every_chart_is_drawn_without_a_complaint_or_a_request(open_page, make, 
     assert sum(url.startswith("file:") for url in opened.requests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("press", ["click", "Enter", "Space"])
 def test_a_heading_sorts_the_rows_by_mouse_and_by_keyboard(open_page, press):
     opened = open_page(reports.sweep_of_schemes)
@@ -172,6 +173,7 @@ def test_a_heading_sorts_the_rows_by_mouse_and_by_keyboard(open_page, press):
     assert opened.tab.locator("[aria-sort]").count() == 1
 
 
+@pytest.mark.slow
 def test_numbers_are_sorted_as_numbers_and_what_is_missing_comes_last(open_page):
     opened = open_page(reports.sweep_of_schemes)
     for _ in range(2):
@@ -185,6 +187,7 @@ def test_numbers_are_sorted_as_numbers_and_what_is_missing_comes_last(open_page)
     assert None not in values[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("make", [reports.sweep_of_schemes, reports.without_results])
 def test_every_text_can_be_read_in_light_and_in_dark(open_page, scheme, make):
@@ -368,6 +371,7 @@ def test_a_picture_is_saved_without_asking_anybody(open_page, tmp_path):
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_to_take_and_to_type_is_above_the_fold(open_page, width):
     opened = open_page(reports.sweep_of_schemes, width=width)
@@ -378,6 +382,7 @@ def test_what_to_take_and_to_type_is_above_the_fold(open_page, width):
         assert box["x"] + box["width"] <= width
 
 
+@pytest.mark.slow
 def test_a_wide_window_shows_the_whole_table_up_to_the_folders(open_page):
     opened = open_page(reports.sweep_of_schemes)
     box = opened.tab.locator(".scroll", has=opened.tab.locator("table[data-sortable]"))
@@ -388,6 +393,7 @@ def test_a_wide_window_shows_the_whole_table_up_to_the_folders(open_page):
     assert "sweep_of_schemes" in box.locator("td").last.inner_text()
 
 
+@pytest.mark.slow
 def test_a_line_is_copied_as_it_is(open_page):
     opened = open_page(reports.sweep_of_schemes)
     opened.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -400,6 +406,7 @@ def test_a_line_is_copied_as_it_is(open_page):
     assert copied.startswith("transfer predict ")
 
 
+@pytest.mark.slow
 def test_rows_are_chosen_by_the_values_of_keys_and_by_words(open_page):
     opened = open_page(reports.sweep_of_schemes)
     shown = opened.tab.locator("table[data-sortable] tbody tr:visible")
@@ -430,6 +437,7 @@ def test_without_javascript_all_rows_and_lines_are_there(open_page):
     assert opened.tab.locator(".filters:visible, .take button:visible").count() == 0
 
 
+@pytest.mark.slow
 def test_errors_over_rates_are_drawn_with_the_run_to_take_in_a_ring(open_page):
     opened = open_page(reports.sweep_of_schemes)
     opened.draw()
@@ -448,6 +456,7 @@ def test_errors_over_rates_are_drawn_with_the_run_to_take_in_a_ring(open_page):
     assert tip.endswith("learning rate: 0.001")
 
 
+@pytest.mark.slow
 def test_a_hostile_text_runs_nothing(open_page, tmp_path):
     def hostile(folder):
         bad = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"

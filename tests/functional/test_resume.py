@@ -186,6 +186,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
     assert status("run")["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_threads_that_it_had(transfer, stopped, words_of, at_record):
     with computing_threads(2):
         assert stopped(3, *words_of("clm", "loop.steps=6"), "run.dir=run").code == 75
@@ -246,6 +247,7 @@ def test_what_differs_from_before_is_said_once(transfer, monkeypatch):
     assert f"torch 9.9 (was {before}); " in line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stopped_on_two_threads")
 @pytest.mark.parametrize(
     "words",
@@ -580,6 +582,7 @@ def test_a_damaged_checkpoint_is_no_start_either(transfer, copied, questions):
 # --- extended ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_is_made_longer_ends_as_one_that_was_long_from_the_start(transfer, words_of):
     words = words_of("clm", "checkpoint.keep=0")
     assert transfer(*words, "loop.steps=9", "run.dir=long").code == 0

@@ -47,6 +47,7 @@ def pairs_file(reverse=False):
     return ("data=minimal_pairs", "data.files=pairs.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clm", "mlm"])
 def test_pairs_the_other_way_round_have_the_other_half(kind, score, pretrained, masked, transfer):
     run = pretrained if kind == "clm" else masked
@@ -89,6 +90,7 @@ def test_labels_are_asked_for_by_prompts_and_compared_with_a_fine_tuned_run(
     assert "score" in shown.out
 
 
+@pytest.mark.slow
 def test_shots_and_orders_are_runs_of_their_own(score, pretrained, transfer, read_json):
     ended = transfer(
         "score", str(pretrained), "data=sample_questions", "prompt.item={text} {label}",

@@ -70,6 +70,7 @@ def test_answers_are_learnt_measured_and_noted(run, read_json):
     assert 100 * np.mean([item["score"] for item in items]) == pytest.approx(measures["f1"])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     transfer, words, run, at_record, tmp_path, read_json
 ):

@@ -99,6 +99,7 @@ def assert_same(run, other):
 # --- every preset ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [pytest.param(n, marks=[] if n in OF_EACH_STATE else [pytest.mark.slow]) for n in PRESETS],
@@ -146,6 +147,7 @@ def tensors(run, step):
     return load_file(run / "checkpoints" / f"step-{step:08d}" / "weights.safetensors")
 
 
+@pytest.mark.slow
 def test_a_stage_that_ends_goes_back_to_its_best_weights(patient):
     stages = losses_by_stage(patient)
     early = [stage for stage in stages if len(stages[stage]) < 4]
@@ -207,6 +209,7 @@ def test_stages_with_patience_restore_a_heads_running_statistics(transfer, adapt
 # --- what else a run takes along ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_forgetting_is_measured_from_the_very_start_after_a_resume(
     transfer, adapting, stopped_again_and_again, tmp_path, read_json
 ):
@@ -260,6 +263,7 @@ def test_a_resume_is_held_to_the_backbone_that_the_run_began_with(
 # --- made longer -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stages_of_a_given_length_can_be_made_longer_exactly(transfer, adapting):
     words = adapting(
         "gradual_unfreezing", "adaptation.plan.every=3 steps", "schedule=constant",

@@ -103,6 +103,7 @@ def test_a_run_in_which_everything_trains_needs_no_other(preset, adapted):
     assert stored(run).keys() == open_pretrained(str(run)).tensors().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [
@@ -124,6 +125,7 @@ def test_it_scores_and_predicts_as_the_same_run_that_stores_everything(
     assert accuracy(part) == pytest.approx(measured)
 
 
+@pytest.mark.slow
 def test_a_moved_backbone_is_named_and_found_again(
     run_on, transfer, base, predictions, accuracy, adapting
 ):
@@ -198,6 +200,7 @@ def other_task(tmp_path):
     return (f"data.train={tmp_path / 'other.csv'}",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["adapters", "frozen"])
 def test_a_second_task_begins_where_the_first_one_ended(
     preset, run_on, deep, other_task, predictions, accuracy
@@ -274,6 +277,7 @@ def test_a_checkpoint_of_a_partly_stored_run_can_be_the_start(run_on, deep):
 EVERY_TARGET = "targets=[query,key,value,output,feed_forward]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "words"),
     [
@@ -337,6 +341,7 @@ def test_a_checkpoint_of_a_merged_run_keeps_its_updates(run_on, deep):
     assert kept or not torch.equal(end[plain], stored(deep)[plain])
 
 
+@pytest.mark.slow
 def test_a_merged_run_can_be_made_longer(run_on, transfer, deep, predictions):
     words = ("adaptation.store=merged", "loop.evaluate_every=2 steps")
     run_on(deep, "long", "lora", *words, "loop.steps=6")

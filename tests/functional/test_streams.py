@@ -114,6 +114,7 @@ def test_a_validation_may_score_some_examples_of_a_stream(run, read_json):
     assert measures[0]["second/loss"] != measures[1]["second/loss"]
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_stream_in_portions_is_the_same_step(transfer, deep_words, adapting, drawn):
     assert transfer(*deep_words, "model.dropout=0", "run.dir=still").code == 0
     still = ("init_from=still", "objective.dropout=0", "optimizer=sgd", "optimizer.lr=0.1")

@@ -162,6 +162,7 @@ def taught(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", commands())
 def test_every_command_of_the_page_runs(transfer, taught, line):
     line = line.replace("TEACHER", str(taught))
@@ -228,6 +229,7 @@ def test_a_causal_student_learns_from_a_causal_teacher(transfer, words, short_ru
     assert described("student")["objective"]["_target_"].endswith(".CausalLM")
 
 
+@pytest.mark.slow
 def test_a_published_model_teaches_and_gives_its_blocks(transfer, tmp_path):
     own = ("data=sample_text", *STEPS)
     like_bert = ("model=bert-base", *TINY[1:], "model.depth=3", "objective=mlm", "run.dir=own")
@@ -296,6 +298,7 @@ def test_a_run_does_not_go_on_with_another_teacher(transfer, words, teacher):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["distil_lm", "relations"])
 def test_a_student_that_is_resumed_ends_as_one_that_was_not_stopped(transfer, words, small, kind):
     typed = small(*RELATE) if kind == "relations" else words(*STUDENT)

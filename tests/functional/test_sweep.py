@@ -129,6 +129,7 @@ def test_a_sweep_that_changes_the_data_says_so(transfer, words):
     assert "data.length changes the data: it is prepared 2 times" in ended.err
 
 
+@pytest.mark.slow
 def test_what_a_config_of_ones_own_sweeps_is_swept(transfer, words, tmp_path):
     (tmp_path / "own" / "sweep").mkdir(parents=True)
     (tmp_path / "own" / "sweep" / "norms.yaml").write_text(

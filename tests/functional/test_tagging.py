@@ -75,6 +75,7 @@ def test_tags_are_learnt_measured_and_noted(run, read_json):
     assert any(item["label"].startswith("CITY: ") for item in items)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     transfer, words, run, at_record, tmp_path, read_json
 ):
@@ -348,6 +349,7 @@ def test_what_teachers_say_is_kept_word_by_word_and_asked_once(transfer, few, ru
     assert again.code == 0, again.err
 
 
+@pytest.mark.slow
 def test_teachers_may_have_their_own_tokens_and_order_of_tags(transfer, few, run, monkeypatch):
     monkeypatch.setenv("TRANSFER_CACHE", "cache")
     names = ["I-CITY", "O", "B-CITY"]
@@ -364,6 +366,7 @@ def test_teachers_may_have_their_own_tokens_and_order_of_tags(transfer, few, run
     assert np.allclose(both, (ours + theirs) / 2, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_and_rows_of_several_texts_change_no_loss(transfer, few, run, still):
     words = few(
         "distil", f"adaptation.teachers=[{run}]", f"init_from={still}", "objective.dropout=0",
@@ -391,6 +394,7 @@ def test_micro_batches_and_rows_of_several_texts_change_no_loss(transfer, few, r
     assert losses["pack"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["distil", "uda"])
 def test_a_run_without_tags_that_was_stopped_ends_bit_for_bit(
     preset, transfer, few, run, at_record

@@ -47,6 +47,7 @@ def test_a_copy_of_a_run_is_the_same(pretrained, copied):
     assert (ended.returncode, ended.stdout) == (0, "the same\n"), ended.stderr
 
 
+@pytest.mark.slow
 def test_each_file_that_differs_is_named_with_the_first_difference(pretrained, copied):
     weights = copied / "model" / "weights.safetensors"
     damaged = bytearray(weights.read_bytes())

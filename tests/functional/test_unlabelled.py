@@ -53,6 +53,7 @@ def digest(folder):
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [*TEACHING, "uda", "cvt"])
 def test_the_labels_of_what_is_left_out_never_reach_a_batch(preset, adapt, steps):
     adapt(preset)
@@ -104,6 +105,7 @@ def test_a_stream_of_what_is_left_out_may_have_steps_of_its_own(adapt, steps):
     assert {"main", "rest"} not in drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", TEACHING)
 def test_teachers_stay_as_they_are_and_out_of_the_run(preset, adapt, adapting, teacher):
     before = digest(teacher / "model")
@@ -116,6 +118,7 @@ def test_teachers_stay_as_they_are_and_out_of_the_run(preset, adapt, adapting, t
     assert student.keys() == own.keys()
 
 
+@pytest.mark.slow
 def test_what_teachers_say_is_computed_once(adapt, monkeypatch, teacher):
     asked, together = [], Ensemble.together
 
@@ -137,6 +140,7 @@ def test_what_teachers_say_is_computed_once(adapt, monkeypatch, teacher):
     assert Path("run/metrics.jsonl").read_text() == Path("again/metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_published_model_with_other_tokens_teaches_what_its_run_does(
     adapt, adapting, transfer, monkeypatch
 ):
@@ -183,6 +187,7 @@ def test_a_teacher_of_other_labels_is_refused(adapt, finetuned):
     assert "labels" in line_of(ended)
 
 
+@pytest.mark.slow
 def test_a_run_is_not_gone_on_with_after_its_teacher_was_trained_anew(
     adapt, adapting, transfer, teacher, at_record
 ):
@@ -208,6 +213,7 @@ MIXES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("preset", ["cvt", "distil", "slices", "uda"])
 def test_a_preset_goes_with_other_plans_edits_scales_and_penalties(preset, mix, adapt, transfer):

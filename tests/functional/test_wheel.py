@@ -75,6 +75,7 @@ def test_the_wheel_holds_every_config_and_module(wheel):
     assert not any(name.startswith(("conf/", "tests/")) for name in names)
 
 
+@pytest.mark.slow
 def test_the_installed_command_lists_the_presets_in_an_empty_folder(transfer):
     done = transfer("finetune", "init=scratch", "--help", "all")
 

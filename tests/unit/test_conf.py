@@ -186,6 +186,7 @@ def preset(name):
     return config, build(config.adaptation, "adaptation", Adaptation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_an_adaptation_preset_goes_with_other_plans_scales_and_schedules(name):
     config = composed(

@@ -50,6 +50,7 @@ def test_every_variant_is_given_each_key_once_in_words_that_hydra_reads(script, 
         assert len({override.key_or_group for override in read}) == len(words), variant
 
 
+@pytest.mark.slow
 def test_each_variant_differs_from_the_reference_in_one_part(script, setting):
     reference = composed(script.overrides(script.REFERENCE, 0, setting))
     assert reference.optimizer._target_.endswith(".MuonWithAdamW")

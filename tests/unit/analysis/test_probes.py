@@ -125,6 +125,7 @@ def test_scores_are_those_of_the_labels_that_occur():
 # --- the mix, and probes with a hidden layer ---------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_mix_is_learnt_from_the_layer_that_knows():
     given = labelled(600)
     layers = torch.stack([noise(600, 8, seed=7), given.states, noise(600, 8, seed=8)], 1)

@@ -243,6 +243,7 @@ def test_states_that_may_change_are_computed_each_time(put, changes):
     assert not are_cached(put(**{"adaptation__plan": HEADS, **changes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frozen_eval", "cached"), [(False, False), (True, True)])
 def test_with_dropout_states_are_kept_only_where_it_is_off(tmp_path, frozen_eval, cached):
     dropping = configs.config("pretrain", tmp_path, model={**configs.SHAPE, "dropout": 0.1})

@@ -408,6 +408,7 @@ def test_only_text_is_text(value):
     assert complaint(value, str).startswith("key: expected text, got ")
 
 
+@pytest.mark.slow
 @given(st.recursive(numbers | st.text(), st.lists))
 def test_untyped_values_stay_as_they_are(value):
     assert converted(value, Any) == value

@@ -71,6 +71,7 @@ def test_what_a_condition_rules_out_is_hidden():
     assert names_of("finetune", "model", without=["model/"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "without", "expected"),
     [

@@ -220,6 +220,7 @@ def test_what_is_no_file_is_refused_instead_of_waited_for(tmp_path, make):
         read_stored(tmp_path / "config.yaml", "pretrain", "run")
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(data=st.data())
 def test_fuzz_stored_configs(tmp_path_factory, data):

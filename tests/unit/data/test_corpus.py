@@ -208,6 +208,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
     assert entries(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_of_two_runs_that_start_at_once_one_encodes_and_the_other_waits(tmp_path):
     code = f"""

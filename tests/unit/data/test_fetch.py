@@ -149,6 +149,7 @@ def test_a_later_start_resumes_what_an_earlier_one_left(tmp_path):
     assert server.requests[0]["Range"] == "bytes=700000-"
 
 
+@pytest.mark.slow
 def test_what_was_received_is_kept_when_no_address_goes_on(tmp_path):
     with serve(break_offs=[300_000, 0, 0, 0]) as server, pytest.raises(DataError, match="300,000"):
         fetch(remote(server.address), tmp_path)

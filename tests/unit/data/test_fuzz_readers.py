@@ -104,6 +104,7 @@ def test_fuzz_trec(tmp_path_factory, content):
     tried(lambda: list(_read_trec(path)))
 
 
+@pytest.mark.slow
 @fuzz(300)
 @given(data=st.data(), suffix=st.sampled_from(list(PACKERS)))
 def test_fuzz_packed_files(tmp_path_factory, data, suffix):

@@ -191,6 +191,7 @@ def test_an_empty_text_gives_a_tokenizer(recipe: TokenizerRecipe):
     assert tokenizer.size >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_training_is_the_same_in_every_process():
     code = (

@@ -42,6 +42,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

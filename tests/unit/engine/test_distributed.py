@@ -216,6 +216,7 @@ def three(tmp_path_factory):
 ALL = [*COPIED, *(f"{case}, sharded" for case in SHARDED)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ALL)
 def test_losses_and_weights_are_those_of_one_process(alone, together, case):
     assert_same_steps(alone, together, case)

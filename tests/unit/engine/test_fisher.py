@@ -84,6 +84,7 @@ def test_draws_and_result_do_not_depend_on_how_sequences_are_batched():
         assert_close(many[name], value, rtol=1e-4, atol=1e-5 * float(value.max()))
 
 
+@pytest.mark.slow
 def test_it_is_about_b_times_what_the_square_of_a_batch_mean_gives():
     objective = CausalLM()
     model, data = two_blocks(objective)

@@ -142,6 +142,7 @@ def test_the_same_seed_gives_the_same_curve():
     assert seen_by(questions_run()) == seen_by(questions_run())
 
 
+@pytest.mark.slow
 def test_the_suggestion_for_a_tiny_task_lies_inside_of_the_range():
     run = questions_run(batch=64, dropout=0.0)
 

@@ -222,6 +222,7 @@ def _killed_while_writing(folder):
     SharedStates(folder, {}).fetch({"key": "killed"}, SIZE, states)
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_leaves_is_cleared_away(tmp_path):
     process = CONTEXT.Process(target=_killed_while_writing, args=(tmp_path,))
     process.start()

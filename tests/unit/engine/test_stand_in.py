@@ -52,6 +52,7 @@ def check(found, name):
     assert found["waits"] == sorted(CASES[name].waits)
 
 
+@pytest.mark.slow
 @needs_hooks
 @pytest.mark.parametrize("name", WORKING)
 def test_nothing_mixes_devices_and_nothing_waits_but_what_is_listed(name, tried):

@@ -30,6 +30,7 @@ def by_definition(logits, temperature, top_k, top_p):
     return [shares[token] / reached if token in kept else 0.0 for token in range(len(logits))]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     logits=LOGITS,

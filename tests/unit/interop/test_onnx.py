@@ -160,6 +160,7 @@ def check_outputs(folder, model, objective):
         np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_the_graph_gives_what_the_model_gives_for_any_batch_and_length(name, tmp_path, capfd):
     check(FAST[name](), tmp_path, capfd)
@@ -185,6 +186,7 @@ def test_the_graph_of_a_published_kind_of_classifier_gives_what_it_gives(written
     check_outputs(*written)
 
 
+@pytest.mark.slow
 def test_batch_and_length_have_names_and_no_size(written):
     folder, _, _ = written
 

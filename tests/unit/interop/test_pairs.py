@@ -26,6 +26,7 @@ def pairs(count):
 THEIRS = {"longest_first": "longest_first", "first": "only_first", "second": "only_second"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "roberta"])
 def test_tokens_and_segments_are_those_of_the_reference(tmp_path, family):
     publish(tmp_path, family)

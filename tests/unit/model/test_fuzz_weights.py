@@ -74,6 +74,7 @@ def test_fuzz_weights(tmp_path_factory, content):
             load(model, tensors, folder)
 
 
+@pytest.mark.slow
 @fuzz(200)
 @given(data=st.data())
 def test_fuzz_descriptions(tmp_path_factory, data):

@@ -115,6 +115,7 @@ def test_a_name_like_no_other_brings_no_proposal():
         tiny.shape(residual="12345")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_kinds")
 @pytest.mark.parametrize(
     "changes", [{field: name} for field, kinds in OWN.items() for name in kinds] + BUILT

@@ -2,6 +2,7 @@ import copy
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from transfer_cli.optim.eager import AdamW
@@ -20,6 +21,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_step_does_not_import_the_compiler():
     ended = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
 

@@ -146,6 +146,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_step_does_not_import_the_compiler():
     ended = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
 

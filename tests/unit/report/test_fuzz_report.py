@@ -29,6 +29,7 @@ def runs(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @fuzz(60)
 @given(data=st.data())
 def test_fuzz_bytes_of_a_run(runs, capsys, data):
@@ -36,6 +37,7 @@ def test_fuzz_bytes_of_a_run(runs, capsys, data):
     with_content(path, data.draw(damaged(path.read_bytes())), lambda: look_at(runs, capsys))
 
 
+@pytest.mark.slow
 @fuzz(100)
 @given(data=st.data())
 def test_fuzz_values_of_a_run(runs, capsys, data):
@@ -45,6 +47,7 @@ def test_fuzz_values_of_a_run(runs, capsys, data):
     with_content(path, content.encode(), lambda: look_at(runs, capsys))
 
 
+@pytest.mark.slow
 @fuzz(60)
 @given(data=st.data())
 def test_fuzz_settings(runs, capsys, data):
@@ -54,6 +57,7 @@ def test_fuzz_settings(runs, capsys, data):
     with_content(path, json.dumps(config).encode(), lambda: look_at(runs, capsys))
 
 
+@pytest.mark.slow
 @fuzz(60)
 @given(data=st.data())
 def test_fuzz_sweeps(tmp_path, capsys, data):

@@ -364,6 +364,7 @@ def spread_of(values):
     return Spread(tuple(values), values[0], deviation)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(data=st.data())
 def test_fuzz_numbers_of_groups(data):

@@ -3,6 +3,7 @@
 import io
 import json
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,7 @@ def test_fuzz_training_states(tmp_path_factory, content):
         assert "\n" not in str(error)  # noqa: PT017 - may also succeed
 
 
+@pytest.mark.slow
 @fuzz(100)
 @given(data=st.data())
 def test_fuzz_lists_of_a_checkpoints_files(tmp_path_factory, data):

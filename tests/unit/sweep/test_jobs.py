@@ -237,6 +237,7 @@ def test_what_a_resume_may_not_change_makes_new_jobs(other):
     assert [config.run.dir for config in configs] == ["mine/2", "mine/3"]
 
 
+@pytest.mark.slow
 def test_runs_that_get_longer_are_not_done():
     words = ["-m", "seed=1,2", "run.dir=mine", "resume=auto"]
     run([*words, "loop.steps=5"])
@@ -266,6 +267,7 @@ def test_a_swept_length_tells_jobs_apart():
     assert run(["-m", "loop.steps=7,8", "run.dir=mine", "resume=auto"])[0] == []
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on(monkeypatch):
     # A sweep knows the second in which it began.
     seconds = (datetime(2026, 1, 1, 12, 0, number) for number in itertools.count())
@@ -302,6 +304,7 @@ def test_a_sweep_cannot_resume_a_run():
         run(["-m", "seed=1,2", "resume=x"])
 
 
+@pytest.mark.slow
 def test_a_job_that_another_command_has_comes_last_and_is_waited_for():
     words = ["-m", "seed=1,2", "run.dir=mine"]
     run(words, fails=lambda config: ConfigError("bad"))
@@ -324,6 +327,7 @@ def test_every_job_is_resumed_as_strictly_as_the_sweep():
     assert [config.resume_strict for config in configs] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_goes_on_keeps_its_number_of_threads(monkeypatch):
     words = ["-m", "seed=1,2", "run.dir=mine"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -415,6 +419,7 @@ def test_what_is_typed_wins_over_a_preset():
     assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
 
 
+@pytest.mark.slow
 def test_schemes_are_compared_each_at_its_own_rate_unless_one_is_typed():
     words = ["sweep=schemes", "adaptation=full,lora,gradual_unfreezing"]
 

@@ -79,6 +79,7 @@ def test_a_job_has_its_threads_whoever_runs_beside_it(monkeypatch):
     assert environment_of(0, 2, [], 1)["OMP_NUM_THREADS"] == "2"
 
 
+@pytest.mark.slow
 def test_a_job_whose_launcher_is_gone_is_waited_for(tmp_path, monkeypatch):
     """Its process holds the job as long as it lives."""
     first = SweepDirectory(tmp_path)
@@ -153,6 +154,7 @@ def stopped(folder, monkeypatch, tell):
     return [job.outcome for job in SweepDirectory(folder).jobs()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_job_that_is_told_to_stop_before_it_can_hear_was_stopped(tmp_path, monkeypatch, number):
     """Until a job has set its handlers, a signal ends it without a word."""

@@ -136,6 +136,7 @@ def test_a_search_goes_on_where_it_was():
     assert [config.run.dir for config in more] == ["mine/3", "mine/4"]
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_goes_on_before_a_new_one_is_proposed():
     stop = {"now": True}
 
@@ -157,6 +158,7 @@ def test_a_stopped_trial_goes_on_before_a_new_one_is_proposed():
     ]
 
 
+@pytest.mark.slow
 def test_a_failed_or_pruned_trial_is_told_to_the_study():
     values = iter([1.0, ConfigError("bad"), PrunedError("hopeless"), math.nan])
 
@@ -199,6 +201,7 @@ OTHER_SEARCHES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -42,6 +42,7 @@ def test_a_damaged_file_makes_no_trial(tmp_path, content):
     assert trial_of(tmp_path / "run") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("direction", "bad"), [("minimize", 90.0), ("maximize", 1.0)])
 def test_a_trial_far_behind_the_median_is_hopeless(tmp_path, study, direction, bad):
     for n in range(WARM_UP):
@@ -51,6 +52,7 @@ def test_a_trial_far_behind_the_median_is_hopeless(tmp_path, study, direction, b
     assert trial.is_hopeless(10, {"error_rate": bad})
 
 
+@pytest.mark.slow
 def test_a_good_trial_goes_on(tmp_path, study):
     for n in range(WARM_UP):
         finish(study, [50.0 + n, 40.0 + n])
@@ -60,6 +62,7 @@ def test_a_good_trial_goes_on(tmp_path, study):
     assert not trial.is_hopeless(20, {"error_rate": 20.0})
 
 
+@pytest.mark.slow
 def test_nothing_is_hopeless_before_there_is_a_median(tmp_path, study):
     for n in range(WARM_UP - 1):
         finish(study, [50.0 + n])

@@ -33,6 +33,7 @@ def test_correlations_of_known_numbers(first, second, pearson, spearman):
     assert ranks == (spearman and pytest.approx(spearman, abs=1e-5))
 
 
+@pytest.mark.slow
 def test_correlations_of_random_numbers_with_ties_are_those_of_their_definition():
     generator = np.random.default_rng(0)
     for _ in range(1000):

@@ -171,6 +171,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_files(jumping, tmp_path, pret
         assert (cut.path / name).read_bytes() == (jumping.path / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_adam_stages_and_patience_go_on_as_if_nothing_had_been(tmp_path, pretrained):
     thaw = {"_target_": f"{configs.PLANS}.ChainThaw", "every": "2 steps", "patience": 1}
     config = configs.following(
