@@ -56,7 +56,7 @@ class BackboneShape:
         tie_output: Whether the language-model head uses the token embedding as its matrix.
         segments: Number of segment embeddings (BERT has 2); 0 for none.
         output_transform: Whether the language-model head reads LN(act(W h + b)) instead of h
-            (BERT).
+            (BERT). It does where it is tied to embeddings of another size.
         output_activation: That activation.
         embedding_width: Size of the embeddings if it is not `width`; a linear layer then projects
             them to it (ELECTRA, Clark et al. 2020).
@@ -126,11 +126,9 @@ class BackboneShape:
             _check_size(name, getattr(self, name), 0, MAX_SIZE)
         _check_size("window", self.window, 1, MAX_SIZE)
         _check_size("embedding_width", self.embedding_size, 1, MAX_SIZE)
-        if self.embedding_size != self.width and self.tie_output and not self.output_transform:
-            raise ValueError(
-                f"embedding_width ({self.embedding_size}) is not width ({self.width}), so tied "
-                "logits need output_transform, which projects hidden states to it"
-            )
+        if self.embedding_size != self.width and self.tie_output:
+            # Something has to bring hidden states to the size of their matrix.
+            object.__setattr__(self, "output_transform", True)
         above_zero("embedding_scale", self.embedding_scale)
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must be in (0, 1), got {self.epsilon}")

@@ -177,6 +177,13 @@ def test_the_output_transform_is_a_normed_gelu_layer():
     assert_close(head(states, table), F.linear(transformed, table, head.bias))
 
 
+def test_a_head_that_is_tied_to_narrower_embeddings_brings_states_to_their_size():
+    head = LanguageModelHead(tiny.shape(embedding_width=6), 48)
+
+    assert head(torch.randn(5, 16), torch.randn(48, 6)).shape == (5, 48)
+    assert not tiny.shape(embedding_width=6, tie_output=False).output_transform
+
+
 @pytest.mark.parametrize("changes", [{}, {"tie_output": False}, {"output_transform": True}])
 def test_the_summed_loss_is_that_of_the_logits(changes):
     head, table = LanguageModelHead(tiny.shape(**changes), 48), torch.randn(48, 16)
