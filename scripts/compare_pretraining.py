@@ -1,0 +1,356 @@
+"""Compare ways to pretrain at equal operations or equal time: run what is missing, print tables.
+
+    python scripts/compare_pretraining.py OUT_DIR --data-dir DIR [--equal flops time] [--steps 1000]
+        [--seeds 0 1 2] [--labels 100 all] [--rates 5e-4 1e-3 2e-3] [--methods NAME ...] [--jobs 1]
+
+DIR holds `enwiki-2015/train.txt.xz`, `enwiki-2015/valid.txt` and `trec/`. `--steps` are those of
+`mlm`; another method takes as many as make its operations, or its CPU time, the same. What a step
+takes is measured first, by short runs of each method, one method after the other; for the time
+this wants a quiet machine. Each pretrained model is then fine-tuned on TREC-6. The rate is chosen
+for each method and count of labels by the validation error over all seeds; test errors are read for
+that rate alone.
+
+Runs that are finished stay as they are, so the same line goes on where an earlier one was stopped,
+and prints the tables anew where nothing is left to do.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compare_schemes import ALL, is_finished, label_count, markdown, whole_path
+
+REFERENCE = "mlm"
+"""The method whose steps are given."""
+
+MLM = ("objective=mlm",)
+PAIR = ("+objective@losses.pair=sentence_pair", "model.segments=2")
+ELECTRA = ("objective=replaced_tokens",)
+
+METHODS: dict[str, Sequence[str]] = {
+    "clm": ("objective=clm",),
+    "clm, modern": ("objective=clm", "model=modern-tiny"),
+    REFERENCE: MLM,
+    "mlm, modern": (*MLM, "model=modern-tiny"),
+    "mlm + nsp": (*MLM, "data.pairs=nsp", *PAIR),
+    "mlm + sop": (*MLM, "data.pairs=sop", *PAIR),
+    "mlm, shared blocks": (*MLM, "model.share=all"),
+    "electra": (*ELECTRA, "objective.mode=detect"),
+    "electra, all tokens": (*ELECTRA, "objective.mode=all_tokens"),
+    "electra, selected tokens": (*ELECTRA, "objective.mode=detect_selected"),
+    "electra, replace": (*ELECTRA, "objective.mode=replace"),
+}
+"""What each is pretrained with beyond `PRETRAINING`."""
+
+SCRATCH = {"scratch, causal": "clm", "scratch, bidirectional": REFERENCE}
+"""Rows that start from fresh weights of the same shape."""
+
+PRETRAINING = (
+    "data=text", "data.length=128", "model=tiny", "model.dropout=0", "tokenizer.size=4096",
+    "tokenizer.lowercase=true", "loop.batch=16", "loop.clip=1.0", "optimizer=muon",
+    "schedule=trapezoid", "checkpoint.every=1000 epochs",
+)  # fmt: skip
+FINE_TUNING = (
+    "data=trec6", "objective.pooling=mean", "loop.batch=16", "loop.monitor=accuracy",
+    "checkpoint.every=1000 epochs",
+)  # fmt: skip
+FEW = ("loop.epochs=20", "loop.evaluate_every=2 epochs")
+MANY = ("data.labelled=null", "loop.epochs=3", "loop.evaluate_every=0.5 epochs")
+
+FIRST, SHORT, LONG = 1, 10, 50
+"""Steps of three runs: the first encodes the text, the others differ by what steps take."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs share.
+
+    Args:
+        out: Where run directories go.
+        data_dir: Where the data sets lie.
+    """
+
+    out: Path
+    data_dir: Path
+
+    def transfer(self, command: str, name: str, words: Iterable[str]) -> None:
+        """Run a command of `transfer` in folder `name`, unless it is done, and keep its CPU time.
+
+        Raises:
+            RuntimeError: It failed.
+        """
+        folder = self.out / name
+        if is_finished(folder) and (folder / "cpu.json").exists():
+            return
+        shutil.rmtree(folder, ignore_errors=True)  # a run that was broken off
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        print(f"running {name}", file=sys.stderr, flush=True)
+        own = (f'data_dir="{self.data_dir}"', f'run.dir="{folder}"', "device=cpu")
+        # What is said later wins, such as another model.
+        last = {word.partition("=")[0]: word for word in (*words, *own)}
+        log = folder.with_name(f"{folder.name}.log")
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "transfer_cli", command, *last.values()],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            _, status, used = os.wait4(process.pid, 0)
+        if status:
+            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise RuntimeError(f"{name}: {said[-1] if said else 'no word'} (see {log})")
+        (folder / "cpu.json").write_text(json.dumps(used.ru_utime + used.ru_stime))
+
+    def read(self, name: str, file: str = "results.json") -> Any:
+        """Return what a JSON file of a finished run holds."""
+        return json.loads((self.out / name / file).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """One pretraining of the comparison.
+
+    Args:
+        method: A key of `METHODS`.
+        steps: Optimizer steps.
+        seed: The run's seed.
+    """
+
+    method: str
+    steps: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The folder of the run, below the script's own."""
+        return f"pretraining/{file_name(self.method)}-{self.steps}/seed-{self.seed}"
+
+    def run(self, setting: Setting, evaluate_every: str) -> None:
+        """Train, unless it is done."""
+        text = setting.data_dir / "enwiki-2015"
+        words = (
+            *PRETRAINING,
+            f'data.train="{text}/train.txt.xz"', f'data.validation="{text}/valid.txt"',
+            *METHODS[self.method], f"loop.steps={self.steps}", f"seed={self.seed}",
+            f"loop.evaluate_every={evaluate_every}",
+        )  # fmt: skip
+        setting.transfer("pretrain", self.name, words)
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """One fine-tuning of a pretrained model, or of fresh weights of its shape.
+
+    Args:
+        start: What it starts from.
+        scratch: Whether its weights are fresh all the same.
+        labels: How many labels, or "all".
+        rate: The peak learning rate.
+    """
+
+    start: Pretraining
+    scratch: bool
+    labels: str
+    rate: float
+
+    @property
+    def name(self) -> str:
+        """The folder of the run, below the script's own."""
+        # Fresh weights do not depend on what was learnt, so not on its steps either.
+        start = f"scratch-{file_name(self.start.method)}" if self.scratch else (
+            f"{file_name(self.start.method)}-{self.start.steps}")  # fmt: skip
+        return f"trec6-{self.labels}/{start}/lr-{self.rate:g}/seed-{self.start.seed}"
+
+    def run(self, setting: Setting) -> None:
+        """Train, unless it is done."""
+        words = [*FINE_TUNING, *(MANY if self.labels == ALL else FEW)]
+        if self.labels != ALL:
+            words.append(f"data.labelled={self.labels}")
+        if self.scratch:
+            words.append("init=scratch")
+        words += [
+            f'init_from="{setting.out / self.start.name}"', f"optimizer.lr={self.rate:g}",
+            f"seed={self.start.seed}",
+        ]  # fmt: skip
+        setting.transfer("finetune", self.name, words)
+
+    def error(self, setting: Setting, split: str) -> float:
+        """Return the error rate in percent."""
+        return float(setting.read(self.name)["measures"][split]["error_rate"])
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of a method takes: operations, and CPU-seconds on this machine."""
+
+    flops: float
+    seconds: float
+
+
+def file_name(method: str) -> str:
+    """Return a method's name as that of a folder."""
+    return method.replace(",", "").replace(" + ", "-").replace(" ", "-")
+
+
+def step_of(method: str, setting: Setting) -> Step:
+    """Measure a step by the difference of two short runs."""
+    runs = [Pretraining(method, steps, seed=0) for steps in (FIRST, SHORT, LONG)]
+    for run in runs:
+        run.run(setting, "1000 epochs")
+    runs = runs[1:]
+    taken = LONG - SHORT
+    short, long = (setting.read(run.name)["cost"]["flops"] for run in runs)
+    before, after = (setting.read(run.name, "cpu.json") for run in runs)
+    return Step((long - short) / taken, (after - before) / taken)
+
+
+def steps_of(method: str, taken: dict[str, Step], steps: int, equal: str) -> int:
+    """Return how many steps of a method take what `steps` of the reference do."""
+    reference, own = taken[REFERENCE], taken[method]
+    if equal == "flops":
+        return round(steps * reference.flops / own.flops)
+    return round(steps * reference.seconds / own.seconds)
+
+
+def rows_of(
+    starts: Sequence[Pretraining], labels: str, rates: Sequence[float]
+) -> dict[str, dict[float, list[FineTuning]]]:
+    """Return the fine-tunings of each row, by their rates."""
+    rows: dict[str, dict[float, list[FineTuning]]] = {}
+    methods = dict.fromkeys(start.method for start in starts)
+    wanted = {row: (method, True) for row, method in SCRATCH.items() if method in methods}
+    wanted |= {method: (method, False) for method in methods}
+    for row, (method, scratch) in wanted.items():
+        own = [start for start in starts if start.method == method]
+        rows[row] = {
+            rate: [FineTuning(start, scratch, labels, rate) for start in own] for rate in rates
+        }
+    return rows
+
+
+def chosen_rate(by_rate: dict[float, list[FineTuning]], setting: Setting) -> float:
+    """Return the rate with the least mean error on validation."""
+    return min(
+        by_rate,
+        key=lambda rate: statistics.mean(run.error(setting, "validation") for run in by_rate[rate]),
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return mean ± sample deviation."""
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{deviation}"
+
+
+def table(
+    starts: Sequence[Pretraining],
+    labels: Sequence[str],
+    rates: Sequence[float],
+    setting: Setting,
+) -> str:
+    """Return the Markdown table of one kind of equality."""
+    cells: dict[str, list[str]] = {}
+    for count in labels:
+        rows = rows_of(starts, count, rates)
+        scratch = {
+            row: [run.error(setting, "test") for run in by_rate[chosen_rate(by_rate, setting)]]
+            for row, by_rate in rows.items()
+            if row in SCRATCH
+        }
+        for row, by_rate in rows.items():
+            rate = chosen_rate(by_rate, setting)
+            errors = [run.error(setting, "test") for run in by_rate[rate]]
+            fresh = scratch.get(
+                "scratch, causal" if row.startswith("clm") else "scratch, bidirectional"
+            )
+            gains = [old - new for old, new in zip(fresh, errors, strict=True)] if fresh else []
+            gain = spread(gains) if gains and row not in SCRATCH else ""
+            cells.setdefault(row, pretraining_cells(row, starts, setting))
+            cells[row] += [spread(errors), gain, f"{rate:g}"]
+    head = ["start", "steps", "tokens", "TFLOP", "CPU-s", "own measure"]
+    for count in labels:
+        head += [f"error, {count} labels", "gain", "rate"]
+    return markdown(head, [[row, *values] for row, values in cells.items()])
+
+
+def pretraining_cells(row: str, starts: Sequence[Pretraining], setting: Setting) -> list[str]:
+    """Return what a row says of its pretraining."""
+    own = [start for start in starts if start.method == row]
+    if not own:
+        return [""] * 5
+    results = [setting.read(start.name) for start in own]
+    monitored = ("token_perplexity", "masked_token_perplexity", "detection_loss", "loss")
+    found = next(name for name in monitored if name in results[0]["measures"]["validation"])
+    measured = [result["measures"]["validation"][found] for result in results]
+    return [
+        str(own[0].steps),
+        f"{statistics.mean(result['cost']['tokens'] for result in results) / 1e6:.2f}M",
+        f"{statistics.mean(result['cost']['flops'] for result in results) / 1e12:.2f}",
+        f"{statistics.mean(setting.read(start.name, 'cpu.json') for start in own):.0f}",
+        f"{found} {statistics.mean(measured):.3g}",
+    ]
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=whole_path, help="folder for the run directories")
+    parser.add_argument("--data-dir", type=whole_path, required=True)
+    parser.add_argument("--equal", nargs="+", choices=("flops", "time"), default=["flops"])
+    parser.add_argument("--steps", type=int, default=1000, help=f"of {REFERENCE}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--labels", type=label_count, nargs="+", default=["100", ALL])
+    parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Run what is missing and print a table for each kind of equality."""
+    chosen = arguments()
+    setting = Setting(chosen.out, chosen.data_dir)
+    methods = list(dict.fromkeys((REFERENCE, *chosen.methods)))
+    taken = {method: step_of(method, setting) for method in methods}
+    kinds = {
+        equal: [
+            Pretraining(method, steps_of(method, taken, chosen.steps, equal), seed)
+            for seed in chosen.seeds
+            for method in methods
+        ]
+        for equal in chosen.equal
+    }
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        pretrain = partial(Pretraining.run, setting=setting, evaluate_every="1000 epochs")
+        every = dict.fromkeys(start for starts in kinds.values() for start in starts)
+        list(pool.map(pretrain, every))
+        tunings = dict.fromkeys(
+            tuning
+            for starts in kinds.values()
+            for labels in chosen.labels
+            for by_rate in rows_of(starts, labels, chosen.rates).values()
+            for tunings in by_rate.values()
+            for tuning in tunings
+        )
+        list(pool.map(partial(FineTuning.run, setting=setting), tunings))
+    for equal, starts in kinds.items():
+        print(f"\n### Equal {equal}, seeds {', '.join(map(str, chosen.seeds))}\n")
+        print(table(starts, chosen.labels, chosen.rates, setting))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
