@@ -1,14 +1,15 @@
 """Compare ways to pretrain at equal operations or equal time: run what is missing, print tables.
 
-    python scripts/compare_pretraining.py OUT_DIR --data-dir DIR [--equal flops time] [--steps 1000]
-        [--seeds 0 1 2] [--labels 100 all] [--rates 5e-4 1e-3 2e-3] [--methods NAME ...] [--jobs 1]
+    python scripts/compare_pretraining.py OUT_DIR --data-dir DIR [--equal flops time]
+        [--steps 1000] [--seeds 0 1 2] [--labels 100 all] [--rates 2e-4 5e-4 1.5e-3]
+        [--methods NAME ...] [--jobs 1]
 
 DIR holds `enwiki-2015/train.txt.xz`, `enwiki-2015/valid.txt` and `trec/`. `--steps` are those of
 `mlm`; another method takes as many as make its operations, or its CPU time, the same. What a step
 takes is measured first, by short runs of each method, one method after the other; for the time
 this wants a quiet machine. Each pretrained model is then fine-tuned on TREC-6. The rate is chosen
-for each method and count of labels by the validation error over all seeds; test errors are read for
-that rate alone.
+for each method and count of labels by the validation error of the first seed; the other seeds run
+at that rate alone.
 
 Runs that are finished stay as they are, so the same line goes on where an earlier one was stopped,
 and prints the tables anew where nothing is left to do.
@@ -39,9 +40,9 @@ ELECTRA = ("objective=replaced_tokens",)
 
 METHODS: dict[str, Sequence[str]] = {
     "clm": ("objective=clm",),
-    "clm, modern": ("objective=clm", "model=modern-tiny"),
+    "clm, GPT-2's blocks": ("objective=clm", "model=tiny"),
     REFERENCE: MLM,
-    "mlm, modern": (*MLM, "model=modern-tiny"),
+    "mlm, GPT-2's blocks": (*MLM, "model=tiny"),
     "mlm + nsp": (*MLM, "data.pairs=nsp", *PAIR),
     "mlm + sop": (*MLM, "data.pairs=sop", *PAIR),
     "mlm, shared blocks": (*MLM, "model.share=all"),
@@ -56,7 +57,7 @@ SCRATCH = {"scratch, causal": "clm", "scratch, bidirectional": REFERENCE}
 """Rows that start from fresh weights of the same shape."""
 
 PRETRAINING = (
-    "data=text", "data.length=128", "model=tiny", "model.dropout=0", "tokenizer.size=4096",
+    "data=text", "data.length=128", "model=modern-tiny", "model.dropout=0", "tokenizer.size=4096",
     "tokenizer.lowercase=true", "loop.batch=16", "loop.clip=1.0", "optimizer=muon",
     "schedule=trapezoid", "checkpoint.every=1000 epochs",
 )  # fmt: skip
@@ -200,7 +201,7 @@ class Step:
 
 def file_name(method: str) -> str:
     """Return a method's name as that of a folder."""
-    return method.replace(",", "").replace(" + ", "-").replace(" ", "-")
+    return method.replace(",", "").replace("'", "").replace(" + ", "-").replace(" ", "-")
 
 
 def step_of(method: str, setting: Setting) -> Step:
@@ -223,28 +224,40 @@ def steps_of(method: str, taken: dict[str, Step], steps: int, equal: str) -> int
     return round(steps * reference.seconds / own.seconds)
 
 
-def rows_of(
-    starts: Sequence[Pretraining], labels: str, rates: Sequence[float]
-) -> dict[str, dict[float, list[FineTuning]]]:
-    """Return the fine-tunings of each row, by their rates."""
-    rows: dict[str, dict[float, list[FineTuning]]] = {}
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: fine-tunings at every rate of the first seed, at the best of the others.
+
+    Args:
+        name: What the row is called.
+        starts: What is fine-tuned, a pretraining for each seed.
+        scratch: Whether their weights are left aside.
+    """
+
+    name: str
+    starts: Sequence[Pretraining]
+    scratch: bool
+
+    def tried(self, labels: str, rates: Sequence[float]) -> list[FineTuning]:
+        """Return the fine-tunings by which a rate is chosen."""
+        return [FineTuning(self.starts[0], self.scratch, labels, rate) for rate in rates]
+
+    def chosen(self, labels: str, rates: Sequence[float], setting: Setting) -> list[FineTuning]:
+        """Return that of each seed, once those that were tried are done."""
+        best = min(self.tried(labels, rates), key=lambda run: run.error(setting, "validation"))
+        return [FineTuning(start, self.scratch, labels, best.rate) for start in self.starts]
+
+
+def rows_of(starts: Sequence[Pretraining]) -> list[Row]:
+    """Return the rows of a table, those from scratch first."""
     methods = dict.fromkeys(start.method for start in starts)
-    wanted = {row: (method, True) for row, method in SCRATCH.items() if method in methods}
-    wanted |= {method: (method, False) for method in methods}
-    for row, (method, scratch) in wanted.items():
-        own = [start for start in starts if start.method == method]
-        rows[row] = {
-            rate: [FineTuning(start, scratch, labels, rate) for start in own] for rate in rates
-        }
-    return rows
-
-
-def chosen_rate(by_rate: dict[float, list[FineTuning]], setting: Setting) -> float:
-    """Return the rate with the least mean error on validation."""
-    return min(
-        by_rate,
-        key=lambda rate: statistics.mean(run.error(setting, "validation") for run in by_rate[rate]),
-    )
+    by_method = {name: [start for start in starts if start.method == name] for name in methods}
+    scratch = [
+        Row(name, by_method[method], scratch=True)
+        for name, method in SCRATCH.items()
+        if method in methods
+    ]
+    return scratch + [Row(name, own, scratch=False) for name, own in by_method.items()]
 
 
 def spread(values: Sequence[float]) -> str:
@@ -254,41 +267,35 @@ def spread(values: Sequence[float]) -> str:
 
 
 def table(
-    starts: Sequence[Pretraining],
-    labels: Sequence[str],
-    rates: Sequence[float],
-    setting: Setting,
+    starts: Sequence[Pretraining], labels: Sequence[str], rates: Sequence[float], setting: Setting
 ) -> str:
     """Return the Markdown table of one kind of equality."""
-    cells: dict[str, list[str]] = {}
-    for count in labels:
-        rows = rows_of(starts, count, rates)
-        scratch = {
-            row: [run.error(setting, "test") for run in by_rate[chosen_rate(by_rate, setting)]]
-            for row, by_rate in rows.items()
-            if row in SCRATCH
-        }
-        for row, by_rate in rows.items():
-            rate = chosen_rate(by_rate, setting)
-            errors = [run.error(setting, "test") for run in by_rate[rate]]
-            fresh = scratch.get(
-                "scratch, causal" if row.startswith("clm") else "scratch, bidirectional"
-            )
-            gains = [old - new for old, new in zip(fresh, errors, strict=True)] if fresh else []
-            gain = spread(gains) if gains and row not in SCRATCH else ""
-            cells.setdefault(row, pretraining_cells(row, starts, setting))
-            cells[row] += [spread(errors), gain, f"{rate:g}"]
+    rows = rows_of(starts)
+    cells = {row.name: pretraining_cells(row, setting) for row in rows}
     head = ["start", "steps", "tokens", "TFLOP", "CPU-s", "own measure"]
     for count in labels:
-        head += [f"error, {count} labels", "gain", "rate"]
-    return markdown(head, [[row, *values] for row, values in cells.items()])
+        head += [f"error, {count} labels", f"over {REFERENCE}", "rate"]
+        chosen = {row.name: row.chosen(count, rates, setting) for row in rows}
+        errors = {
+            name: [run.error(setting, "test") for run in runs] for name, runs in chosen.items()
+        }
+        for name, values in errors.items():
+            # Seed by seed: those that share one have the same labels.
+            over = [own - other for own, other in zip(values, errors[REFERENCE], strict=True)]
+            same = name == REFERENCE
+            cells[name] += [
+                spread(values),
+                "" if same else spread(over),
+                f"{chosen[name][0].rate:g}",
+            ]
+    return markdown(head, [[name, *values] for name, values in cells.items()])
 
 
-def pretraining_cells(row: str, starts: Sequence[Pretraining], setting: Setting) -> list[str]:
+def pretraining_cells(row: Row, setting: Setting) -> list[str]:
     """Return what a row says of its pretraining."""
-    own = [start for start in starts if start.method == row]
-    if not own:
+    if row.scratch:
         return [""] * 5
+    own = row.starts
     results = [setting.read(start.name) for start in own]
     monitored = ("token_perplexity", "masked_token_perplexity", "detection_loss", "loss")
     found = next(name for name in monitored if name in results[0]["measures"]["validation"])
@@ -313,7 +320,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000, help=f"of {REFERENCE}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--labels", type=label_count, nargs="+", default=["100", ALL])
-    parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-4, 5e-4, 1.5e-3])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     return parser.parse_args(words)
@@ -337,15 +344,13 @@ def main() -> int:
         pretrain = partial(Pretraining.run, setting=setting, evaluate_every="1000 epochs")
         every = dict.fromkeys(start for starts in kinds.values() for start in starts)
         list(pool.map(pretrain, every))
-        tunings = dict.fromkeys(
-            tuning
-            for starts in kinds.values()
-            for labels in chosen.labels
-            for by_rate in rows_of(starts, labels, chosen.rates).values()
-            for tunings in by_rate.values()
-            for tuning in tunings
-        )
-        list(pool.map(partial(FineTuning.run, setting=setting), tunings))
+        rows = [(row, labels) for starts in kinds.values() for row in rows_of(starts)
+                for labels in chosen.labels]  # fmt: skip
+        tune = partial(FineTuning.run, setting=setting)
+        tried = [run for row, labels in rows for run in row.tried(labels, chosen.rates)]
+        list(pool.map(tune, dict.fromkeys(tried)))
+        best = [run for row, labels in rows for run in row.chosen(labels, chosen.rates, setting)]
+        list(pool.map(tune, dict.fromkeys(best)))
     for equal, starts in kinds.items():
         print(f"\n### Equal {equal}, seeds {', '.join(map(str, chosen.seeds))}\n")
         print(table(starts, chosen.labels, chosen.rates, setting))
