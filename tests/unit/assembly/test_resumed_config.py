@@ -55,7 +55,7 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
 def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_path):
     word = "experiment=tutorial/pretrain_clm"
     run = begun(tmp_path / "run", word)
-    later = ("  norm:", "  feedforward_kind:", "  attention_pattern:")
+    later = ("  norm:", "  feedforward_kind:", "  attention:")
     lines = run.config.read_text().splitlines(keepends=True)
     older = [line for line in lines if not line.startswith(later)]
     assert len(older) == len(lines) - 3
