@@ -1,7 +1,7 @@
 """Compare sparse attention with dense attention on texts of growing length.
 
     python scripts/bench/sparse_attention.py [--data-dir DIR] [--rounds N] [--steps N]
-        [--part times|losses] [--quick] [--json FILE]
+        [--part times|losses] [--lengths 512 ...] [--quick] [--json FILE]
 
 Time and memory of a step of `transfer pretrain` on the same number of tokens, in processes of their
 own that take turns, on one thread; then whole runs of equally many tokens of WikiText-2, and their
@@ -134,11 +134,11 @@ def _row(setting: Setting, figure: Figure, share: float) -> list[str]:
 
 def reports(asked: argparse.Namespace) -> list[Report]:
     """Compare at all lengths."""
-    blocks = TRIAL if asked.quick else BLOCKS
+    blocks = TRIAL if asked.quick else {n: BLOCKS[n] for n in asked.lengths}
+    tokens = max(TRIAL if asked.quick else BLOCKS)
     settings = [
-        Setting(kind, length, block, max(blocks)) for length, block in blocks.items()
-        for kind in KINDS
-    ]  # fmt: skip
+        Setting(kind, length, block, tokens) for length, block in blocks.items() for kind in KINDS
+    ]
     with tempfile.TemporaryDirectory(prefix="sparse-") as made:
         folder = Path(made)
         data = write_texts(asked.data_dir / "wikitext-2", folder)
@@ -155,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = measuring.parser(__doc__)
     measuring.add_data_dir(parser)
     parser.add_argument("--part", choices=["times", "losses"], help="one of the two tables alone")
+    parser.add_argument("--lengths", type=int, nargs="+", choices=BLOCKS, default=list(BLOCKS))
     parser.add_argument("--steps", type=int, default=24, help="of the runs whose loss is compared")
     asked = parser.parse_args(argv)
     measuring.show(reports(asked), asked)

@@ -8,7 +8,6 @@ Legend: B batch, H heads, T queries, S keys, W width of a head, N blocks of l po
 were gathered.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SparsePart(ABC):
-    """Which keys some heads see. A query sees itself, and nothing behind it.
+    """Which keys some heads see. Each query sees at least one, and none behind it.
 
     Args:
         block: l, in positions.
@@ -171,10 +170,10 @@ class OwnBlock(SparsePart):
 
 @dataclass(frozen=True)
 class Summary(SparsePart):
-    """The last positions of each earlier block, and one's own.
+    """The last positions of each earlier block; in the first block, which has none, one's own.
 
-    The paper lets a query see those of its own block as well, up to its own position; in the first
-    block most then see nothing. Heads of `OwnBlock` see all of these.
+    The paper lets a query see those of its own block as well, up to its own position. Heads of
+    `OwnBlock` see all of these.
 
     Args:
         block: l, in positions.
@@ -189,33 +188,36 @@ class Summary(SparsePart):
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether they do."""
         is_summary = key % self.block >= self.block - self.count
-        return (is_summary & (key // self.block < query // self.block)) | (key == query)
+        is_earlier = key // self.block < query // self.block
+        return (is_summary & is_earlier) | ((key == query) & (query < self.block))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-        """Return what all queries make of the M keys that were gathered, and each of its own."""
+        """Return what queries make of the M keys that were gathered."""
         length = query.shape[2]
-        before = (self.blocks(length) - 1) * self.block
-        keys_BHMW, values_BHMW = (
-            self.cut(each[:, :, :before])[..., -self.count :, :].flatten(2, 3)
-            for each in (key, value)
-        )
-        of_block = torch.arange(keys_BHMW.shape[2], device=query.device) // self.count
-        own_block = torch.arange(length, device=query.device)[:, None] // self.block
-        query = query / math.sqrt(query.shape[-1])
-        scores_BHTM = (query @ keys_BHMW.mT).masked_fill(of_block >= own_block, -math.inf)
-        own_BHT1 = (query * key).sum(-1, keepdim=True)
-        probabilities = F.dropout(torch.cat([scores_BHTM, own_BHT1], dim=-1).softmax(-1), dropout)
-        return probabilities[..., :-1] @ values_BHMW + probabilities[..., -1:] * value
+        first, rest = value[:, :, : self.block], query[:, :, self.block :]
+        mixed = [first * F.dropout(torch.ones_like(first[..., :1]), dropout)]
+        if length > self.block:
+            before = (self.blocks(length) - 1) * self.block
+            gathered = (
+                self.cut(each[:, :, :before])[..., -self.count :, :].flatten(2, 3)
+                for each in (key, value)
+            )
+            place = torch.arange(length - self.block, device=query.device)[:, None]
+            of_block = torch.arange(before // self.block, device=query.device)
+            mask = of_block.repeat_interleave(self.count) <= place // self.block
+            mixed.append(attend(rest, *gathered, attn_mask=mask, dropout=dropout))
+        return torch.cat(mixed, dim=2)
 
     def pairs(self, length: int) -> int:
         """Return how many."""
         whole, rest = divmod(length, self.block)
         blocks_before = self.block * whole * (whole - 1) // 2 + rest * whole
-        return length + blocks_before * self.count
+        return min(length, self.block) + blocks_before * self.count
 
     def computed(self, length: int) -> int:
-        """Return how many."""
-        return length * ((self.blocks(length) - 1) * self.count + 1) if length else 0
+        """Return how many; one's own key is the only one, so that there is nothing to compute."""
+        after_first = max(0, length - self.block)
+        return after_first * (self.blocks(length) - 1) * self.count
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,9 @@ class SparseView:
             place_S = place_S - self.starts[:, None, None]
         query_T = place_S[..., seen - new :].mT
         is_seen = torch.stack([part.sees(query_T, place_S) for part in self.parts], dim=1)
-        is_seen = (is_seen & (place_S >= 0)[:, None]) | (query_T == place_S)[:, None]
+        is_seen = is_seen & (place_S >= 0)[:, None]
+        # So that no row of padding is without a key, see `patterns.attention_mask`.
+        is_seen = is_seen | ((query_T == place_S) & (place_S < 0))[:, None]
         return is_seen.repeat_interleave(heads // len(self.parts), dim=1)
 
 

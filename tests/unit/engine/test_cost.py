@@ -36,8 +36,7 @@ SHAPES = {
     "neox": {"residual": "parallel", "position_kind": "rotary"},
     "gemma": {"residual": "sandwich", "norm": "rms", "feedforward_kind": "gated"},
     "strided": {"attention": "strided", "window": 5},
-    # Of half its heads torch passes over each query's own key, which no product of matrices reads.
-    "fixed": {"attention": "fixed", "window": 5, "summary": 2, "feedforward": 128},
+    "fixed": {"attention": "fixed", "window": 5, "summary": 2, "sparse": "alternate"},
     "shared": {"share": 1, "depth": 4},
     "factorised": {"embedding_width": 8, "output_transform": True},
 }  # fmt: skip

@@ -64,7 +64,8 @@ def test_a_part_and_its_gradients_are_those_of_attention_with_a_mask(kind):
             assert_close(found, expected, rtol=0, atol=1e-6)
             upstream = torch.randn_like(found)
             of_found, of_expected = (
-                torch.autograd.grad(each, states, upstream) for each in (found, expected)
+                torch.autograd.grad(each, states, upstream, materialize_grads=True)
+                for each in (found, expected)
             )
             assert_close(of_found, of_expected, rtol=0, atol=1e-6)
 
@@ -75,7 +76,9 @@ def test_no_position_reaches_one_that_does_not_see_it(kind):
     is_seen = seen(14, part)
 
     for query, row in enumerate(part.attend(*states, 0.0)[0, 0]):
-        of_keys, of_values = torch.autograd.grad(row.sum(), states[1:], retain_graph=True)
+        of_keys, of_values = torch.autograd.grad(
+            row.sum(), states[1:], retain_graph=True, materialize_grads=True
+        )
         assert ((of_values[0, 0] != 0).any(-1) == is_seen[query]).all()
         assert (of_keys[0, 0, ~is_seen[query]] == 0).all()
 
@@ -95,7 +98,7 @@ def test_pairs_are_as_many_as_are_seen(length, block, count, strided, fixed):
     assert int(seen(length, *parts[2:]).sum()) == fixed
     for part in parts:
         for each in (0, 1, block, length, length - 3):
-            assert part.pairs(each) == int(seen(each, part).sum()) <= part.computed(each)
+            assert part.pairs(each) == int(seen(each, part).sum())
         assert part.computed(length) <= length**2
 
 
