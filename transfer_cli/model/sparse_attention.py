@@ -23,6 +23,9 @@ from transfer_cli.model.attention import attend
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
 
+FLEX_WIDTH = 16
+"""The narrowest head that `flex_attention` takes."""
+
 
 @dataclass(frozen=True)
 class SparsePart(ABC):
@@ -253,10 +256,11 @@ class SparseView:
         if self.starts is not None:
             # What is before a text comes after it, where no position of it looks.
             states = [_shifted(each, self.starts) for each in states]
+        takes_flex = query.is_cuda and query.shape[-1] >= FLEX_WIDTH
         of_parts = (each.chunk(len(self.parts), dim=1) for each in states)
         mixed = [
             by_flex(part, own_query, own_key, own_value)
-            if part.needs_mask and query.is_cuda and not dropout
+            if part.needs_mask and takes_flex and not dropout
             else part.attend(own_query, own_key, own_value, dropout)
             for part, own_query, own_key, own_value in zip(self.parts, *of_parts, strict=True)
         ]
