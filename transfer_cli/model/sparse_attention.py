@@ -301,7 +301,7 @@ def by_flex(
         query: `[B, H, T, W]`.
         key: The same.
         value: The same.
-        kernel: None: `flex_attention`, compiled once for each shape.
+        kernel: None: `flex_attention`, compiled.
     """
     mask = _block_mask(part, query.shape[2], query.device)
     mixed: Tensor = (kernel or _compiled())(query, key, value, block_mask=mask)
@@ -310,9 +310,11 @@ def by_flex(
 
 @cache
 def _compiled() -> Callable[..., Any]:
+    # Imported here: it takes two seconds, and nothing but a GPU asks for it.
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
+    # At first for one length; from the second one on for all, as texts come in many.
+    compiled: Callable[..., Any] = torch.compile(flex_attention)
     return compiled
 
 
