@@ -632,6 +632,14 @@ def _(device: torch.device) -> list[float]:
     return losses_of(CausalLM(), device, clip=None)
 
 
+@case("sparse attention", NOTED)
+def _(device: torch.device) -> Any:
+    return [
+        losses_of(CausalLM(), device, shape={"attention": attention, "window": 4})
+        for attention in ("strided", "fixed")
+    ]
+
+
 @case("dropout, and blocks that are computed again", NOTED, on_host=False)
 def _(device: torch.device) -> list[float]:
     run = begun(CausalLM(), device, shape={"dropout": 0.1, "attention_dropout": 0.1})

@@ -47,7 +47,7 @@ from transfer_cli.optim.schedules import Constant, Schedule
 CONF = Path(__file__).parents[1] / "conf"
 MODERN = {
     "position_kind": "rotary", "rotary": Rotary(share=0.5, local_base=100.0), "norm": "rms",
-    "attention_pattern": "window", "window": 5, "global_every": 2, "activation": "silu",
+    "attention": "window", "window": 5, "global_every": 2, "activation": "silu",
     "feedforward_kind": "gated", "biases": "none", "key_value_heads": 1, "head_width": 12,
     "query_key_norm": True, "embedding_scale": 4.0,
 }  # fmt: skip

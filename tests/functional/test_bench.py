@@ -149,6 +149,27 @@ def test_a_script_measures_steps_of_the_product(tmp_path):
     assert all(figure["wall_s"] > 0 for figure in report["figures"])
 
 
+@pytest.mark.slow
+def test_a_script_compares_sparse_attention_with_dense(tmp_path):
+    (tmp_path / "wikitext-2").mkdir()
+    for name in ("train", "valid"):
+        text = "".join(f"{name} says {n} to {n * n} .\n" for n in range(400))
+        (tmp_path / "wikitext-2" / f"{name}.txt").write_text(text)
+    words = ("--rounds", "1", "--steps", "1", "--data-dir", str(tmp_path))
+
+    ended = run("sparse_attention.py", *words, "--json", str(tmp_path / "found.json"))
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    times, losses = json.loads((tmp_path / "found.json").read_text())["reports"]
+    assert [row[:3] for row in times["rows"][1:]] == [
+        [length, block, kind]
+        for length, block in (("32", "4"), ("64", "8"))
+        for kind in ("dense", "strided", "fixed")
+    ]
+    assert [row[0] for row in losses["rows"][1:]] == ["32", "64"]
+    assert all(0 < float(loss) < 10 for row in losses["rows"][1:] for loss in row[1:])
+
+
 def test_a_script_says_where_probabilities_are_further_apart_than_rounding(tmp_path):
     predict = importlib.import_module("predict")
     for name, share in (("own", 0.25), ("like", 0.250_04), ("unlike", 0.26)):

@@ -24,6 +24,7 @@ from transfer_cli.engine.distributed.replicated import Parallel, Replicated, ful
 from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import TrainStep
+from transfer_cli.model.sparse_attention import OwnBlock, SparseView, Stride, Summary, Window
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 
@@ -105,6 +106,22 @@ def test_the_device_computes_what_the_host_does_and_no_step_waits(name):
 def test_a_planted_fault_is_found(name):
     with pytest.raises(RuntimeError), no_waits(CASES[name].waits):
         CASES[name].compute(DEVICE)
+
+
+@on_a_gpu_alone
+@pytest.mark.parametrize("parts", [(Window(64), Stride(64)), (OwnBlock(64), Summary(64, 4))])
+@pytest.mark.parametrize("starts", [None, [0, 30]])
+def test_sparse_attention_and_its_gradients_are_those_of_the_host(parts, starts):
+    found = []
+    for device in (torch.device("cpu"), DEVICE):
+        torch.manual_seed(0)
+        states = [torch.randn(2, 4, 300, 32).to(device).requires_grad_() for _ in range(3)]
+        view = SparseView(parts, None if starts is None else torch.tensor(starts, device=device))
+        mixed = view.attend(*states)[:, :, 30:]
+        mixed.pow(2).sum().backward()
+        found.append([mixed, *(each.grad for each in states)])
+
+    assert_close(plain(found[1]), plain(found[0]), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

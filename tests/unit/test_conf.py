@@ -68,7 +68,7 @@ NEEDS = {
 }
 """What a user has to add to an option."""
 
-KINDS_OF_PART = ("norm", "feedforward_kind", "attention_pattern")
+KINDS_OF_PART = ("norm", "feedforward_kind", "attention")
 
 GIVEN = {
     "evaluate": ["run=RUN"],
@@ -156,7 +156,7 @@ def test_a_model_names_every_option_of_its_shape(name):
 
 @pytest.mark.parametrize(
     ("key", "near"),
-    [("norm", "layer"), ("feedforward_kind", "mlp"), ("attention_pattern", "full"),
+    [("norm", "layer"), ("feedforward_kind", "mlp"), ("attention", "full"),
      ("position_kind", "learned"), ("residual", "post")],
 )  # fmt: skip
 def test_a_part_of_a_model_is_chosen_by_name(key, near):

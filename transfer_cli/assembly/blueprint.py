@@ -217,7 +217,7 @@ def draw(
     sharded = _is_sharded(config, asked, adaptation)
     start, teachers = _start(config, command, typed, adaptation), meet_teachers(asked)
     inherits = _inherits(config, start)
-    shape = with_direction(shape_of(config, start, command), asked)
+    shape = _with_rows_that_fit(with_direction(shape_of(config, start, command), asked), config)
     # As a number: what is stored, and compared with other runs, is what was used.
     config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
     with distributed.main_first():
@@ -419,6 +419,25 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
                 "or give init_from=RUN"
             )
     return build(config.model, "model", BackboneShape)
+
+
+def _with_rows_that_fit(shape: BackboneShape, config: DictConfig) -> BackboneShape:
+    """Return a shape, unless rows hold several texts that its attention would take for one."""
+    if not any(shape.sparse_parts):
+        return shape
+    streams = {f"streams.{name}.data": config.streams[name].data for name in config.streams}
+    problems = {
+        f"{key}.documents=separate": node.get("documents") == "separate"
+        for key, node in {"data": config.data, **streams}.items()
+    }
+    for what, holds in {**problems, "loop.pack=true": config.loop.pack}.items():
+        if holds:
+            raise ConfigError(
+                f"{what.partition('=')[0]}: {what.partition('=')[2]} puts texts into a row, which "
+                "sparse attention (model.attention=strided or fixed) sees as one; leave it out, "
+                "or take model.attention=full or window"
+            )
+    return shape
 
 
 def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, seed: int) -> Sizes:

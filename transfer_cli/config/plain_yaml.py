@@ -25,11 +25,12 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 _SHAPE = "transfer_cli.model.backbone.BackboneShape"
 _LATER_OPTIONS = {
-    "norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full",
+    "norm": "layer", "feedforward_kind": "mlp", "attention": "full",
     "rotary": {"base": 10_000.0, "share": 1.0, "scaling": None, "local_base": None},
     "biases": "all", "key_value_heads": None, "head_width": None, "query_key_norm": False,
     "embedding_scale": 1.0, "window": 128, "global_every": 0, "global_from": 0,
     "output_activation": "gelu", "share": "none",
+    "sparse": "split", "summary": None,
 }  # fmt: skip
 """Options of a model that older configs leave out, with their values then."""
 
@@ -56,6 +57,8 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise UnreadableError("it is no mapping")
     model = found.get("model")
     if isinstance(model, dict) and model.get("_target_") == _SHAPE:
+        if "attention_pattern" in model:
+            model["attention"] = model.pop("attention_pattern")  # as older runs call it
         for name, value in _LATER_OPTIONS.items():
             model.setdefault(name, value)
     return found

@@ -11,7 +11,8 @@ Chowdhery et al. 2022, appendix B); what is *real* are real tokens and the keys 
 
 A *unit* is what a price is of: `token`, a position in the backbone; `place`, one that attention
 sees, which may be padding that nothing else computes; `pair` and `near_pair`, a query and a key in
-a block that sees everything, or has a window; `heads.NAME...`, a row in a head.
+a block that sees everything, or has a window; `window_pair` and so on, those that a part of sparse
+attention computes (`model.sparse_attention`); `heads.NAME...`, a row in a head.
 """
 
 from collections import defaultdict
@@ -24,13 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.model.attention import SelfAttention
-from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.block import BESIDE, BESIDE_BLOCK, Block, ParallelBlock
 from transfer_cli.model.edited_linear import EditedLinear
 from transfer_cli.model.heads import LanguageModelHead, Pooler
 from transfer_cli.model.lora import LowRank
 from transfer_cli.model.pals import ProjectedAttention
 from transfer_cli.model.prefix_attention import PrefixAttention
+from transfer_cli.model.sparse_attention import SparsePart
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
 TOKEN, PLACE, PAIR, NEAR = "token", "place", "pair", "near_pair"
@@ -99,9 +101,9 @@ def amounts_of_texts(model: TransferModel, texts: int, length: int, scored: int)
     """
     shape, tokens = model.backbone.shape, texts * length
     found = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
-    for unit, window in {PAIR: None, NEAR: shape.window}.items():
-        seen = pairs_seen([length], causal=model.backbone.causal, window=window)
-        found[unit] = tokens * length, texts * seen
+    for unit, seen in kinds_of_pairs(shape).items():
+        pairs = seen.pairs([length], length, causal=model.backbone.causal)
+        found[unit] = texts * pairs[0], texts * pairs[1]
     for name, head in model.heads.items():
         rows = scored if isinstance(head, LanguageModelHead) else texts
         units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
@@ -112,8 +114,12 @@ def amounts_of_texts(model: TransferModel, texts: int, length: int, scored: int)
 def training_flops(model: TransferModel, length: int) -> int:
     """Return what training a whole language model takes for a token of a text of this length."""
     prices = prices_of(model, {name for name, _ in model.named_parameters()})
-    pairs = {PAIR: length, NEAR: length}
-    return sum(sum(price) * pairs.get(unit, 1) for unit, price in prices.items())
+    of_text = {
+        unit: seen.pairs([length], length, causal=True)[0]
+        for unit, seen in kinds_of_pairs(model.backbone.shape).items()
+    }
+    total = sum(sum(price) * of_text.get(unit, length) for unit, price in prices.items())
+    return total // length
 
 
 class _Walk:
@@ -165,18 +171,20 @@ class _Walk:
         moves = self._trains(*below)
         if hasattr(backbone, "embedding_projection"):
             moves = self._through(backbone.embedding_projection, moves=moves)
-        for number, has_window in zip(
-            backbone.shape.visits, backbone.shape.has_window, strict=True
+        shape = backbone.shape
+        for number, has_window, parts in zip(
+            shape.visits, shape.has_window, shape.sparse_parts, strict=True
         ):
+            pairs = [part.name for part in parts] or [NEAR if has_window else PAIR]
             block = cast("Block", backbone.blocks[number])
             before = {unit: price[0] for unit, price in self.prices.items()}
-            moves = self._block(block, NEAR if has_window else PAIR, moves=moves)
+            moves = self._block(block, pairs, moves=moves)
             if block.recomputed and moves:
                 for unit, price in self.prices.items():
                     price[1] += price[0] - before.get(unit, 0)
         return moves or self._trains(getattr(backbone, "final_norm", None))
 
-    def _block(self, block: Block, pairs: str, *, moves: bool) -> bool:
+    def _block(self, block: Block, pairs: Sequence[str], *, moves: bool) -> bool:
         sites = block.sites
         norms = [
             [getattr(block, f"{part}_norm", None) for part in (f"{name}_first", name)]
@@ -199,7 +207,7 @@ class _Walk:
             fed = self._beside_block(sites[BESIDE_BLOCK], pairs, moves=read) or fed
         return attended or fed
 
-    def _attention(self, attention: SelfAttention, pairs: str, *, moves: bool) -> bool:
+    def _attention(self, attention: SelfAttention, pairs: Sequence[str], *, moves: bool) -> bool:
         moves = self._through(attention.packed, moves=moves)
         norms = (getattr(attention, name, None) for name in ("query_norm", "key_norm"))
         moves = moves or self._trains(*norms)
@@ -214,11 +222,12 @@ class _Walk:
             moves = moves or own
         return self._through(attention.output, moves=moves)
 
-    def _mix(self, pairs: str, width: int, *, moves: bool) -> None:
+    def _mix(self, pairs: Sequence[str], width: int, *, moves: bool) -> None:
         """Note scores and weighted sums; all that they are made of has a gradient, or nothing."""
-        self._product(pairs, 2 * width, moves=moves, trains=moves)
+        for unit in pairs:  # equally many heads have each
+            self._product(unit, 2 * width // len(pairs), moves=moves, trains=moves)
 
-    def _beside_block(self, part: nn.Module, pairs: str, *, moves: bool) -> bool:
+    def _beside_block(self, part: nn.Module, pairs: Sequence[str], *, moves: bool) -> bool:
         if not isinstance(part, ProjectedAttention):
             return self._through(part, moves=moves)
         inside = self._through(part.packed, moves=self._through(part.shared.encode, moves=moves))
@@ -333,9 +342,8 @@ class Tally:
         return dict(found)
 
     def _watch(self, model: TransferModel, prefix: str) -> None:
-        shape = model.backbone.shape
-        near = shape.window if any(shape.has_window) else None
-        self._watched.append((model, partial(self._pass, prefix, near)))
+        kinds = kinds_of_pairs(model.backbone.shape)
+        self._watched.append((model, partial(self._pass, prefix, kinds)))
         for name, head in model.heads.items():
             for unit, layer in head_products(name, head):
                 layer.register_forward_hook(self._rows(f"{prefix}{unit}"))
@@ -348,15 +356,14 @@ class Tally:
 
         return note
 
-    def _pass(self, prefix: str, window: int | None, made: Pass) -> None:
+    def _pass(self, prefix: str, kinds: Mapping[str, "SeenPairs"], made: Pass) -> None:
         lengths, places = made.lengths, made.sequences * made.positions
         real = sum(lengths)
         self._add(f"{prefix}{TOKEN}", made.tokens, real)
         self._add(f"{prefix}{PLACE}", places, real)
-        kinds = {PAIR: None} if window is None else {PAIR: None, NEAR: window}
-        for unit, reach in kinds.items():
-            seen = pairs_seen(lengths, causal=made.causal, window=reach)
-            self._add(f"{prefix}{unit}", places * made.positions, seen)
+        for unit, seen in kinds.items():
+            done, real_pairs = seen.pairs(lengths, made.positions, causal=made.causal)
+            self._add(f"{prefix}{unit}", made.sequences * done, real_pairs)
 
     def _add(self, unit: str, done: int, real: int | None = None) -> None:
         if self._stage is None:
@@ -365,6 +372,34 @@ class Tally:
         found = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
         found[0] += done
         found[1] += done if real is None else real
+
+
+class SeenPairs(NamedTuple):
+    """Which keys queries see.
+
+    Args:
+        window: See `pairs_seen`.
+        part: The part of sparse attention, if it is one.
+    """
+
+    window: int | None = None
+    part: SparsePart | None = None
+
+    def pairs(self, lengths: Sequence[int], positions: int, *, causal: bool) -> tuple[int, int]:
+        """Return how many pairs are computed of a text with padding, and seen in all texts."""
+        if self.part is not None:
+            return self.part.computed(positions), sum(map(self.part.pairs, lengths))
+        return positions**2, pairs_seen(lengths, causal=causal, window=self.window)
+
+
+def kinds_of_pairs(shape: BackboneShape) -> dict[str, SeenPairs]:
+    """Return the units that are pairs in the blocks of this shape."""
+    found = {part.name: SeenPairs(part=part) for parts in shape.sparse_parts for part in parts}
+    if not found:
+        found[PAIR] = SeenPairs()
+    if any(shape.has_window):
+        found[NEAR] = SeenPairs(shape.window)
+    return found
 
 
 def pairs_seen(lengths: Sequence[int], *, causal: bool, window: int | None = None) -> int:

@@ -23,7 +23,7 @@ ACTIVATIONS = {
 """What the activations are called there and here."""
 
 COMMON = {
-    "norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full", "biases": "all",
+    "norm": "layer", "feedforward_kind": "mlp", "attention": "full", "biases": "all",
     "key_value_heads": None, "head_width": None, "query_key_norm": False, "embedding_scale": 1.0,
     "share": "none",
 }  # fmt: skip

@@ -130,7 +130,7 @@ class Mistral(Llama):
     name = "Mistral"
     model_type = "mistral"
     base_model = "MistralModel"
-    varies = (*Llama.varies, "attention_pattern")
+    varies = (*Llama.varies, "attention")
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
@@ -138,7 +138,7 @@ class Mistral(Llama):
         if settings.values.get("sliding_window", _MISTRAL_WINDOW) is None:
             return found
         window = settings.value("sliding_window", _MISTRAL_WINDOW, int)
-        return {**found, "attention_pattern": "window", "window": window}
+        return {**found, "attention": "window", "window": window}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape."""
@@ -192,7 +192,7 @@ class Gemma3(Llama):
     keys: ClassVar[Mapping[str, str]] = {**Llama.keys, "window": "sliding_window"}
     fixed: ClassVar[Mapping[str, Any]] = {
         **Llama.fixed, "residual": "sandwich", "norm": "rms_unit", "query_key_norm": True,
-        "attention_pattern": "window",
+        "attention": "window",
     }  # fmt: skip
     varies = (*Llama.varies, "embedding_scale")
     options: ClassVar[Mapping[str, tuple[str, Any]]] = {

@@ -39,7 +39,7 @@ class ModernBert(Family):
     fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "pre_first_plain", "direction": "bidirectional", "position_kind": "rotary",
         "norm": "layer_no_bias", "feedforward_kind": "gated", "biases": "none",
-        "attention_pattern": "window", "embedding_norm": True, "embedding_width": None,
+        "attention": "window", "embedding_norm": True, "embedding_width": None,
         "segments": 0,
     }  # fmt: skip
     options: ClassVar[Mapping[str, tuple[str, Any]]] = {

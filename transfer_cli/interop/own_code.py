@@ -41,7 +41,7 @@ _OPTIONS = (
 _BUILT = {
     "norm": ("layer", "layer_no_bias", "rms", "rms_unit"),
     "feedforward_kind": ("mlp", "gated"),
-    "attention_pattern": ("full", "window"),
+    "attention": ("full", "window"),
     "position_kind": ("learned", "sinusoidal", "rotary", "relative_bias"),
     "residual": (
         "pre", "post", "tutorial", "pre_first_plain", "sandwich", "reordered", "parallel",

@@ -5,7 +5,7 @@ of a head.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from transfer_cli.model.packing import Packing
 
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
+    from transfer_cli.model.sparse_attention import SparseView
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class AttentionInputs:
         rotate: The position kind's rotation of queries, `[B, H, T, W]`, and keys, `[B, G, T, W]`.
         packing: How the hidden states were packed, `[1, N, D]`; None: they are `[B, T, D]`.
         gates: Factors of what the block computes; None: nothing is multiplied.
+        sparse: What each head sees, which is computed without a table of all pairs; then there is
+            no mask, and `causal` is False. None: the two decide.
     """
 
     attn_mask: Tensor | None = None
@@ -59,6 +62,7 @@ class AttentionInputs:
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     packing: Packing | None = None
     gates: Gates | None = None
+    sparse: "SparseView | None" = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class SelfAttention(nn.Module):
             return self._mix(query, key, value, inputs)
         alike = inputs.attn_mask is None or inputs.attn_mask.shape[1] == 1
         alike = alike and not inputs.causal and self.on_probabilities is None
+        alike = alike and inputs.sparse is None
         if query.shape[2] == 1 and alike:
             # Of one token, heads that share keys are like so many tokens: nothing is copied.
             grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
@@ -157,13 +162,12 @@ class SelfAttention(nn.Module):
             probabilities_BHTS = masked_scores(query, key, inputs).softmax(-1)
             self.on_probabilities(probabilities_BHTS)
             return F.dropout(probabilities_BHTS, dropout) @ value
-        if dropout and can_attend_with_dropout(query, value, inputs.attn_mask):
-            attn_mask = _causal_mask(query, key) if inputs.causal else inputs.attn_mask
-            lengths = None if inputs.packing is None else inputs.packing.lengths
-            return attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=inputs.attn_mask, dropout_p=dropout,
-            is_causal=inputs.causal,
+        if inputs.sparse is not None:
+            return inputs.sparse.attend(query, key, value, dropout)
+        lengths = None if inputs.packing is None else inputs.packing.lengths
+        return attend(
+            query, key, value, attn_mask=inputs.attn_mask, causal=inputs.causal, dropout=dropout,
+            lengths=lengths,
         )  # fmt: skip
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,6 +179,25 @@ class SelfAttention(nn.Module):
         return query, key, value
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the values, weighted, `[B, H, T, W]`; see `AttentionInputs` and `Packing`."""
+    if dropout and can_attend_with_dropout(query, value, attn_mask):
+        attn_mask = _causal_mask(query, key) if causal else attn_mask
+        return attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal
+    )
+
+
 def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
     """Return what a softmax makes attention probabilities of, `[B, H, T, S]`.
 
@@ -184,6 +207,9 @@ def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs)
     attn_mask = inputs.attn_mask
     if inputs.causal:
         attn_mask = _causal_mask(query_BHTW, key_BHSW)
+    if inputs.sparse is not None:
+        _, heads, new, seen = scores.shape
+        attn_mask = inputs.sparse.mask(heads, new, seen, scores.device)
     if attn_mask is None:
         return scores
     if attn_mask.dtype == torch.bool:

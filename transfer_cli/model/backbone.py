@@ -69,7 +69,7 @@ class Backbone(nn.Module):
         if size != shape.width:
             self.embedding_projection = nn.Linear(size, shape.width)
         self.drop = Dropout(shape.dropout)
-        self.attention_pattern = PATTERNS[shape.attention_pattern](shape)
+        self.attention_pattern = PATTERNS[shape.attention](shape)
         block = RESIDUALS[shape.residual]
         self.blocks = nn.ModuleList(block(shape) for _ in range(shape.distinct_blocks))
         if block.plain_start:

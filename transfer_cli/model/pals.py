@@ -3,11 +3,10 @@
 Legend: B batch, T positions, D width, E narrow width, H heads.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
-from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.model.attention import AttentionInputs, attend
 from transfer_cli.model.backbone import initialise_plain
 
 
@@ -70,9 +69,10 @@ class ProjectedAttention(Added):
         )
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.beside.extend(key, value)
-        mixed_BHTW = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=inputs.attn_mask, is_causal=inputs.causal
-        )
+        if inputs.sparse is not None:
+            mixed_BHTW = inputs.sparse.attend(query, key, value)
+        else:
+            mixed_BHTW = attend(query, key, value, attn_mask=inputs.attn_mask, causal=inputs.causal)
         mixed_BTE = mixed_BHTW.transpose(1, 2).flatten(2)
         if inputs.packing is not None:
             mixed_BTE = inputs.packing.pack(mixed_BTE)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.model.sparse_attention import SparseView
 
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
@@ -91,7 +93,42 @@ class WindowAttention(FullAttention):
         ]
 
 
-PATTERNS: dict[str, type[AttentionPattern]] = {"full": FullAttention, "window": WindowAttention}
+class SparseAttention(AttentionPattern):
+    """Each head, or each block, sees near or far keys alone (Child et al. 2019).
+
+    The shape says which kind, and the rest; see `model.sparse_attention`.
+    """
+
+    def __init__(self, shape: "BackboneShape") -> None:
+        super().__init__(shape)
+        self.parts = shape.sparse_parts
+
+    def forward(
+        self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
+    ) -> Sequence[AttentionInputs]:
+        """Return inputs without masks.
+
+        Raises:
+            ConfigError: There are prefixes.
+        """
+        if prefix_B is not None:
+            raise ConfigError(
+                "model.attention: strided and fixed are causal, so that a prefix cannot see all of "
+                "itself; take a model with attention=full or window"
+            )
+        starts = mask_BT.int().argmax(1) if padded else None
+        # On a GPU the host would wait for the answer, and a graph has one form for all texts.
+        can_ask = mask_BT.device.type == "cpu" and not torch.compiler.is_exporting()
+        if starts is not None and can_ask and not starts.any():
+            starts = None
+        made = {parts: AttentionInputs(sparse=SparseView(parts, starts)) for parts in self.parts}
+        return [made[parts] for parts in self.parts]
+
+
+PATTERNS: dict[str, type[AttentionPattern]] = {
+    "full": FullAttention, "window": WindowAttention,
+    "strided": SparseAttention, "fixed": SparseAttention,
+}  # fmt: skip
 
 
 def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
@@ -112,7 +149,16 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
 def within_documents(
     inputs: Sequence[AttentionInputs], document_BT: Tensor
 ) -> Sequence[AttentionInputs]:
-    """Return attention inputs with which a query sees keys of its own document alone."""
+    """Return attention inputs with which a query sees keys of its own document alone.
+
+    Raises:
+        ConfigError: Their attention is sparse.
+    """
+    if any(each.sparse for each in inputs):
+        raise ConfigError(
+            "model.attention: strided and fixed see a row as one text; take "
+            "data.documents=cross and loop.pack=false, or a model with attention=full or window"
+        )
     return _seeing(inputs, (document_BT[:, :, None] == document_BT[:, None, :])[:, None])
 
 
@@ -123,6 +169,11 @@ def without_padding(
 
     `length` is the number of keys, S.
     """
+    if inputs[0].sparse is not None:
+        return [
+            replace(each, sparse=each.sparse and replace(each.sparse, starts=padding_B))
+            for each in inputs
+        ]
     place_S = torch.arange(length, device=padding_B.device)
     return _seeing(inputs, (place_S >= padding_B[:, None])[:, None, None])
 

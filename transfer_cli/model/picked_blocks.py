@@ -51,6 +51,11 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
         )
     wanted = [shape.has_window[layer] for layer in layers]
     depth = len(layers)
+    if [shape.sparse_parts[n] for n in layers] != list(replace(shape, depth=depth).sparse_parts):
+        raise ValueError(
+            f"{list(layers)} do not alternate as the blocks of model.sparse=alternate do; pick "
+            "blocks with even and odd numbers in turns, the first one even"
+        )
     rhythms = [(shape.global_every, shape.global_from)]
     rhythms += [(every, first) for every in range(depth + 1) for first in range(max(1, every))]
     for every, first in rhythms:

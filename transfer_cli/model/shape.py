@@ -1,6 +1,6 @@
 """The shape of a backbone: sizes, dropout rates, and the classes of its modules."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -9,11 +9,13 @@ from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS, Rotary, rotary_frequencies
+from transfer_cli.model.sparse_attention import KINDS, SparsePart, parts_of
 
 Direction = Literal["auto", "causal", "bidirectional"]
 PoolerActivation = Literal["none", "tanh", "gelu", "relu", "gelu_norm"]
 Biases = Literal["all", "none", "qkv"]
 Share = Literal["none", "all"]
+Sparse = Literal["split", "alternate"]
 
 MAX_SIZE = 2**24
 """Maximum of all sizes: a hundred times the largest model trained so far."""
@@ -26,7 +28,8 @@ _CHOICES: dict[str, Collection[str]] = {
     "direction": get_args(Direction),
     "pooler": get_args(PoolerActivation), "biases": get_args(Biases), "residual": RESIDUALS,
     "norm": NORMS,
-    "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention_pattern": PATTERNS,
+    "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention": PATTERNS,
+    "sparse": get_args(Sparse),
 }  # fmt: skip
 """Values of a field. A dict holds classes; add new ones there."""
 
@@ -49,7 +52,7 @@ class BackboneShape:
         norm: layer, layer_no_bias, rms or rms_unit (see `model.norms`).
         feedforward_kind: mlp or gated (see `model.block`).
         position_kind: learned, sinusoidal, rotary or relative_bias (see `model.positions`).
-        attention_pattern: full or window (see `model.patterns`).
+        attention: full, window, strided or fixed (see `model.patterns`).
         direction: causal, bidirectional, or auto: the objective's.
         embedding_norm: Whether the embeddings have a norm; None: only with `post`.
         output_bias: Whether the language-model head has a bias.
@@ -73,11 +76,16 @@ class BackboneShape:
         query_key_norm: Whether each head's queries and keys have a norm (Qwen 3).
         embedding_scale: Factor of the token embeddings (Gemma: the square root of `width`).
         window: How many positions a query sees in blocks with a window, see
-            `model.patterns.window_mask`.
+            `model.patterns.window_mask`; with strided and fixed attention the size of a block and
+            the stride.
         global_every: With windows, each block of so many sees everything; 0: none does.
         global_from: The first block that does.
         share: Which of the L blocks are one and the same (ALBERT, Lan et al. 2020): none, all, or
             a number of groups of blocks that follow one another.
+        sparse: With strided and fixed attention, whether half the heads of each block see what is
+            near, half what is far (split), or all heads of every other block (alternate).
+        summary: With fixed attention, how many positions at the end of each block all later ones
+            see; None: a sixteenth of the block, as in the paper, and at least 1.
     """
 
     width: int
@@ -101,7 +109,7 @@ class BackboneShape:
     pooler: PoolerActivation = "none"
     norm: str = "layer"
     feedforward_kind: str = "mlp"
-    attention_pattern: str = "full"
+    attention: str = "full"
     rotary: Rotary = field(default_factory=Rotary)
     biases: Biases = "all"
     key_value_heads: int | None = None
@@ -113,6 +121,8 @@ class BackboneShape:
     global_from: int = 0
     output_activation: Activation = "gelu"
     share: int | Share = "none"
+    sparse: Sparse = "split"
+    summary: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "depth", "feedforward", "positions"):
@@ -138,6 +148,7 @@ class BackboneShape:
         for name, known in _CHOICES.items():
             one_of(name, getattr(self, name), known, ValueError)
         self._check_share()
+        self._check_sparse()
         if self.position_kind == "rotary":
             rotary_frequencies(self.rotary, self.head_size)
 
@@ -150,6 +161,26 @@ class BackboneShape:
             raise ValueError(
                 f"share={self.share}: with residual={self.residual} the first block is unlike the "
                 "others"
+            )
+
+    def _check_sparse(self) -> None:
+        _check_size("summary", self.summary_size, 1, self.window)
+        if self.attention not in KINDS:
+            return
+        if self.direction == "bidirectional":
+            raise ValueError(
+                f"attention={self.attention} looks back alone, and this model is to look both "
+                "ways; take attention=full or window, or objective=clm"
+            )
+        if self.position_kind == "relative_bias":
+            raise ValueError(
+                f"attention={self.attention} has no biases of scores, which "
+                "position_kind=relative_bias needs; take attention=full or window"
+            )
+        if self.sparse == "split" and self.heads % 2:
+            raise ValueError(
+                f"attention={self.attention} with sparse=split halves the heads, and there are "
+                f"{self.heads}; take sparse=alternate"
             )
 
     def least_bytes(self, vocabulary: int) -> int:
@@ -185,10 +216,20 @@ class BackboneShape:
     @property
     def has_window(self) -> list[bool]:
         """Whether a query sees only near keys, for each block."""
-        if self.attention_pattern != "window":
+        if self.attention != "window":
             return [False] * self.depth
         every, first = self.global_every, self.global_from
         return [not every or (block - first) % every != 0 for block in range(self.depth)]
+
+    @property
+    def sparse_parts(self) -> Sequence[tuple[SparsePart, ...]]:
+        """What the heads of each block see in strided and fixed attention; else nothing."""
+        return parts_of(self)
+
+    @property
+    def summary_size(self) -> int:
+        """How many positions at the end of a block all later ones see in fixed attention."""
+        return max(1, self.window // 16) if self.summary is None else self.summary
 
     @property
     def embedding_size(self) -> int:

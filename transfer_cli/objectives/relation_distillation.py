@@ -138,10 +138,10 @@ class RelationDistillation(WithTeachers):
 
     def _uncut(self, whose: str, shape: BackboneShape, layer: int) -> str:
         """Return why a block's relations cannot be compared, and a cure; else ""."""
-        if shape.has_window[layer]:
+        if shape.has_window[layer] or shape.sparse_parts[layer]:
             return (
-                f"{whose}has a window of attention in its block {layer}, and relations are of all "
-                "that a query may see; take a block or model without one"
+                f"{whose}has a window of attention in its block {layer}, or sparse attention, and "
+                "relations are of all that a query may see; take a block or model without"
             )
         widths = {shape.heads * shape.head_size, shape.shared_heads * shape.head_size}
         if self.heads is not None and any(width % self.heads for width in widths):

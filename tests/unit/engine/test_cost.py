@@ -35,6 +35,8 @@ SHAPES = {
     "llama": tiny.MODERN,
     "neox": {"residual": "parallel", "position_kind": "rotary"},
     "gemma": {"residual": "sandwich", "norm": "rms", "feedforward_kind": "gated"},
+    "strided": {"attention": "strided", "window": 5},
+    "fixed": {"attention": "fixed", "window": 5, "summary": 2, "sparse": "alternate"},
     "shared": {"share": 1, "depth": 4},
     "factorised": {"embedding_width": 8, "output_transform": True},
 }  # fmt: skip
@@ -54,7 +56,7 @@ SCHEMES = {
 SPECIAL = {"cls": 2, "sep": 3, "mask": 4, "unk": 1, "pad": 0}
 QUICK = {
     *itertools.product(("bert", "gpt2", "llama"), ("full", "lora")), ("gpt2", "frozen"),
-    ("bert", "top_k"),
+    ("bert", "top_k"), ("strided", "full"), ("fixed", "full"),
 }  # fmt: skip
 """The others are tried where there is time."""
 

@@ -173,7 +173,7 @@ def test_both_heads_of_pretraining_predict_the_same(
         (replace(MASKED, residual="pre", embedding_norm=True), "no BERT: residual=pre, not post"),
         (replace(MASKED, residual="pre", embedding_width=7, tie_output=False), "residual=pre"),
         (replace(MASKED, position_kind="sinusoidal", width=20, embedding_width=15), "sinusoidal"),
-        (replace(CAUSAL, **tiny.MODERN), "attention_pattern=window"),
+        (replace(CAUSAL, **tiny.MODERN), "attention=window"),
         (replace(CAUSAL, **tiny.MODERN, residual="sandwich"), "no Gemma 3: norm=rms"),
         (replace(CAUSAL, residual="parallel", biases="qkv", norm="rms_unit"), "residual=parallel"),
         (replace(MASKED, **tiny.MODERN, residual="pre_first_plain"), "norm=rms"),

@@ -22,7 +22,7 @@ from transfer_cli.optim.schedules import Constant
 
 FIELDS = {
     "position_kind": POSITIONS, "norm": NORMS, "feedforward_kind": FEED_FORWARDS,
-    "residual": RESIDUALS, "attention_pattern": PATTERNS,
+    "residual": RESIDUALS, "attention": PATTERNS,
 }  # fmt: skip
 TOKENS = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
 ALL = torch.ones_like(TOKENS, dtype=torch.bool)
@@ -83,7 +83,7 @@ class Window(AttentionPattern):
 OWN = {
     "position_kind": {"slanted": Slanted}, "norm": {"plain": PlainNorm},
     "feedforward_kind": {"doubled": Doubled}, "residual": {"both": Parallel},
-    "attention_pattern": {"near": Window},
+    "attention": {"near": Window},
 }  # fmt: skip
 MODERN = {**tiny.MODERN, "residual": "parallel"}
 BUILT = [
@@ -153,7 +153,7 @@ def test_own_kinds_work_with_cache_recomputation_and_fresh_top_blocks():
 
 
 def test_a_window_hides_what_lies_before_it():
-    backbone = tiny.backbone(attention_pattern="window", window=3, global_every=2, depth=2).eval()
+    backbone = tiny.backbone(attention="window", window=3, global_every=2, depth=2).eval()
     tiny.lively(backbone)
     backbone.blocks[0] = RESIDUALS["pre"](tiny.shape())
     torch.nn.init.zeros_(backbone.blocks[0].attention.output.weight)
@@ -167,7 +167,7 @@ def test_a_window_hides_what_lies_before_it():
 
 
 @pytest.mark.usefixtures("own_kinds")
-@pytest.mark.parametrize("field", ["norm", "feedforward_kind", "attention_pattern", "residual"])
+@pytest.mark.parametrize("field", ["norm", "feedforward_kind", "attention", "residual"])
 def test_no_published_family_takes_a_kind_that_it_does_not_have(field):
     name = next(iter(OWN[field]))
 

@@ -58,7 +58,7 @@ def test_with_positions_and_directions(position_kind, direction):
 def test_with_padding_on_the_left_prefixes_and_windows():
     check(mask=MASK.flip(1))
     check(prefix=torch.tensor([1, 4, 0, 12, 2]))
-    check(attention_pattern="window", window=4)
+    check(attention="window", window=4)
 
 
 @pytest.mark.parametrize("position_kind", POSITIONS)

@@ -63,7 +63,7 @@ def test_a_first_block_that_is_unlike_the_others_stays_the_first():
         shape_of_blocks(shape, (1, 3))
 
 
-WINDOWS = {"attention_pattern": "window", "window": 4, "depth": 12, "global_every": 3}
+WINDOWS = {"attention": "window", "window": 4, "depth": 12, "global_every": 3}
 
 
 @pytest.mark.parametrize("layers", [(0, 2, 4, 6, 8, 10), (1, 2, 4, 5), (0, 3), (0, 2, 3, 5, 6, 8)])

@@ -95,7 +95,7 @@ def test_recomputed_blocks_have_the_same_gradient():
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
 def test_in_a_window_a_prefix_sees_near_tokens_on_both_sides(direction):
-    shape = tiny.shape(direction=direction, attention_pattern="window", window=2)
+    shape = tiny.shape(direction=direction, attention="window", window=2)
     pattern = PATTERNS["window"](shape)
 
     inputs = pattern(ALL, padded=False, cached=0, prefix_B=torch.tensor([4]))

@@ -214,7 +214,7 @@ def refusal(own, theirs, **options):
 
 
 def test_relations_that_cannot_be_compared_are_refused_with_a_cure():
-    window = {"attention_pattern": "window", "window": 3}
+    window = {"attention": "window", "window": 3}
     assert "objective.heads: the student has 4 heads and its teacher 2; give model.heads=2" in (
         refusal({"heads": 4}, {})
     )

@@ -58,8 +58,17 @@ class PrefixLM(CausalLM):
         """Return the language-model head.
 
         Raises:
-            ConfigError: The tokenizer has too few sentinels for the longest text.
+            ConfigError: The tokenizer has too few sentinels for the longest text, or positions
+                would see ahead in a model that cannot.
         """
+        if any(backbone.shape.sparse_parts) and (
+            self.corruption is not None or getattr(self.info.task, "prefix", False)
+        ):
+            raise ConfigError(
+                f"model.attention: {backbone.shape.attention} looks back alone, and here all "
+                "positions of a source see all of it; take attention=full or window, or data with "
+                "data.prefix=false"
+            )
         if self.corruption is not None:
             self._begin, self._end = ends(self.info.vocabulary, causal=backbone.causal)
             self._room = backbone.shape.positions - len(self._begin) - 2

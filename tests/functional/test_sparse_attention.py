@@ -1,0 +1,105 @@
+"""Pretraining with strided and fixed attention, from the shell."""
+
+import json
+import re
+import signal
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from tests.functional.conftest import LOOP
+
+pytestmark = pytest.mark.functional
+
+WORDS = (
+    "pretrain", "objective=clm", "data=sample_text", "model=toy", "model.window=8",
+    "model.width=16", "model.heads=2", "model.feedforward=24", "tokenizer.size=600", *LOOP,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["strided", "fixed"])
+def test_it_trains_as_it_stands_and_its_model_goes_on(attention, transfer):
+    ended = transfer(*WORDS, f"model.attention={attention}", "loop.steps=2", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert json.loads(Path("run/model/model.json").read_text())["shape"]["attention"] == attention
+    said = [
+        transfer("generate", "run", "The", "max_tokens=20", "temperature=0", f"cache={cache}").out
+        for cache in ("true", "false")
+    ]
+    assert said[0] == said[1] != ""
+    shown = transfer("analyze", "run", "analysis=attention")
+    assert shown.code == 0, shown.err
+    refused = transfer("export", "run=run", "to=there")
+    assert refused.code == 2
+    assert f"attention={attention}" in refused.err
+    adapted = ("finetune", "init_from=run", "data=sample_questions", "adaptation=lora", *LOOP)
+    assert transfer(*adapted, "loop.steps=2", "run.dir=adapted").code == 0
+
+
+def test_a_plan_counts_the_pairs_that_are_computed(transfer):
+    found = {}
+    for attention in ("full", "strided"):
+        ended = transfer("plan", *WORDS, f"model.attention={attention}", "plan.steps=0")
+        assert ended.code == 0, ended.err
+        [line] = [line for line in ended.out.splitlines() if line.startswith("flops: ")]
+        found[attention] = float(re.search(r"a step takes ([\d.]+) MFLOP", line)[1])
+
+    # 8 texts of 64, 2 blocks, 4 operations for 16 numbers of all heads, in three passes: of half
+    # the heads 8 x 8 x 16 pairs are left of 64 x 64, of half 8 x 8 x 8.
+    saved = 8 * 2 * 4 * 16 * 3 * (64 * 64 - (1024 + 512) / 2) / 1e6
+    assert found["full"] - found["strided"] == pytest.approx(saved, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("objective=mlm",), "model: attention=fixed looks back alone"),
+        (("data.documents=separate",), "data.documents: separate puts texts into a row"),
+        (("loop.pack=true",), "loop.pack: true puts texts into a row"),
+        (("objective=prefix_lm", "objective.corrupt=0.15"), "model.attention: fixed looks back"),
+        (("model.heads=1",), "halves the heads, and there are 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(words, said, transfer):
+    ended = transfer(*WORDS, "model.attention=fixed", *words, "loop.steps=2", "run.dir=run")
+
+    assert ended.code == 2
+    assert said in ended.err.splitlines()[-1]
+    assert not Path("run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(transfer, at_record):
+    words = (*WORDS, "model.attention=strided", "model.attention_dropout=0.1", "loop.steps=8")
+    assert transfer(*words, "run.dir=whole").code == 0
+    at_record("after", "validation", 3, lambda: signal.raise_signal(signal.SIGTERM))
+    assert transfer(*words, "run.dir=cut").code == 75
+
+    resumed = transfer("pretrain", "resume=cut")
+
+    assert resumed.code == 0, resumed.err
+    for file in ("model/weights.safetensors", "metrics.jsonl"):
+        of_cut, of_whole = (sha256(Path(run, file).read_bytes()) for run in ("cut", "whole"))
+        assert of_cut.digest() == of_whole.digest(), file
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["strided", "fixed"])
+def test_two_processes_give_the_weights_of_one(attention, transfer, shell):
+    words = (*WORDS, f"model.attention={attention}", "model.sparse=alternate", "loop.steps=4",
+             "optimizer=sgd", "optimizer.lr=0.05")  # fmt: skip
+    assert transfer(*words, "run.dir=one").code == 0
+
+    process = shell(*words, "run.dir=two", "devices=2")
+    _, said = process.communicate(timeout=240)
+
+    assert process.returncode == 0, said
+    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)

@@ -1,0 +1,347 @@
+"""Causal attention to some keys alone, without a table of all pairs (Child et al. 2019).
+
+A *part* says which keys some heads see. It computes them by views: queries and keys are cut into
+blocks, or gathered, so that torch's own attention has few pairs left to compute. On a GPU those
+parts that need a mask even then take `flex_attention`, which skips what nobody sees.
+
+Legend: B batch, H heads, T queries, S keys, W width of a head, N blocks of l positions, M keys that
+were gathered.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfer_cli.model.attention import attend
+
+if TYPE_CHECKING:
+    from transfer_cli.model.shape import BackboneShape
+
+FLEX_WIDTH = 16
+"""The narrowest head that `flex_attention` takes."""
+
+
+@dataclass(frozen=True)
+class SparsePart(ABC):
+    """Which keys some heads see. Each query sees at least one, and none behind it.
+
+    Args:
+        block: l, in positions.
+    """
+
+    block: int
+
+    name: ClassVar[str]
+    """Of a pair of a query and a key that it computes; see `engine.cost`."""
+    needs_mask: ClassVar[bool]
+    """Whether its views leave pairs that are not seen, other than those of a causal mask."""
+
+    @abstractmethod
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether queries see keys, given the positions of both, broadcast."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Return the values, weighted, `[B, H, T, W]`; all that it gets has this shape."""
+
+    @abstractmethod
+    def pairs(self, length: int) -> int:
+        """Return how many pairs are seen in a text, of one head."""
+
+    @abstractmethod
+    def computed(self, length: int) -> int:
+        """Return how many pairs `attend` computes, of one head."""
+
+    def blocks(self, length: int) -> int:
+        """Return N, the last block perhaps being shorter."""
+        return -(-length // self.block)
+
+    def cut(self, states_BHTW: Tensor) -> Tensor:
+        """Return `[B, H, N, l, W]`, with zeros after the last position."""
+        missing = -states_BHTW.shape[2] % self.block
+        cut: Tensor = F.pad(states_BHTW, (0, 0, 0, missing)).unflatten(2, (-1, self.block))
+        return cut
+
+    def joined(self, states_BHNlW: Tensor, length: int) -> Tensor:
+        """Return what was `cut`, `[B, H, T, W]`."""
+        return states_BHNlW.flatten(2, 3)[:, :, :length]
+
+
+class Window(SparsePart):
+    """The l positions up to one's own: what is near, wherever blocks begin."""
+
+    name = "window_pair"
+    needs_mask = True
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether they do."""
+        return (key <= query) & (query - key < self.block)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Return what blocks of queries make of their own and the previous block of keys."""
+        batch, _, length, _ = query.shape
+        if length <= self.block:
+            return attend(query, key, value, causal=True, dropout=dropout)
+        near = [self._with_previous(self.cut(each)) for each in (key, value)]
+        # A batch of heads, each of which has N sequences beside each other, as others have heads.
+        cut = (each.flatten(0, 1) for each in (self.cut(query), *near))
+        mixed = attend(*cut, attn_mask=self._mask(length, query.device), dropout=dropout)
+        return self.joined(mixed.unflatten(0, (batch, -1)), length)
+
+    def _with_previous(self, blocks_BHNlW: Tensor) -> Tensor:
+        previous = F.pad(blocks_BHNlW[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        return torch.cat([previous, blocks_BHNlW], dim=3)
+
+    def _mask(self, length: int, device: torch.device) -> Tensor:
+        """Return `[N, l, 2 l]`; the first block has none before it."""
+        blocks = self.blocks(length)
+        place = torch.arange(self.block, device=device)[:, None]
+        other = torch.arange(-self.block, self.block, device=device)
+        first = torch.arange(blocks, device=device)[:, None, None] == 0
+        return self.sees(place, other) & ~(first & (other < 0))
+
+    def pairs(self, length: int) -> int:
+        """Return how many."""
+        beyond = max(0, length - self.block)
+        return (length * (length + 1) - beyond * (beyond + 1)) // 2
+
+    def computed(self, length: int) -> int:
+        """Return how many."""
+        return length**2 if length <= self.block else 2 * self.blocks(length) * self.block**2
+
+
+class Stride(SparsePart):
+    """Every l-th position back from one's own."""
+
+    name = "stride_pair"
+    needs_mask = False
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether they do."""
+        return (key <= query) & ((query - key) % self.block == 0)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Return what l sequences of N make of themselves."""
+        apart = (self.cut(each).transpose(2, 3).flatten(0, 1) for each in (query, key, value))
+        mixed = attend(*apart, causal=True, dropout=dropout).unflatten(0, (len(query), -1))
+        return self.joined(mixed.transpose(2, 3), query.shape[2])
+
+    def pairs(self, length: int) -> int:
+        """Return how many."""
+        whole, rest = divmod(length, self.block)
+        return (self.block * whole * (whole + 1)) // 2 + rest * (whole + 1)
+
+    def computed(self, length: int) -> int:
+        """Return how many."""
+        return self.block * self.blocks(length) ** 2
+
+
+class OwnBlock(SparsePart):
+    """The positions of one's own block, up to one's own."""
+
+    name = "block_pair"
+    needs_mask = False
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether they do."""
+        return (key <= query) & (query // self.block == key // self.block)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Return what N sequences of l make of themselves."""
+        batch, _, length, _ = query.shape
+        if length <= self.block:
+            return attend(query, key, value, causal=True, dropout=dropout)
+        apart = (self.cut(each).flatten(0, 1) for each in (query, key, value))
+        mixed = attend(*apart, causal=True, dropout=dropout)
+        return self.joined(mixed.unflatten(0, (batch, -1)), length)
+
+    def pairs(self, length: int) -> int:
+        """Return how many."""
+        whole, rest = divmod(length, self.block)
+        return (whole * self.block * (self.block + 1) + rest * (rest + 1)) // 2
+
+    def computed(self, length: int) -> int:
+        """Return how many."""
+        return length**2 if length <= self.block else self.blocks(length) * self.block**2
+
+
+@dataclass(frozen=True)
+class Summary(SparsePart):
+    """The last positions of each earlier block; in the first block, which has none, one's own.
+
+    The paper lets a query see those of its own block as well, up to its own position. Heads of
+    `OwnBlock` see all of these.
+
+    Args:
+        block: l, in positions.
+        count: How many of each block.
+    """
+
+    count: int
+
+    name: ClassVar[str] = "summary_pair"
+    needs_mask: ClassVar[bool] = True
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether they do."""
+        is_summary = key % self.block >= self.block - self.count
+        is_earlier = key // self.block < query // self.block
+        return (is_summary & is_earlier) | ((key == query) & (query < self.block))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Return what queries make of the M keys that were gathered."""
+        length = query.shape[2]
+        first, rest = value[:, :, : self.block], query[:, :, self.block :]
+        mixed = [first * F.dropout(torch.ones_like(first[..., :1]), dropout)]
+        if length > self.block:
+            before = (self.blocks(length) - 1) * self.block
+            gathered = (
+                self.cut(each[:, :, :before])[..., -self.count :, :].flatten(2, 3)
+                for each in (key, value)
+            )
+            place = torch.arange(length - self.block, device=query.device)[:, None]
+            of_block = torch.arange(before // self.block, device=query.device)
+            mask = of_block.repeat_interleave(self.count) <= place // self.block
+            mixed.append(attend(rest, *gathered, attn_mask=mask, dropout=dropout))
+        return torch.cat(mixed, dim=2)
+
+    def pairs(self, length: int) -> int:
+        """Return how many."""
+        whole, rest = divmod(length, self.block)
+        blocks_before = self.block * whole * (whole - 1) // 2 + rest * whole
+        return min(length, self.block) + blocks_before * self.count
+
+    def computed(self, length: int) -> int:
+        """Return how many; one's own key is the only one, so that there is nothing to compute."""
+        after_first = max(0, length - self.block)
+        return after_first * (self.blocks(length) - 1) * self.count
+
+
+@dataclass(frozen=True)
+class SparseView:
+    """What the heads of a block see.
+
+    Args:
+        parts: Each is of equally many heads, in this order.
+        starts: The first real position of each text, from which its positions count; what is
+            before is padding. None: 0.
+    """
+
+    parts: tuple[SparsePart, ...]
+    starts: Tensor | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+        """Return the values, weighted, `[B, H, T, W]`.
+
+        Of queries after cached keys, which are few, and in a graph, which has one form for all
+        lengths, every pair is computed.
+
+        Args:
+            query: `[B, H, T, W]`.
+            key: `[B, H, S, W]`; the last T are at the queries' positions.
+            value: `[B, H, S, W]`.
+            dropout: Of the attention probabilities.
+        """
+        _, heads, length, _ = query.shape
+        if length < key.shape[2] or torch.compiler.is_exporting():
+            mask = self.mask(heads, length, key.shape[2], query.device)
+            return attend(query, key, value, attn_mask=mask, dropout=dropout)
+        states = [query, key, value]
+        if self.starts is not None:
+            # What is before a text comes after it, where no position of it looks.
+            states = [_shifted(each, self.starts) for each in states]
+        takes_flex = query.is_cuda and query.shape[-1] >= FLEX_WIDTH
+        of_parts = (each.chunk(len(self.parts), dim=1) for each in states)
+        mixed = [
+            by_flex(part, own_query, own_key, own_value)
+            if part.needs_mask and takes_flex and not dropout
+            else part.attend(own_query, own_key, own_value, dropout)
+            for part, own_query, own_key, own_value in zip(self.parts, *of_parts, strict=True)
+        ]
+        mixed_BHTW = torch.cat(mixed, dim=1) if len(mixed) > 1 else mixed[0]
+        return mixed_BHTW if self.starts is None else _shifted(mixed_BHTW, -self.starts)
+
+    def mask(self, heads: int, new: int, seen: int, device: torch.device) -> Tensor:
+        """Return which keys the last `new` positions of `seen` see, `[B or 1, H, T, S]`."""
+        place_S = torch.arange(seen, device=device)[None, None]
+        if self.starts is not None:
+            place_S = place_S - self.starts[:, None, None]
+        query_T = place_S[..., seen - new :].mT
+        is_seen = torch.stack([part.sees(query_T, place_S) for part in self.parts], dim=1)
+        is_seen = is_seen & (place_S >= 0)[:, None]
+        # So that no row of padding is without a key, see `patterns.attention_mask`.
+        is_seen = is_seen | ((query_T == place_S) & (place_S < 0))[:, None]
+        return is_seen.repeat_interleave(heads // len(self.parts), dim=1)
+
+
+def _shifted(states_BHTW: Tensor, by_B: Tensor) -> Tensor:
+    """Return each text's states with the ones from a position on first, then those before it."""
+    length = states_BHTW.shape[2]
+    place_BT = (torch.arange(length, device=by_B.device) + by_B[:, None]) % length
+    return states_BHTW.gather(2, place_BT[:, None, :, None].expand_as(states_BHTW))
+
+
+def by_flex(
+    part: SparsePart,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Callable[..., Any] | None = None,
+) -> Tensor:
+    """Return what `part.attend` does without dropout, by a kernel that skips unseen blocks.
+
+    Args:
+        part: Which keys are seen.
+        query: `[B, H, T, W]`.
+        key: The same.
+        value: The same.
+        kernel: None: `flex_attention`, compiled.
+    """
+    mask = _block_mask(part, query.shape[2], query.device)
+    mixed: Tensor = (kernel or _compiled())(query, key, value, block_mask=mask)
+    return mixed
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    # Imported here: it takes two seconds, and nothing but a GPU asks for it.
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # At first for one length; from the second one on for all, as texts come in many.
+    compiled: Callable[..., Any] = torch.compile(flex_attention)
+    return compiled
+
+
+@lru_cache(maxsize=64)
+def _block_mask(part: SparsePart, length: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(
+        lambda _batch, _head, query, key: part.sees(query, key),
+        None, None, length, length, device=device,
+    )  # fmt: skip
+
+
+KINDS: dict[str, Callable[["BackboneShape"], tuple[SparsePart, SparsePart]]] = {
+    "strided": lambda shape: (Window(shape.window), Stride(shape.window)),
+    "fixed": lambda shape: (
+        OwnBlock(shape.window), Summary(shape.window, shape.summary_size)
+    ),
+}  # fmt: skip
+"""The parts of each pattern: what is near, and what is far."""
+
+
+def parts_of(shape: "BackboneShape") -> Sequence[tuple[SparsePart, ...]]:
+    """Return the parts of the block at each place, bottom first; none where it sees everything."""
+    if shape.attention not in KINDS:
+        return [()] * shape.depth
+    parts = KINDS[shape.attention](shape)
+    if shape.sparse == "split":
+        return [parts] * shape.depth
+    return [(parts[place % len(parts)],) for place in range(shape.depth)]
