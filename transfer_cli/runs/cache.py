@@ -64,13 +64,13 @@ def kept(
     Raises:
         OSError: The folder cannot be written; see `refused`.
     """
-    found = _opened(entry, read)
+    found = sound(entry, read)
     if found is not None:
         return found
     with ExitStack() as held:
         try:
             held.enter_context(locked(entry))
-            found = _opened(entry, read)  # another run may have been faster
+            found = sound(entry, read)  # another run may have been faster
             if found is not None:
                 return found
             _clear(entry)
@@ -96,7 +96,35 @@ def new_entry(entry: Path) -> Iterator[Path]:
             flush(path)
 
 
-def _opened(entry: Path, read: Callable[[Path], T | None]) -> T | None:
+def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
+    """Make an entry that is missing, with `new_entry`, unless another process is making it now.
+
+    One that is there is not looked into.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if is_there(entry):
+        return
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock_of(entry)
+    if not lock.take():
+        return
+    try:
+        if not is_there(entry):
+            _clear(entry)
+            make()
+    finally:
+        lock.release()
+
+
+def is_there(entry: Path) -> bool:
+    """Return whether an entry is complete; it may be damaged."""
+    return (entry / _SEAL).exists()
+
+
+def sound(entry: Path, read: Callable[[Path], T | None]) -> T | None:
+    """Return the content of an entry, None if it is missing or damaged; see `kept`."""
     with suppress(OSError, ValueError):  # it is not there, or damaged, or another run removes it
         if read_json(entry / _SEAL) == _checksums(entry):
             return read(entry)
