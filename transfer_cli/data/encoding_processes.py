@@ -7,6 +7,7 @@ not being made, so that other runs, and other machines with the same cache, shar
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -70,6 +71,7 @@ def _hear(connection: Connection, at_work: dict[Connection, SpawnProcess], more:
 
 def _work(shards: Sequence[Shard], threads: int, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that began it ends it
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(-number))  # leaves nothing half done
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     try:

@@ -238,6 +238,7 @@ def test_several_processes_make_the_same_and_name_what_they_cannot_read(
     with pytest.raises(DataError, match=r"other\.txt, line 201: NUL byte"):
         encoded(data, tmp_path / "several")
     assert multiprocessing.active_children() == []
+    assert not list((tmp_path / "several" / "encoded").glob(".*[0-9]"))
 
 
 @given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=6), data=st.data())
