@@ -23,7 +23,7 @@ from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
 from transfer_cli.progress import More, progress
-from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.atomic import as_json
 from transfer_cli.runs.cache import digest, is_there, kept, made_unless_held, new_entry, sound
 from transfer_cli.runs.directory import TOKENIZER
 
@@ -91,26 +91,26 @@ class Shard:
             return None
         return sound(self.entry, StoredTokens.read)
 
-    def kept(self, threads: int, more: More) -> StoredTokens:
+    def kept(self, encoder: "TextEncoder", more: More) -> StoredTokens:
         """Return its tokens, which are made now if they are missing or damaged.
 
         Args:
-            threads: How many encode at once, together with this one.
+            encoder: That of the tokenizer.
             more: Is told how many bytes more are done.
 
         Raises:
             DataError: The text cannot be read, or has no lines.
             RunError: The cache cannot be written.
         """
-        found = _cached(self.entry, StoredTokens.read, lambda: self._make(threads, more))
+        found = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.begins is not None:
             self.starts(found)
         return found
 
-    def kept_if_free(self, threads: int, more: More) -> None:
+    def kept_if_free(self, encoder: "TextEncoder", more: More) -> None:
         """Make what is missing of it, unless another process is at it; else as `kept`."""
         with _cache_errors(self.entry):
-            made_unless_held(self.entry, lambda: self._make(threads, more))
+            made_unless_held(self.entry, lambda: self._make(encoder, more))
             if self.split.begins is not None and is_there(self.entry):
                 made_unless_held(
                     self.documents, lambda: self._make_starts(StoredTokens.read(self.entry))
@@ -124,14 +124,15 @@ class Shard:
         """
         return _cached(self.documents, _read_starts, lambda: self._make_starts(tokens))
 
-    def _make(self, threads: int, more: More) -> StoredTokens:
+    def _make(self, encoder: "TextEncoder", more: More) -> StoredTokens:
         with new_entry(self.entry) as unfinished:
             dtype = np.dtype(np.uint16 if self.tokenizer.size <= 2**16 else np.uint32)
             path = unfinished / TOKENS
-            counts = _write_tokens(path, dtype, self.split, self.tokenizer, threads, more)
+            counts = _write_tokens(path, dtype, self, encoder, more)
             split = self.split.name
             meta = {"split": split, "key": self.key, "dtype": dtype.name, "counts": counts}
-            write_json(unfinished / META, meta)
+            # Not `write_json`, which has an error of its own for a full disk.
+            (unfinished / META).write_text(as_json(meta), encoding="utf-8")
         return StoredTokens.read(self.entry)
 
     def _make_starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
@@ -210,16 +211,16 @@ def _cache_errors(entry: Path) -> Iterator[None]:
 def _write_tokens(
     path: Path,
     dtype: np.dtype[Any],
-    split: TextSplit,
-    tokenizer: Tokenizer,
-    threads: int,
+    shard: Shard,
+    encoder: "TextEncoder",
     more: More,
 ) -> dict[str, int]:
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     counts = Counter(num_tokens=1)
+    split, tokenizer = shard.split, shard.tokenizer
     with path.open("wb") as file:
         file.write(np.array([tokenizer.sep], dtype=dtype).tobytes())
-        for batch, tokens in _encoded(split.lines(), tokenizer, threads):
+        for batch, tokens in encoder.encoded(split.lines()):
             file.write(tokens.astype(dtype).tobytes())
             text = _LINE_END.join(batch)
             batch_bytes = len(text if text.isascii() else text.encode("utf-8", "replace")) + 1
@@ -250,57 +251,58 @@ def _batches(lines: Iterable[str], most: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _encoded(
-    lines: Iterator[str], tokenizer: Tokenizer, threads: int
-) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
-    """Yield batches of lines with their tokens, `sep` after each line.
-
-    One thread looks words up. With more, the library's threads encode one batch while Python looks
-    up the words of the next ones: neither alone keeps all cores busy.
-    """
-    encoder = _Encoder(tokenizer)
-    if threads == 1:
-        for batch in _batches(lines, _ALONE_CHARACTERS):
-            yield batch, encoder(batch)
-        return
-    batches = _batches(lines, _BATCH_CHARACTERS)
-    with ThreadPoolExecutor(1) as beside:
-        for batch in batches:
-            tokens = beside.submit(_whole_lines, batch, tokenizer)
-            later = []
-            while not tokens.done() and (following := next(batches, None)) is not None:
-                later.append((following, encoder(following)))
-            yield batch, tokens.result()
-            yield from later
-
-
 def _whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     ends = [tokenizer.sep]
     rows = itertools.chain.from_iterable((row, ends) for row in tokenizer.encode_batch(lines))
     return np.fromiter(itertools.chain.from_iterable(rows), np.int64)
 
 
-class _Encoder:
-    """Lines to tokens, `sep` after each; each word is encoded when it first occurs.
+class TextEncoder:
+    """Lines to tokens, `sep` after each; each word is encoded when it first occurs in any text.
 
     To look a word up is many times faster than to encode it. The table is emptied when it gets
     large, so that memory stays bounded.
+
+    Args:
+        tokenizer: What encodes words, and lines.
+        threads: How many work at once, together with this one.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
         self._tokenizer = tokenizer
+        self._threads = threads
         self._line_end = {_LINE_END: array("I", [tokenizer.sep]).tobytes()}
         self._table = dict(self._line_end)
         self._num_tokens = 0
 
-    def __call__(self, lines: Sequence[str]) -> npt.NDArray[np.uint32]:
+    def encoded(self, lines: Iterator[str]) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
+        """Yield batches of lines with their tokens.
+
+        One thread looks words up. With more, the library's threads encode one batch while Python
+        looks up the words of the next ones: neither alone keeps all cores busy.
+        """
+        if self._threads == 1:
+            for batch in _batches(lines, _ALONE_CHARACTERS):
+                yield batch, self._looked_up(batch)
+            return
+        batches = _batches(lines, _BATCH_CHARACTERS)
+        with ThreadPoolExecutor(1) as beside:
+            for batch in batches:
+                tokens = beside.submit(_whole_lines, batch, self._tokenizer)
+                later = []
+                while not tokens.done() and (following := next(batches, None)) is not None:
+                    later.append((following, self._looked_up(following)))
+                yield batch, tokens.result()
+                yield from later
+
+    def _looked_up(self, lines: Sequence[str]) -> npt.NDArray[np.uint32]:
         if self._num_tokens > _MAX_TABLE_TOKENS:
             self._table, self._num_tokens = dict(self._line_end), 0
         units: list[str] = []
         for line in lines:
             units += self._tokenizer.units(line)
             units.append(_LINE_END)
-        new = list(set(units) - self._table.keys())
+        new = list(set(units).difference(self._table))
         rows = self._tokenizer.encode_batch(new)
         self._num_tokens += sum(map(len, rows))
         self._table.update(zip(new, (array("I", row).tobytes() for row in rows), strict=True))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from transfer_cli.data.encoding import Shard
+from transfer_cli.data.encoding import Shard, TextEncoder
 from transfer_cli.errors import RunError, TransferError
 from transfer_cli.progress import More
 
@@ -22,7 +22,7 @@ def encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, m
     """Make what is missing of some shards, but for what another run is making.
 
     Args:
-        shards: In the order in which they are begun.
+        shards: Of one tokenizer, in the order in which they are begun.
         processes: How many are started.
         threads: Of each.
         more: Is told how many bytes more are done.
@@ -74,9 +74,10 @@ def _work(shards: Sequence[Shard], threads: int, connection: Connection) -> None
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(-number))  # leaves nothing half done
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["RAYON_NUM_THREADS"] = str(threads)
+    encoder = TextEncoder(shards[0].tokenizer, threads)
     try:
         for shard in shards:
-            shard.kept_if_free(threads, connection.send)
+            shard.kept_if_free(encoder, connection.send)
     except TransferError as error:
         connection.send(error)
 

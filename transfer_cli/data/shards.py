@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.data.encoded_text import EncodedText, JoinedTokens, StoredTokens
-from transfer_cli.data.encoding import Shard
+from transfer_cli.data.encoding import Shard, TextEncoder
 from transfer_cli.data.encoding_processes import encode_in_processes
 from transfer_cli.data.split import WeightedSource
 from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.progress import More, progress
+from transfer_cli.runs.cache import sweep
 from transfer_cli.runs.environment import cores
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,11 @@ def _made(split: TextSplit, missing: Sequence[Shard]) -> dict[Path, StoredTokens
     total = None if None in known else sum(size or 0 for size in known)
     with progress(f"encoding the {split.name} text", total, "B") as more:
         if several:
+            for folder in {missing[0].entry.parent, missing[0].documents.parent}:
+                sweep(folder)
             _share(missing, split.workers, more)
-        made = {shard.entry: shard.kept(cores(), more) for shard in missing}
+        encoder = TextEncoder(missing[0].tokenizer, cores())
+        made = {shard.entry: shard.kept(encoder, more) for shard in missing}
     seconds = time.perf_counter() - begin
     log.info(
         "Encoded the %s text: %s tokens in %.1f s (%.1f MB/s)",
@@ -88,8 +92,9 @@ def _share(shards: Sequence[Shard], workers: int, more: More) -> None:
     if processes > 1:
         encode_in_processes(ordered, processes, max(1, share // processes), more)
         return
+    encoder = TextEncoder(ordered[0].tokenizer, share)
     for shard in ordered:
-        shard.kept_if_free(share, more)
+        shard.kept_if_free(encoder, more)
 
 
 def _size_of(split: TextSplit) -> int:

@@ -74,6 +74,7 @@ def kept(
             if found is not None:
                 return found
             _clear(entry)
+            sweep(entry.parent, held=entry.name)
         except OSError as error:
             refused(error)
             return make()
@@ -112,7 +113,7 @@ def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
         return
     try:
         if not is_there(entry):
-            _clear(entry)
+            _remove(entry)  # it may be one of an early version, without a seal
             make()
     finally:
         lock.release()
@@ -175,21 +176,25 @@ def _lock_of(path: Path) -> Lock:
 
 
 def _clear(entry: Path) -> None:
-    """Remove a damaged entry, and what killed runs left in its folder. Under the entry's lock."""
+    """Remove a damaged entry, under its lock."""
     if entry.exists():
         if (entry / _SEAL).exists():
             log.warning("%s in the cache is damaged and is made again", entry)
         else:
             log.info("%s in the cache has no checksums and is made again", entry)
         _remove(entry)
-    for leftover in entry.parent.glob(".*"):
+
+
+def sweep(folder: Path, held: str = "") -> None:
+    """Remove what killed runs left in a folder of entries; of one the lock may be held here."""
+    for leftover in folder.glob(".*"):
         found = _LEFTOVER.fullmatch(leftover.name)
         if found is None:
             continue
-        if found[1] == entry.name:
+        if found[1] == held:
             _remove(leftover)
             continue
-        lock = _lock_of(entry.with_name(found[1]))
+        lock = _lock_of(folder / found[1])
         if lock.take():
             try:
                 _remove(leftover)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transfer_cli.data import known_files, shards
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.encoded_text import JoinedTokens, StoredTokens
-from transfer_cli.data.encoding import Shard
+from transfer_cli.data.encoding import Shard, TextEncoder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import TextFiles
@@ -207,10 +207,10 @@ def test_a_shard_that_another_process_makes_is_left_to_it(folder, tmp_path):
     split = files_of(folder).splits(tmp_path, 0)["train"].parts[0]
     shard = Shard(split, WORDS, tmp_path / "cache")
     with shards_locked(shard):
-        shard.kept_if_free(1, lambda size: None)
+        shard.kept_if_free(TextEncoder(WORDS, 1), lambda size: None)
         assert shard.stored() is None
 
-    shard.kept_if_free(1, lambda size: None)
+    shard.kept_if_free(TextEncoder(WORDS, 1), lambda size: None)
 
     assert shard.stored() is not None
 
