@@ -1,6 +1,6 @@
 """Measure how fast, and in how much memory, `transfer prepare` encodes a corpus of many files.
 
-    python scripts/bench/encoding.py [--data-dir DIR] [--megabytes 96] [--files 12] [--threads 2]
+    python scripts/bench/encoding.py [--data-dir DIR] [--megabytes 64] [--files 8] [--threads 2]
         [--rounds N] [--only speed|memory] [--quick] [--json FILE]
 
 Speed: the whole command, from its start to its end, with an empty cache and as many processes as
@@ -237,8 +237,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
     parser = measuring.parser(__doc__)
     measuring.add_data_dir(parser)
-    parser.add_argument("--megabytes", type=float, default=96.0, help="of the corpus")
-    parser.add_argument("--files", type=int, default=12, help="that it is cut into")
+    parser.add_argument("--megabytes", type=float, default=64.0, help="of the corpus")
+    parser.add_argument("--files", type=int, default=8, help="that it is cut into")
     parser.add_argument("--only", choices=("speed", "memory"), help="one of the two parts")
     asked = parser.parse_args(argv)
     if asked.quick:
