@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.data.sampler import (
@@ -135,6 +135,7 @@ def weighted(*sizes_and_weights):
     return [WeightedSource(f"s{n}", *each) for n, each in enumerate(sizes_and_weights)]
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     weights=st.lists(st.floats(0.1, 9), min_size=4, max_size=4),

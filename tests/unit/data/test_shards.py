@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.data import known_files, shards
@@ -241,6 +241,7 @@ def test_several_processes_make_the_same_and_name_what_they_cannot_read(
     assert not list((tmp_path / "several" / "encoded").glob(".*[0-9]"))
 
 
+@settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=6), data=st.data())
 def test_joined_tokens_are_those_of_one_array(tmp_path_factory, sizes, data):
     stored, whole = [], [0]
