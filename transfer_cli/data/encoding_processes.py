@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
@@ -36,11 +37,14 @@ def encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, m
     at_work: dict[Connection, SpawnProcess] = {}
     try:
         for _ in range(processes):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(shards, threads, theirs), daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(threads, theirs), daemon=True)
             process.start()
             theirs.close()
             at_work[ours] = process
+        for each in at_work:
+            with suppress(OSError):  # it has died, and is heard to
+                each.send(shards)
         while at_work:
             for connection in wait(list(at_work)):
                 if isinstance(connection, Connection):
@@ -55,7 +59,7 @@ def encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, m
 def _hear(connection: Connection, at_work: dict[Connection, SpawnProcess], more: More) -> None:
     try:
         said = connection.recv()
-    except EOFError as end:
+    except (EOFError, OSError) as end:
         process = at_work.pop(connection)
         process.join()
         if process.exitcode:
@@ -69,11 +73,13 @@ def _hear(connection: Connection, at_work: dict[Connection, SpawnProcess], more:
     more(said)
 
 
-def _work(shards: Sequence[Shard], threads: int, connection: Connection) -> None:
+def _work(threads: int, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that began it ends it
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(-number))  # leaves nothing half done
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Before the tokenizer comes: the library counts its threads when it first encodes.
     os.environ["RAYON_NUM_THREADS"] = str(threads)
+    shards: Sequence[Shard] = connection.recv()
     encoder = TextEncoder(shards[0].tokenizer, threads)
     try:
         for shard in shards:
