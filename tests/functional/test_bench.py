@@ -182,6 +182,18 @@ def test_a_script_says_where_probabilities_are_further_apart_than_rounding(tmp_p
             predict._apart(tmp_path / "own", tmp_path / name)
 
 
+def test_a_text_is_cut_into_files_at_the_ends_of_lines(tmp_path):
+    encoding = importlib.import_module("encoding")
+    (tmp_path / "source.txt").write_text("".join(f"{'x' * (n % 90)}\n" for n in range(3000)))
+
+    files = encoding.write_files(tmp_path, 0.1, 4, tmp_path / "source.txt")
+
+    parts = [path.read_bytes() for path in files]
+    assert (tmp_path / "source.txt").read_bytes().startswith(b"".join(parts))
+    assert sum(map(len, parts)) >= 100_000
+    assert all(part.endswith(b"\n") and 24_000 < len(part) < 27_000 for part in parts)
+
+
 @pytest.mark.slow
 def test_a_script_compares_the_product_with_others(tmp_path):
     found = tmp_path / "found.json"

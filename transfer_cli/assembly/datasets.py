@@ -14,15 +14,20 @@ from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeTexts
-from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
+from transfer_cli.data.encoded_text import EncodedText
+from transfer_cli.data.encoding import cached_tokenizer
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.rest import Rest, rest_of
+from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
-from transfer_cli.data.split import Split, TextStats, some_of
+from transfer_cli.data.shards import encode_text
+from transfer_cli.data.split import Split, TextStats, WeightedSource, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
-from transfer_cli.data.text import Pairs, TextData, TextSplit, whole_text
+from transfer_cli.data.text import Pairs, TextData, whole_text
+from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, DataError, at_least
@@ -93,12 +98,14 @@ class Prepared:
         task: What its examples are; None: text without labels.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
         pairs: What pairs of running text are asked; None: there are none.
+        sources: Of the training text, whose blocks follow each other, with their weights.
     """
 
     splits: Mapping[str, Split]
     task: Task | None = None
     lengths: np.ndarray | None = None
     pairs: Pairs | None = None
+    sources: Sequence[WeightedSource] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -367,17 +374,23 @@ def _encoded(
 
 
 def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int) -> Prepared:
-    return Prepared(
-        {
-            name: Split(
-                name,
-                TextBlocks(part, length, tokenizer.pad),
-                TextStats(words=part.num_words, size_bytes=part.num_bytes),
-                part_of=part.part_of,
-            )
-            for name, part in encoded.items()
-        }
-    )
+    blocks = {name: TextBlocks(part, length, tokenizer.pad) for name, part in encoded.items()}
+    splits = {
+        name: Split(
+            name,
+            blocks[name],
+            TextStats(words=part.num_words, size_bytes=part.num_bytes),
+            part_of=part.part_of,
+        )
+        for name, part in encoded.items()
+    }
+    sources = blocks["train"].sources if "train" in blocks else []
+    for source, count in zip(sources, quotas(sources), strict=True):
+        log.info(
+            "data.weights: %s of %s blocks of an epoch are from %s, which has %s",
+            f"{count:,}", f"{len(blocks['train']):,}", source.name, f"{source.size:,}",
+        )  # fmt: skip
+    return Prepared(splits, sources=sources)
 
 
 def _in_pairs(

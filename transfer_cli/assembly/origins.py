@@ -9,7 +9,7 @@ from typing import Any
 from transfer_cli.data import identity
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.tasks import LabelledData
-from transfer_cli.data.text import TextSplit
+from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
 from transfer_cli.model.weights import ModelDescription, read_description

@@ -231,7 +231,7 @@ def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     own_seed = seed if name == "main" else derive(seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
     lengths = part.lengths if plan.loop.bucket else None
-    sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths)
+    sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths, part.sources)
     return Stream(data, sampler, joins_main=name in plan.data.joining)
 
 

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
@@ -289,6 +288,6 @@ def _unigram(
     if not isinstance(source, TextData):
         raise ConfigError("baseline: unigram scores text, and this run classifies")
     blocks: Any = _encoded(source, place, trained, [("train",)], origins)["train"].data
-    tokens = blocks.text.tokens[1:]
-    chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
+    tokens, size = blocks.text.tokens, 2**20
+    chunks = (tokens[first : first + size] for first in range(1, len(tokens), size))
     return unigram_model(chunks, trained.start.tokenizer.size)

@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.datasets import DataPlace, source_of, whole_texts
 from transfer_cli.assembly.init_from import choose_tokenizer, open_start
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.terminal import print_line
 
@@ -27,5 +28,9 @@ def prepare(config: DictConfig) -> None:
     for name, text in encoded.items():
         print_line(
             f"{name:10s} {text.num_lines:,} lines, {text.num_words:,} words, "
-            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {text.path}"
+            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {_place(text)}"
         )
+
+
+def _place(text: EncodedText) -> str:
+    return str(text.path) if text.num_shards == 1 else f"{text.num_shards:,} files in {text.path}"

@@ -32,6 +32,7 @@ ROLES = {
     "seed": Role.HYPERPARAMETER,  # a report takes runs that differ in it for repetitions
     "data_dir": Role.EXTENDS | Role.PLACE | Role.PER_PROCESS,
     "data": LEARNS,
+    "data.workers": Role.EXTENDS,
     "data_changed": Role.NAMES_RUN,
     "tokenizer": LEARNS,
     "experiment": Role.SETTING,

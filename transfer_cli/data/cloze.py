@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data import readers
-from transfer_cli.data.text import expand
+from transfer_cli.data.text_files import expand
 from transfer_cli.errors import DataError
 
 GAP = "[MASK]"

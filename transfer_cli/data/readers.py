@@ -110,7 +110,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def json_texts(path: Path, field: str) -> Iterator[str] | None:
     """Return the texts in `field` of every JSON line; None: the file has another format."""
-    if _suffix(path) not in _JSON_SUFFIXES:
+    if suffix_of(path) not in _JSON_SUFFIXES:
         return None
     records = json_records(numbered_lines(path), str(path))
     return (text_of(record, field, str(path)) for record in records)
@@ -130,7 +130,7 @@ def format_of(path: Path) -> str | None:
     """Return the table format of a file's name, or None; a folder of Parquet files is one table."""
     if path.is_dir() and any(path.glob("*.parquet")):
         return "parquet"
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     if suffix in _JSON_SUFFIXES:
         return "jsonl"
     return suffix[1:] if suffix[1:] in (*TABLE_FORMATS, *SHEET_FORMATS) else None
@@ -179,7 +179,8 @@ def count_lines(path: Path) -> int | None:
     return count + (not last.endswith(b"\n"))
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file's name in lower case, without that of a packed one."""
     name = path.with_suffix("") if path.suffix in PACKINGS else path
     return name.suffix.lower()
 

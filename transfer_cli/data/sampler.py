@@ -8,11 +8,13 @@ short questions is padding.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
 
+from transfer_cli.data.split import WeightedSource
 from transfer_cli.seeds import derive
 
 POOL_BATCHES = 50
@@ -36,13 +38,20 @@ class StepSampler:
         seed: Decides every permutation.
         lengths: The length of each example in tokens, for batches of similar length; None: a batch
             is drawn from all examples.
+        sources: Whose examples follow each other, to be drawn in proportion to their weights; see
+            `weighted_order`. None: an epoch has every example once.
 
     Raises:
         ValueError: There are no examples, or not a length for each example.
     """
 
     def __init__(
-        self, examples: int, batch: int, seed: int, lengths: np.ndarray | None = None
+        self,
+        examples: int,
+        batch: int,
+        seed: int,
+        lengths: np.ndarray | None = None,
+        sources: Sequence[WeightedSource] = (),
     ) -> None:
         if examples < 1 or batch < 1:
             raise ValueError(f"a sampler needs examples and a batch, got {examples} and {batch}")
@@ -53,6 +62,7 @@ class StepSampler:
         self.steps_per_epoch = -(-examples // batch)
         self._seed = seed
         self._lengths = lengths
+        self._sources = sources
         self._epoch = lru_cache(maxsize=2)(self._drawn)
 
     def indices(self, step: int) -> np.ndarray:
@@ -69,6 +79,8 @@ class StepSampler:
     def _drawn(self, epoch: int) -> np.ndarray:
         """Return the examples of an epoch in their order."""
         generator = np.random.Generator(np.random.Philox(derive(self._seed, "order", epoch)))
+        if self._sources:
+            return generator.permutation(weighted_order(self._sources, self._seed, epoch))
         order = generator.permutation(self.examples)
         if self._lengths is None:
             return order
@@ -77,6 +89,35 @@ class StepSampler:
         batches = _by_length(order[:cut], self._lengths, self.batch).reshape(-1, self.batch)
         generator.shuffle(batches)
         return np.concatenate([batches.ravel(), order[cut:]])
+
+
+def weighted_order(sources: Sequence[WeightedSource], seed: int, epoch: int) -> np.ndarray:
+    """Return the examples of an epoch of weighted sources, one source after the other.
+
+    There are as many as all sources have. Of each come so many as its weight says, from where the
+    epoch before has ended: it is passed over in one order, then in another one.
+    """
+    begins = np.cumsum([0, *(source.size for source in sources)])
+    found = [begins[:0]]
+    for number, (source, count) in enumerate(zip(sources, quotas(sources), strict=True)):
+        first, end = epoch * count, (epoch + 1) * count
+        for visit in range(first // source.size, -(-end // source.size)):
+            drawn = derive(seed, "source", number, visit)
+            order = np.random.Generator(np.random.Philox(drawn)).permutation(source.size)
+            done = visit * source.size
+            found.append(begins[number] + order[max(0, first - done) : end - done])
+    return np.concatenate(found)
+
+
+def quotas(sources: Sequence[WeightedSource]) -> list[int]:
+    """Return how many examples of an epoch are from each source; the largest remainders go up."""
+    total = sum(source.size for source in sources)
+    wanted = np.array([source.weight for source in sources])
+    wanted = wanted / wanted.sum() * total
+    found = np.floor(wanted).astype(int)
+    rest = np.argsort(found - wanted, kind="stable")[: total - found.sum()]
+    found[rest] += 1
+    return [int(each) for each in found]
 
 
 def _by_length(order: np.ndarray, lengths: np.ndarray, batch: int) -> np.ndarray:

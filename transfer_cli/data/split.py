@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from transfer_cli.batch import Batch
 from transfer_cli.errors import DataError
+
+if TYPE_CHECKING:
+    from transfer_cli.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,27 @@ class Whole:
     left_out: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class WeightedSource:
+    """A part of a text whose examples are drawn more or less often than those of others.
+
+    Args:
+        name: What it is called in messages.
+        size: How many files, tokens or examples it has; those of the next one follow.
+        weight: In proportion to those of the others.
+    """
+
+    name: str
+    size: int
+    weight: float
+
+
 class Dataset(Protocol):
     """Examples by number."""
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: np.ndarray) -> Batch:
+    def batch(self, indices: np.ndarray) -> "Batch":
         """Return the examples with these numbers, padded to the longest."""
 
 

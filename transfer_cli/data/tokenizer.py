@@ -132,6 +132,10 @@ class Tokenizer:
         rows = self.encode_batch([f"{name} a{name}" for name in names.values()])
         self._leaking = (self.special - {self.unk}) & set().union(*rows)
 
+    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[str, str]]:
+        """Let another process have it."""
+        return _of_file, (self._backend.to_str(), self._source)
+
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, without special tokens around them."""
         return self.encode_batch([text])[0]
@@ -251,6 +255,10 @@ class Tokenizer:
                 raise DataError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
             check_file(parse_json(text))
             return cls(tokenizers.Tokenizer.from_str(text), str(path))
+
+
+def _of_file(text: str, source: str) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(text), source)
 
 
 class TokenizerRecipe(ABC):

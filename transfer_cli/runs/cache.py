@@ -64,16 +64,17 @@ def kept(
     Raises:
         OSError: The folder cannot be written; see `refused`.
     """
-    found = _opened(entry, read)
+    found = sound(entry, read)
     if found is not None:
         return found
     with ExitStack() as held:
         try:
             held.enter_context(locked(entry))
-            found = _opened(entry, read)  # another run may have been faster
+            found = sound(entry, read)  # another run may have been faster
             if found is not None:
                 return found
             _clear(entry)
+            sweep(entry.parent, held=entry.name)
         except OSError as error:
             refused(error)
             return make()
@@ -96,7 +97,35 @@ def new_entry(entry: Path) -> Iterator[Path]:
             flush(path)
 
 
-def _opened(entry: Path, read: Callable[[Path], T | None]) -> T | None:
+def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
+    """Make an entry that is missing, with `new_entry`, unless another process is making it now.
+
+    One that is there is not looked into.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if is_there(entry):
+        return
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock_of(entry)
+    if not lock.take():
+        return
+    try:
+        if not is_there(entry):
+            _remove(entry)  # it may be one of an early version, without a seal
+            make()
+    finally:
+        lock.release()
+
+
+def is_there(entry: Path) -> bool:
+    """Return whether an entry is complete; it may be damaged."""
+    return (entry / _SEAL).exists()
+
+
+def sound(entry: Path, read: Callable[[Path], T | None]) -> T | None:
+    """Return the content of an entry, None if it is missing or damaged; see `kept`."""
     with suppress(OSError, ValueError):  # it is not there, or damaged, or another run removes it
         if read_json(entry / _SEAL) == _checksums(entry):
             return read(entry)
@@ -147,21 +176,25 @@ def _lock_of(path: Path) -> Lock:
 
 
 def _clear(entry: Path) -> None:
-    """Remove a damaged entry, and what killed runs left in its folder. Under the entry's lock."""
+    """Remove a damaged entry, under its lock."""
     if entry.exists():
         if (entry / _SEAL).exists():
             log.warning("%s in the cache is damaged and is made again", entry)
         else:
             log.info("%s in the cache has no checksums and is made again", entry)
         _remove(entry)
-    for leftover in entry.parent.glob(".*"):
+
+
+def sweep(folder: Path, held: str = "") -> None:
+    """Remove what killed runs left in a folder of entries; of one the lock may be held here."""
+    for leftover in folder.glob(".*"):
         found = _LEFTOVER.fullmatch(leftover.name)
         if found is None:
             continue
-        if found[1] == entry.name:
+        if found[1] == held:
             _remove(leftover)
             continue
-        lock = _lock_of(entry.with_name(found[1]))
+        lock = _lock_of(folder / found[1])
         if lock.take():
             try:
                 _remove(leftover)

@@ -23,7 +23,8 @@ def test_every_key_of_a_run_has_a_role_and_no_other_has():
     keys = {*keys_of(PretrainConfig), *keys_of(FinetuneConfig)}
 
     assert [key for key in sorted(keys) if not {key, key.partition(".")[0]} & ROLES.keys()] == []
-    assert [role for role in ROLES if not any(f"{k}.".startswith(f"{role}.") for k in keys)] == []
+    others = [role for role in ROLES if not any(f"{k}.".startswith(f"{role}.") for k in keys)]
+    assert others == ["data.workers"]  # of a part, whose keys its class decides
 
 
 def test_a_key_below_another_has_its_role():

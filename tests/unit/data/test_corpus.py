@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import altered, damaged, fuzz
 from transfer_cli.batch import IGNORE
-from transfer_cli.data import corpus
-from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
-from transfer_cli.data.text import TextSplit
+from transfer_cli.data import encoding
+from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.data.encoded_text import EncodedText
+from transfer_cli.data.encoding import cached_tokenizer
+from transfer_cli.data.shards import encode_text
+from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import BytePairs, Tokenizer, WordPiece
 from transfer_cli.errors import DataError, RunError
 
@@ -61,8 +64,8 @@ def test_tokens_are_the_lines_with_sep_in_front_and_after_each(tokenizer, tmp_pa
 @both
 def test_many_batches_and_a_small_table_give_the_same_tokens(tokenizer, tmp_path, monkeypatch):
     whole = encode_text(Text().split, tokenizer, tmp_path / "whole")
-    monkeypatch.setattr(corpus, "_BATCH_CHARACTERS", 20)
-    monkeypatch.setattr(corpus, "_MAX_TABLE_TOKENS", 5)
+    monkeypatch.setattr(encoding, "_BATCH_CHARACTERS", 20)
+    monkeypatch.setattr(encoding, "_MAX_TABLE_TOKENS", 5)
 
     parts = encode_text(Text().split, tokenizer, tmp_path / "parts")
 
@@ -214,8 +217,9 @@ def test_of_two_runs_that_start_at_once_one_encodes_and_the_other_waits(tmp_path
     code = f"""
 import time
 from pathlib import Path
-from transfer_cli.data.corpus import cached_tokenizer, encode_text
-from transfer_cli.data.text import TextSplit
+from transfer_cli.data.encoding import cached_tokenizer
+from transfer_cli.data.shards import encode_text
+from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import BytePairs
 folder = Path({str(tmp_path)!r})
 def lines():

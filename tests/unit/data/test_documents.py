@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from transfer_cli.data.corpus import TextBlocks, encode_text
+from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.data.known_files import KnownFiles
+from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import SampleText, TextFiles
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import ConfigError, DataError
@@ -62,7 +64,7 @@ def test_each_row_of_json_lines_is_a_document(tmp_path):
     other = text_file(tmp_path, ["x"], "b.txt")
     data = TextFiles(train=[path, other], validation=other + "x", documents="separate")
 
-    found = data._whole([tmp_path / "a.jsonl", tmp_path / "b.txt"], "train")
+    found = data._whole([tmp_path / "a.jsonl", tmp_path / "b.txt"], "train", KnownFiles(None))
 
     firsts = [line for line, first in zip(found.lines(), found.begins(), strict=True) if first]
     assert firsts == ["a", "c", "d", "x"]
@@ -95,7 +97,7 @@ def test_articles_of_the_sample_are_its_documents(tmp_path):
 
 def test_blocks_say_which_document_each_input_predicts(tmp_path):
     data = own(text_file(tmp_path, ["a b", "", "c d e", "", "f"]))
-    split = data._whole([tmp_path / "a.txt"], "train")
+    split = data._whole([tmp_path / "a.txt"], "train", KnownFiles(None))
     text = encode_text(split, WORDS, tmp_path / "cache")
 
     blocks = TextBlocks(text, 4, WORDS.pad)
@@ -116,12 +118,12 @@ def test_what_cannot_be_done_is_refused(tmp_path):
     with pytest.raises(ValueError, match="heading is no regular expression"):
         TextFiles(train="a.txt", heading="(")
     path = text_file(tmp_path, ["a b", "c"])
-    split = own(path)._whole([tmp_path / "a.txt"], "train")
+    split = own(path)._whole([tmp_path / "a.txt"], "train", KnownFiles(None))
     wrong = encode_text(split, WORDS, tmp_path / "cache")
     assert wrong.starts is not None
     object.__setattr__(split, "begins", lambda: iter([True]))
     with pytest.raises(DataError, match="1 lines, and the token that ends them"):
-        encode_text(split, WORDS, tmp_path / "cache")
+        encode_text(split, WORDS, tmp_path / "other cache")
 
 
 def test_corrupted_blocks_have_no_documents():

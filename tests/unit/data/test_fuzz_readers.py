@@ -16,7 +16,7 @@ from tests.fuzzing import altered, damaged, fuzz, memory_up_to
 from transfer_cli.data import packed, readers
 from transfer_cli.data.readers import MAX_COLUMNS, MAX_LABEL_CHARACTERS, MAX_LINE_BYTES
 from transfer_cli.data.tasks import Table, _read_trec
-from transfer_cli.data.text import path_lines
+from transfer_cli.data.text_split import path_lines
 from transfer_cli.errors import DataError
 
 PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.data import readers
-from transfer_cli.data.text import path_lines
+from transfer_cli.data.text_split import path_lines
 from transfer_cli.errors import DataError
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}

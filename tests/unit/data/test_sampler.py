@@ -1,9 +1,16 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_cli.data.sampler import LEAST_POOLS, POOL_BATCHES, StepSampler, micro_batches
+from transfer_cli.data.sampler import (
+    LEAST_POOLS,
+    POOL_BATCHES,
+    StepSampler,
+    micro_batches,
+    quotas,
+)
+from transfer_cli.data.split import WeightedSource
 
 SIZES = {
     "examples": st.integers(1, 200),
@@ -122,3 +129,45 @@ def test_portions_keep_the_order_and_every_index(count, portion):
 
     assert [n for part in portions for n in part] == list(range(count))
     assert all(0 < len(part) <= portion for part in portions)
+
+
+def weighted(*sizes_and_weights):
+    return [WeightedSource(f"s{n}", *each) for n, each in enumerate(sizes_and_weights)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.1, 9), min_size=4, max_size=4),
+    seed=st.integers(0, 3),
+)
+def test_weighted_sources_have_their_shares_of_each_epoch_and_are_passed_over_evenly(
+    sizes, weights, seed
+):
+    sources = weighted(*zip(sizes, weights, strict=False))
+    total = sum(sizes)
+    sampler = StepSampler(total, 5, seed, sources=sources)
+    epochs = [
+        np.concatenate(
+            [sampler.indices(epoch * sampler.steps_per_epoch + step)
+             for step in range(sampler.steps_per_epoch)]
+        )
+        for epoch in range(3)
+    ]  # fmt: skip
+
+    begins = np.cumsum([0, *sizes])
+    for number, (size, quota) in enumerate(zip(sizes, quotas(sources), strict=True)):
+        first, last = begins[number], begins[number + 1]
+        drawn = [np.sort(each[(each >= first) & (each < last)]) for each in epochs]
+        assert [len(each) for each in drawn] == [quota] * 3
+        times = np.bincount(np.concatenate(drawn) - first, minlength=size)
+        assert times.max() - times.min() <= 1
+    assert [len(each) for each in epochs] == [total] * 3
+    again = StepSampler(total, 5, seed, sources=sources)
+    assert again.indices(7).tolist() == sampler.indices(7).tolist()
+
+
+def test_quotas_are_the_nearest_that_make_an_epoch():
+    assert quotas(weighted((10, 3.0), (90, 1.0))) == [75, 25]
+    assert quotas(weighted((1, 1.0), (1, 1.0), (1, 1.0), (1, 3.0))) == [1, 1, 0, 2]
+    assert quotas([]) == []

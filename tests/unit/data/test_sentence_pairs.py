@@ -8,9 +8,10 @@ import pytest
 
 from tests.unit.data.test_documents import text_file
 from transfer_cli.data import sentence_pairs
-from transfer_cli.data.corpus import encode_text
 from transfer_cli.data.encoded_task import kept
+from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.sentence_pairs import draw_pairs, pair_text, units_of
+from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import TextFiles
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import ConfigError, DataError
@@ -27,7 +28,8 @@ def encoded(tmp_path_factory):
     def encode(lines):
         path = text_file(folder, lines)
         data = TextFiles(train=path, validation="other.txt", pairs="nsp")
-        return encode_text(data._whole([folder / "a.txt"], "train"), WORDS, folder / "cache")
+        split = data._whole([folder / "a.txt"], "train", KnownFiles(None))
+        return encode_text(split, WORDS, folder / "cache")
 
     return encode
 

@@ -206,6 +206,15 @@ def test_the_fingerprint_goes_with_the_text_and_not_with_its_place(tmp_path, cor
     assert fingerprint(corpus, validation=str(other)) != fingerprint(corpus)
 
 
+def test_the_fingerprint_of_a_file_and_what_is_held_out_are_those_of_earlier_versions(corpus):
+    splits = TextFiles(train=str(corpus)).splits(Path(), 0)
+
+    assert {name: split.fingerprint[:16] for name, split in splits.items()} == {
+        "train": "1cede5854da88da9",
+        "validation": "deeeadfc0cfa4583",
+    }
+
+
 def test_packed_text_reads_as_the_plain_one(tmp_path, corpus):
     packed = tmp_path / "packed.txt.gz"
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
