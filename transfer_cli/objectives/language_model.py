@@ -32,6 +32,10 @@ class LanguageModel(Objective):
         """Return the number of targets."""
         return {"loss": int((batch["target"] != IGNORE).sum())}
 
+    def head_rows(self, batch: Batch) -> dict[str, int]:
+        """Return how many rows of a batch pass through each head that reads tokens, by name."""
+        return {HEAD: self.counts(batch)["loss"]}
+
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the targets, in nats, from their logits alone."""
         rows_N = rows_with_target(batch)
@@ -73,12 +77,8 @@ class LanguageModel(Objective):
         hidden_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
         with torch.no_grad():
             logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
-        # In float32, sums over a large vocabulary would lose rare tokens.
-        reached_NV = logits_NV.double().softmax(-1).cumsum(-1)
-        draw_N1 = torch.rand(len(reached_NV), 1, generator=generator, dtype=torch.float64)
-        wanted_N1 = draw_N1.to(reached_NV.device, non_blocking=True) * reached_NV[:, -1:]
-        drawn_N1 = torch.searchsorted(reached_NV, wanted_N1, right=True)
-        drawn_N = drawn_N1.squeeze(1).clamp(max=reached_NV.shape[1] - 1)
+        draw_N = torch.rand(len(rows_N), generator=generator, dtype=torch.float64)
+        drawn_N = draw_tokens(logits_NV, draw_N.to(logits_NV.device, non_blocking=True))
         target = batch["target"].flatten().index_copy(0, rows_N, drawn_N)
         return {**batch, "target": target.view_as(batch["target"])}
 
@@ -93,6 +93,15 @@ class LanguageModel(Objective):
             wanted, said = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
             found.append(Sample(tokens_T[mask_T].tolist(), wanted, said))
         return found
+
+
+def draw_tokens(logits_NV: Tensor, draw_N: Tensor) -> Tensor:
+    """Return a token for each row, drawn from softmax(logits) by a number in [0, 1), `[N]`."""
+    # In float32, sums over a large vocabulary would lose rare tokens.
+    reached_NV = logits_NV.double().softmax(-1).cumsum(-1)
+    wanted_N1 = draw_N.double()[:, None] * reached_NV[:, -1:]
+    drawn_N1 = torch.searchsorted(reached_NV, wanted_N1, right=True)
+    return drawn_N1.squeeze(1).clamp(max=reached_NV.shape[1] - 1)
 
 
 def exponential(nats: float) -> float:
