@@ -1,14 +1,21 @@
 """A smaller model inside another, whose embeddings it reads (ELECTRA, Clark et al. 2020)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.positions import LearnedPositions
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
+
+BORROWED = (
+    "backbone.token_embedding.", "backbone.position_embedding.weight",
+    "backbone.segment_embedding.", "backbone.embedding_norm.",
+)  # fmt: skip
+"""The tensors that it reads of another one, by the beginning of their names."""
 
 NEAR_WHOLE = 0.05
 """How far a share of the heads may be from a whole number: a third is typed as 0.33."""
@@ -77,6 +84,24 @@ def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
         output_transform=True,
         output_activation="gelu",
     )
+
+
+def completed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a head that is such a model, as those of a model of its own.
+
+    Args:
+        name: Of the head.
+        tensors: Of the whole model.
+    """
+    prefix = f"heads.{name}."
+    own = {n.removeprefix(prefix): each for n, each in tensors.items() if n.startswith(prefix)}
+    return {n: each for n, each in tensors.items() if n.startswith(BORROWED)} | own
+
+
+def as_head(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what `completed` was made of, but for the tables."""
+    own = {n: each for n, each in tensors.items() if not n.startswith(BORROWED)}
+    return {f"heads.{name}.{n}": each for n, each in own.items()}
 
 
 def borrower(shape: BackboneShape, lender: Backbone) -> TransferModel:

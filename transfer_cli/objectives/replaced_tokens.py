@@ -14,13 +14,19 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch, rows_compared, rows_with_target
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
+from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, one_of
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.borrowing import borrower, narrowed
 from transfer_cli.model.heads import LanguageModelHead, TokenJudge
+from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
+from transfer_cli.objectives.base import (
+    Encoding,
+    Objective,
+    Part,
+    TaskInfo,
+)
 from transfer_cli.objectives.language_model import HEAD, draw_tokens, exponential
 from transfer_cli.objectives.masked_lm import MaskedLM, Masks
 from transfer_cli.seeds import ExampleNoise
@@ -29,6 +35,9 @@ Mode = Literal["detect", "all_tokens", "detect_selected", "replace"]
 
 GENERATOR, DISCRIMINATOR, COPY = "generator", "discriminator", "copy"
 """The names of its heads, beside that of a language model."""
+
+_MASKING = ("rate", "whole_word", "spans", "masks", "copies")
+"""The options that are those of `MaskedLM`."""
 
 BINS, WIDEST = 4096, 16.0
 """Answers are counted by their logit, in so many equal parts of plus and minus so much."""
@@ -58,7 +67,8 @@ class ReplacedTokens(Objective):
         copies: Of static masks.
         keep: Share of the selected that the generator reads as they are (0.15 in the released
             code); of the others it reads the mask token.
-        width: Of the generator: its share of the model's heads, and so of its width.
+        width: Of the generator: its share of the model's heads, and so of its width. None: there is
+            no generator, as in a published model, and nothing to learn from.
         depth: Of the generator: its share of the model's blocks.
         temperature: The generator's logits are divided by it before tokens are drawn.
         generator_weight: Of the generator's loss.
@@ -78,7 +88,7 @@ class ReplacedTokens(Objective):
         masks: Masks = "dynamic",
         copies: int = 10,
         keep: float = 0.0,
-        width: float = 0.25,
+        width: float | None = 0.25,
         depth: float = 1.0,
         temperature: float = 1.0,
         generator_weight: float = 1.0,
@@ -86,7 +96,7 @@ class ReplacedTokens(Objective):
     ) -> None:
         one_of("mode", mode, get_args(Mode), ValueError)
         for name, share in (("width", width), ("depth", depth)):
-            if not 0 < share <= 1:
+            if share is not None and not 0 < share <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, got {share}")
         if not 0 <= keep < 1:
             raise ValueError(f"keep must be in [0, 1), got {keep}")
@@ -124,6 +134,39 @@ class ReplacedTokens(Objective):
         """The generator."""
         return {GENERATOR}
 
+    @property
+    def published_as(self) -> str:  # type: ignore[override]
+        """A discriminator, or a language model."""
+        return "replaced_tokens" if self.detects else "language_model"
+
+    def parts(self, shape: BackboneShape) -> Mapping[str, Part]:
+        """Return the generator, as a masked language model."""
+        if self.width is None:
+            return {}
+        masking = self.masking
+        node = {
+            "_target_": f"{MaskedLM.__module__}.{MaskedLM.__qualname__}",
+            **{name: getattr(masking, name) for name in _MASKING},
+        }
+        return {GENERATOR: Part(narrowed(shape, self.width, self.depth), node)}
+
+    def check_start(self, model: TransferModel, inherited: Set[str]) -> None:
+        """Refuse what cannot train, or could not be written.
+
+        Raises:
+            ConfigError: There is no generator, or edits change the embeddings that it reads.
+        """
+        if self.width is None:
+            raise ConfigError(
+                f"{self._key}.width: null is no generator, whose tokens the model learns from; "
+                "give a share of the model's heads, such as 0.25"
+            )
+        if model.backbone.new_rows is not None or model.backbone.new_segments is not None:
+            raise ConfigError(
+                f"{self._key}: the generator would be left without the embeddings that "
+                "adaptation.edits adds to those of the model; leave the edit out"
+            )
+
     def setup(self, info: TaskInfo) -> None:
         """Decide which tokens may be masked.
 
@@ -140,11 +183,10 @@ class ReplacedTokens(Objective):
             ConfigError: The generator's width does not fit the heads of the model.
         """
         try:
-            shape = narrowed(backbone.shape, self.width, self.depth)
+            parts = self.parts(backbone.shape)
         except ValueError as error:
-            key = "objective" if self.info.name == "main" else f"losses.{self.info.name}"
-            raise ConfigError(f"{key}.{error}") from error
-        found: dict[str, nn.Module] = {GENERATOR: borrower(shape, backbone)}
+            raise ConfigError(f"{self._key}.{error}") from error
+        found: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
         if self.detects:
             return {**found, DISCRIMINATOR: TokenJudge(backbone.shape)}
         found[HEAD] = LanguageModelHead(backbone.shape, backbone.vocabulary)
@@ -262,8 +304,21 @@ class ReplacedTokens(Objective):
             *of_generator,
         )
 
+    @property
+    def _key(self) -> str:
+        return "objective" if self.info.name == "main" else f"losses.{self.info.name}"
+
     def _read(self, model: TransferModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the generator's summed loss, and the text with its draws, `[B, T]`."""
+        """Return the generator's summed loss, and the text with its draws, `[B, T]`.
+
+        Raises:
+            RunError: There is no generator.
+        """
+        if GENERATOR not in model.heads:
+            raise RunError(
+                f"{self._key}: there is no generator to replace tokens, which a run keeps beside "
+                "its model and published models lack; adapt it to a task (transfer finetune)"
+            )
         generator = cast("TransferModel", model.heads[GENERATOR])
         rows_N = rows_with_target(batch)
         draw_N = batch["draw"].flatten().index_select(0, rows_N)
