@@ -109,7 +109,7 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
 def _with_parts(start: Pretrained, objective: Objective) -> Mapping[str, Tensor]:
     """Return all weights of a model, and those of the parts that its run keeps beside it."""
     own = start.tensors()
-    names, folder = objective.parts(start.description.shape), start.folder.parent / PARTS
+    names, folder = objective.parts_of(start.description.shape), start.folder.parent / PARTS
     parts: dict[str, Tensor] = {}
     for name in (name for name in names if (folder / name).is_dir()):
         parts |= as_head(name, open_pretrained(str(folder / name), "run").tensors())

@@ -110,12 +110,13 @@ def summed_copy_loss(
         target_N: The right token of each row.
         is_read_N: Whether that is the token that the model reads there.
     """
-    by_gate_N = torch.empty_like(gate_N, dtype=torch.float32)
+    gate_N = _wide(gate_N)
+    by_gate_N = torch.empty_like(gate_N)
 
     def of_targets(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        gate_R, is_read_R = gate_N.detach()[rows].float(), is_read_N[rows]
+        gate_R, is_read_R = gate_N.detach()[rows], is_read_N[rows]
         log_s_RV = _wide(logits_RV).log_softmax(-1)
-        log_s_R = log_s_RV.gather(1, target_N[rows, None]).squeeze(1).float()
+        log_s_R = log_s_RV.gather(1, target_N[rows, None]).squeeze(1)
         log_copied_R, log_written_R = F.logsigmoid(gate_R), F.logsigmoid(-gate_R) + log_s_R
         log_p_R = torch.where(
             is_read_R, torch.logaddexp(log_copied_R, log_written_R), log_written_R
@@ -126,7 +127,7 @@ def summed_copy_loss(
         # The part of the target's probability that the softmax has, which it learns with.
         share_R1 = (log_written_R - log_p_R).exp()[:, None]
         gradient_RV = log_s_RV.exp_().mul_(share_R1)
-        gradient_RV.scatter_add_(1, target_N[rows, None], -share_R1.to(gradient_RV.dtype))
+        gradient_RV.scatter_add_(1, target_N[rows, None], -share_R1)
         return -log_p_R.sum(dtype=torch.float64), gradient_RV
 
     total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
@@ -136,8 +137,8 @@ def summed_copy_loss(
     return total + ((gate_N - gate_N.detach()) * by_gate_N).sum()
 
 
-def _wide(logits_RV: Tensor) -> Tensor:
-    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def _chunks(hidden_ND: Tensor, vocabulary: int) -> list[slice]:

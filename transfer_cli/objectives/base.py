@@ -231,7 +231,7 @@ class Objective(ABC):
         """The models beside the run's own that it passes batches through in each step."""
         return ()
 
-    def parts(self, shape: BackboneShape) -> Mapping[str, Part]:
+    def parts_of(self, shape: BackboneShape) -> Mapping[str, Part]:
         """Return those of its `training_heads` that a run leaves beside its model, by name."""
         return {}
 

@@ -6,6 +6,7 @@ Legend: B batch, T positions, N positions with a loss, D width, V vocabulary.
 import math
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import partial
 from typing import Literal, cast, get_args
 
 import torch
@@ -139,7 +140,7 @@ class ReplacedTokens(Objective):
         """A discriminator, or a language model."""
         return "replaced_tokens" if self.detects else "language_model"
 
-    def parts(self, shape: BackboneShape) -> Mapping[str, Part]:
+    def parts_of(self, shape: BackboneShape) -> Mapping[str, Part]:
         """Return the generator, as a masked language model."""
         if self.width is None:
             return {}
@@ -183,7 +184,7 @@ class ReplacedTokens(Objective):
             ConfigError: The generator's width does not fit the heads of the model.
         """
         try:
-            parts = self.parts(backbone.shape)
+            parts = self.parts_of(backbone.shape)
         except ValueError as error:
             raise ConfigError(f"{self._key}.{error}") from error
         found: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
@@ -225,14 +226,8 @@ class ReplacedTokens(Objective):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return both terms, summed over their positions, in nats."""
-        generator, read_BT = self._read(model, batch)
-        top_ND, original_N, is_original_N = self._compared(model, batch, read_BT)
-        if self.detects:
-            logit_N = model.heads[DISCRIMINATOR](top_ND).float()
-            own = _detection_loss(logit_N, is_original_N)
-        else:
-            own = self._restore(model, top_ND, original_N, is_original_N)
-        return {GENERATOR: generator, self.term: own}
+        sums, _, _ = self._pass(model, batch)
+        return sums
 
     def metric_sums(
         self, model: TransferModel, batch: Batch, encoded: Encoding
@@ -241,68 +236,64 @@ class ReplacedTokens(Objective):
 
         `answers` is `[2, BINS]`: how many original and replaced tokens got which logit.
         """
-        generator, read_BT = self._read(model, batch)
-        top_ND, original_N, is_original_N = self._compared(model, batch, read_BT)
-        found = {GENERATOR: generator, "replaced": (~is_original_N).sum()}
-        if not self.detects:
-            return {**found, self.term: self._restore(model, top_ND, original_N, is_original_N)}
-        logit_N = model.heads[DISCRIMINATOR](top_ND).float()
+        sums, replaced_N, logit_N = self._pass(model, batch)
+        found = {**sums, "replaced": replaced_N.sum()}
+        if logit_N is None:
+            return found
         share_N = (logit_N.clamp(-WIDEST, WIDEST) + WIDEST) / (2 * WIDEST)
         bin_N = (share_N * BINS).long().clamp(max=BINS - 1)
         answers = torch.zeros(2 * BINS, dtype=torch.long, device=logit_N.device)
-        answers.index_add_(0, bin_N + BINS * (~is_original_N), torch.ones_like(bin_N))
-        return {
-            **found,
-            self.term: _detection_loss(logit_N, is_original_N),
-            "answers": answers.view(2, BINS),
-        }
+        answers.index_add_(0, bin_N + BINS * replaced_N, torch.ones_like(bin_N))
+        return {**found, "answers": answers.view(2, BINS)}
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return the measures, see `declared_metrics`."""
         means = {term: float(totals[term]) / max(1, counts[term]) for term in self.weights}
-        loss = sum(weight * means[term] for term, weight in self.weights.items())
+        loss = sum(float(totals[term]) for term in self.weights) / max(1, counts[self.term])
         replaced = float(totals["replaced"]) / max(1, counts[self.term])
         of_generator = {
             "replaced": replaced,
             "generator_perplexity": exponential(means[GENERATOR]),
         }
         if not self.detects:
-            return {"restored_perplexity": exponential(means[self.term]), "loss": loss} | (
-                of_generator
-            )
+            return {
+                "loss": loss,
+                "restored_perplexity": exponential(means[self.term]),
+                **of_generator,
+            }
         return {
-            "auc": area_under_curve(totals["answers"]),
             "loss": loss,
+            "auc": area_under_curve(totals["answers"]),
             "detect_loss": means[self.term],
             "detect_excess": means[self.term] - entropy(replaced),
             **of_generator,
         }
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics: by the first runs of one generator are judged.
+        """Return the metrics.
 
-        `auc` is how often a replaced token is found more suspicious than an original one.
-        `detect_excess` is the detection loss less that of knowing nothing but the share of
-        `replaced` tokens. `loss` is the weighted sum that trains.
+        `loss` is the sum of both losses, unweighted, a position that the model is asked about: what
+        it takes to say which tokens are replaced, and what was there. Detection alone gets easier
+        with a worse generator, so no run is judged by it. `auc` is how often a replaced token looks
+        more suspicious than an original one, `detect_excess` the detection loss less that of who
+        knows nothing but the share of `replaced` tokens.
         """
-        plain = replace(LOSS, per_example=False)
-        generator = replace(perplexity("generator_perplexity"), headline=False, per_example=False)
-        of_generator = (
-            Metric("replaced", higher_is_better=False, unit="fraction"),
-            generator,
+        loss, perplexity_of = (
+            replace(LOSS, per_example=False),
+            partial(replace, perplexity("restored_perplexity"), headline=False, per_example=False),
         )
-        if not self.detects:
-            restored = replace(perplexity("restored_perplexity"), per_example=False)
-            return restored, plain, *of_generator
-        return (
-            Metric("auc", higher_is_better=True, unit="fraction", headline=True),
-            plain,
-            replace(plain, name="detect_loss"),
-            Metric("detect_excess", higher_is_better=False),
-            *of_generator,
-        )
+        own: tuple[Metric, ...] = (perplexity_of(),)
+        if self.detects:
+            own = (
+                Metric("auc", higher_is_better=True, unit="fraction"),
+                replace(loss, name="detect_loss"),
+                Metric("detect_excess", higher_is_better=False),
+            )
+        replaced = Metric("replaced", higher_is_better=False, unit="fraction")
+        generator = perplexity_of(name="generator_perplexity")
+        return replace(loss, headline=True), *own, replaced, generator
 
     @property
     def _key(self) -> str:
@@ -336,22 +327,31 @@ class ReplacedTokens(Objective):
         tokens_BT = batch["tokens"]
         return loss, tokens_BT.flatten().index_copy(0, rows_N, drawn_N).view_as(tokens_BT)
 
-    def _compared(
-        self, model: TransferModel, batch: Batch, read_BT: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states of the text that is read, original tokens, and whether it has those there.
+    def _pass(
+        self, model: TransferModel, batch: Batch
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+        """Return both terms, which of the N tokens are replaced, and the logit of each.
 
-        They are of the N positions with a loss.
+        There are none where the tokens are to be restored.
         """
+        generator, read_BT = self._read(model, batch)
         rows_N = rows_compared(batch)
         original_BT = torch.where(batch["target"] == IGNORE, batch["tokens"], batch["target"])
-        top_BTD = Encoding(model, {**batch, "tokens": read_BT}).top
         original_N = original_BT.flatten().index_select(0, rows_N)
-        is_original_N = read_BT.flatten().index_select(0, rows_N) == original_N
-        return top_BTD.flatten(0, 1).index_select(0, rows_N), original_N, is_original_N
+        replaced_N = read_BT.flatten().index_select(0, rows_N) != original_N
+        top_BTD = Encoding(model, {**batch, "tokens": read_BT}).top
+        top_ND = top_BTD.flatten(0, 1).index_select(0, rows_N)
+        logit_N = None
+        if self.detects:
+            logit_N = model.heads[DISCRIMINATOR](top_ND).float()
+            is_one_N = replaced_N.to(logit_N.dtype)
+            own = F.binary_cross_entropy_with_logits(logit_N, is_one_N, reduction="sum")
+        else:
+            own = self._restore(model, top_ND, original_N, ~replaced_N)
+        return {GENERATOR: generator, self.term: own}, replaced_N, logit_N
 
     def _restore(
-        self, model: TransferModel, top_ND: Tensor, original_N: Tensor, is_original_N: Tensor
+        self, model: TransferModel, top_ND: Tensor, original_N: Tensor, is_read_N: Tensor
     ) -> Tensor:
         head, table_VD = model.heads[HEAD], model.backbone.token_embedding.weight
         if self.mode == "replace":
@@ -359,14 +359,9 @@ class ReplacedTokens(Objective):
             return loss
         gate_N = model.heads[COPY](top_ND).squeeze(-1)
         copied: Tensor = head.summed_copy_loss(  # type: ignore[operator]
-            top_ND, table_VD, gate_N, original_N, is_original_N
+            top_ND, table_VD, gate_N, original_N, is_read_N
         )
         return copied
-
-
-def _detection_loss(logit_N: Tensor, is_original_N: Tensor) -> Tensor:
-    replaced_N = (~is_original_N).to(logit_N.dtype)
-    return F.binary_cross_entropy_with_logits(logit_N, replaced_N, reduction="sum")
 
 
 def entropy(share: float) -> float:

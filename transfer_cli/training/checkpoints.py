@@ -167,7 +167,7 @@ class CheckpointWriter:
         """Write each head that is a model itself into a folder of its own, beside `model/`."""
         plan = self._run.blueprint
         for loss in plan.losses:
-            for name, part in loss.objective.parts(plan.model.backbone.shape).items():
+            for name, part in loss.objective.parts_of(plan.model.backbone.shape).items():
                 described = replace(
                     plan.description(), shape=part.shape, objective=part.objective, edits={}
                 )
