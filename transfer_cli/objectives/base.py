@@ -51,7 +51,7 @@ class TaskInfo:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A model that trains as a head of another one, whose embeddings it reads.
 
     Args:
@@ -231,7 +231,7 @@ class Objective(ABC):
         """The models beside the run's own that it passes batches through in each step."""
         return ()
 
-    def parts_of(self, shape: BackboneShape) -> Mapping[str, Part]:
+    def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
         """Return those of its `training_heads` that a run leaves beside its model, by name."""
         return {}
 

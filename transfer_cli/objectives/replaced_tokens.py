@@ -24,8 +24,8 @@ from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import (
     Encoding,
+    ModelPart,
     Objective,
-    Part,
     TaskInfo,
 )
 from transfer_cli.objectives.language_model import HEAD, draw_tokens, exponential
@@ -132,15 +132,15 @@ class ReplacedTokens(Objective):
 
     @property
     def training_heads(self) -> Set[str]:
-        """The generator."""
-        return {GENERATOR}
+        """The generator, if there is one."""
+        return set() if self.width is None else {GENERATOR}
 
     @property
     def published_as(self) -> str:  # type: ignore[override]
         """A discriminator, or a language model."""
         return "replaced_tokens" if self.detects else "language_model"
 
-    def parts_of(self, shape: BackboneShape) -> Mapping[str, Part]:
+    def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
         """Return the generator, as a masked language model."""
         if self.width is None:
             return {}
@@ -149,7 +149,7 @@ class ReplacedTokens(Objective):
             "_target_": f"{MaskedLM.__module__}.{MaskedLM.__qualname__}",
             **{name: getattr(masking, name) for name in _MASKING},
         }
-        return {GENERATOR: Part(narrowed(shape, self.width, self.depth), node)}
+        return {GENERATOR: ModelPart(narrowed(shape, self.width, self.depth), node)}
 
     def check_start(self, model: TransferModel, inherited: Set[str]) -> None:
         """Refuse what cannot train, or could not be written.
