@@ -61,6 +61,7 @@ from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.objectives.relation_distillation import RelationDistillation
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.objectives.slice_heads import SliceHeads
 from transfer_cli.objectives.source_distillation import SourceDistillation
@@ -327,6 +328,14 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
         lambda: tiny.blocks(tokens=1100),
         {**BOTH_SIDES, "residual": "post", "segments": 2, "output_transform": True},
     ),
+    **{
+        f"replaced tokens, {mode}": (
+            functools.partial(ReplacedTokens, mode, width=0.5),
+            lambda: tiny.Questions(causal=False),
+            BOTH_SIDES,
+        )
+        for mode in ("detect", "all_tokens", "replace")
+    },
     "distillation": (
         lambda: SourceDistillation(CausalLM()),
         tiny.Questions,
@@ -406,6 +415,7 @@ for _name, (_make, _, _) in OBJECTIVES.items():
             "TokenTagging.samples",
         ),
         SourceDistillation: (),
+        ReplacedTokens: (),
     }.get(
         type(_make()),
         ("LanguageModel.example_results", "EachExample.note", "LanguageModel.samples"),

@@ -42,7 +42,10 @@ key            shape, type     meaning
 `sees_SIDE`    [B, T] bool     made by `prepare` of cross-view training: which tokens are seen of
                                the `left` or the `right` half
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
-`compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
+`compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared;
+                               of replaced tokens: where the model's own loss is
+`draw`         [B, T] float32  made by `prepare` of replaced tokens: numbers in [0, 1), by which a
+                               generator's tokens are drawn
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
                                batch row by row; likewise `compared_rows`, `word_rows`
 `real_rows`    [N] int64       made by `with_facts` where enough is padding: where a real token

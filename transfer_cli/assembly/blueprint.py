@@ -248,8 +248,7 @@ def draw(
         report, inherited, fresh, edits = _fill_and_edit(
             model, data, start, tensors, nodes, adaptation.edits, config.seed
         )
-    if adaptation.store == "merged":
-        _check_mergeable(model)
+    _check_stored(adaptation.store, model, losses)
     if adaptation.penalty is not None:
         adaptation.penalty.check(inherited)
     groups = layer_groups(model, inherited)
@@ -600,6 +599,18 @@ def _fill_and_edit(
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
     return report, inherited, fresh, before | structure
+
+
+def _check_stored(store: str, model: TransferModel, losses: Sequence[Loss]) -> None:
+    """Refuse ways to store a model that do not fit it."""
+    if store == "merged":
+        _check_mergeable(model)
+    parts = [name for each in losses for name in each.objective.parts_of(model.backbone.shape)]
+    if store == "trained" and parts:
+        raise ConfigError(
+            f"adaptation.store: trained leaves weights where init_from has them, and the "
+            f"{parts[0]} is written with them; take adaptation.store=all"
+        )
 
 
 def _check_mergeable(model: TransferModel) -> None:

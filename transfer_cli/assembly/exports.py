@@ -6,12 +6,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from transfer_cli.assembly.init_from import drop_training_heads
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
+from transfer_cli.interop.family import SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.onnx_modules import graph_of
 from transfer_cli.interop.targets import Ours, target_of
 from transfer_cli.model.added import added_parameters, lasting_parameters
@@ -46,6 +47,7 @@ def exports_as(
         model = build_model(
             description.shape, description.vocabulary, [Loss("main", objective)], seed=0
         )
+        drop_training_heads(model, objective)
         make_edits(model, description.edits, tokenizer)
         try:
             graph_of(model, objective)
@@ -139,7 +141,8 @@ def published_head(
         CheckpointError: No published model has such a head.
     """
     if task is None:
-        return LANGUAGE_MODEL, None
+        trained: Objective = build(description.objective, "objective", Objective)
+        return trained.published_as, None
     kind = task.export_head
     if kind is None:
         raise CheckpointError(

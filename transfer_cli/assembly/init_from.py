@@ -1,6 +1,6 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -164,6 +164,8 @@ class Pretrained:
         """Return the model of the description, filled; without an objective, it has no head."""
         used = [] if objective is None else [Loss("main", objective)]
         model = build_model(self.description.shape, self.description.vocabulary, used, seed=0)
+        if objective is not None:
+            drop_training_heads(model, objective, tensors)
         make_edits(model, self.description.edits, self.tokenizer)
         return model, load_pretrained(model, tensors, self.weights)
 
@@ -219,6 +221,15 @@ class Pretrained:
             f"{self.weights} holds what was trained alone, and the backbone that it was trained on "
             f"(hash {base.hash[:8]}) is not at {places[-1]}; say where it is with base=RUN"
         )
+
+
+def drop_training_heads(
+    model: TransferModel, objective: Objective, tensors: Iterable[str] = ()
+) -> None:
+    """Take the heads from a model that a finished one does not keep, and that have no tensors."""
+    there = {name.split(".")[1] for name in tensors if name.startswith("heads.")}
+    for name in objective.training_heads - there:
+        model.heads.pop(name)
 
 
 def open_pretrained(path: str, key: str = "init_from", base: str | None = None) -> Pretrained:

@@ -7,6 +7,7 @@ import torch
 from transfer_cli.assembly.blueprint import Blueprint, has_fixed_features
 from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
 from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.report import formats
 from transfer_cli.seeds import ExampleNoise
 
@@ -25,14 +26,14 @@ def of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Am
     planned.model.backbone.recompute(planned.loop.activation_checkpointing)
     prices = [prices_of(planned.model, stage.trains) for stage in planned.stage_plans]
     texts = planned.loop.batch
-    scored, main = texts * length, planned.losses[0].objective
-    if isinstance(main, LanguageModel):
+    scored, main = dict[str, int](), planned.losses[0].objective
+    if isinstance(main, LanguageModel | ReplacedTokens):
         tokens = torch.full((texts, length), main.info.vocabulary.size - 1)
         batch = {
             "tokens": tokens, "next_tokens": tokens, "mask": tokens >= 0,
             "index": torch.arange(texts),
         }  # fmt: skip
-        scored = sum(main.counts(main.prepare(batch, ExampleNoise(0, "train", 0))).values())
+        scored = main.head_rows(main.prepare(batch, ExampleNoise(0, "train", 0)))
     amounts = amounts_of_texts(planned.model, texts, length, scored)
     return prices, amounts, f"if each text has {length:,} tokens"
 

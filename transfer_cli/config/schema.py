@@ -477,6 +477,8 @@ class ExportConfig:
     """A run directory, or a published model: its folder, or `hf:owner/name`."""
     to: str = MISSING
     """The folder to write; there must be none of that name."""
+    part: str | None = None
+    """A model that trained inside the run's own: generator, of objective=replaced_tokens."""
     format: str = "hf"
     """hf: a folder that Hugging Face's libraries load; onnx: a graph for ONNX runtimes."""
     family: str | None = None

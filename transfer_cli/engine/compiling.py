@@ -8,6 +8,7 @@ import torch
 
 from transfer_cli.engine.distributed.replicated import is_sharded
 from transfer_cli.errors import ConfigError
+from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
 
@@ -27,9 +28,11 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
     """
     _check_compiler(device)
     torch._dynamo.config.recompile_limit = GRAPHS
-    for part in model.backbone.blocks if is_sharded(model.backbone) else [model.backbone]:
-        part.compile(fullgraph=True, dynamic=lengths_vary or None)
-    for head in model.heads.values():
+    parts = [part for part in model.modules() if isinstance(part, Backbone)]
+    whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
+    for each in whole:
+        each.compile(fullgraph=True, dynamic=lengths_vary or None)
+    for head in model.modules():
         if isinstance(head, LanguageModelHead):
             head.compiled = True
 

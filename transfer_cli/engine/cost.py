@@ -74,10 +74,28 @@ Amounts = Mapping[tuple[str, bool], Sequence[float]]
 
 def prices_of(model: TransferModel, trains: Set[str]) -> dict[str, Price]:
     """Return the price of each unit of a model in which the named parameters train."""
-    trained = {id(each) for name, each in model.named_parameters() if name in trains}
+    return _prices(model, {id(each) for name, each in model.named_parameters() if name in trains})
+
+
+def _prices(model: TransferModel, trained: Set[int]) -> dict[str, Price]:
     walk = _Walk(trained)
     walk.heads(model, moves=walk.readout(model, moves=walk.backbone(model.backbone)))
-    return {unit: Price(*price) for unit, price in walk.prices.items()}
+    found = {unit: Price(*price) for unit, price in walk.prices.items()}
+    for prefix, inner in models_inside(model):
+        found |= {f"{prefix}{unit}": price for unit, price in _prices(inner, trained).items()}
+    return found
+
+
+def models_inside(model: TransferModel) -> Iterator[tuple[str, TransferModel]]:
+    """Yield each head that is a model itself, with what its units begin with."""
+    for name, head in model.heads.items():
+        if isinstance(head, TransferModel):
+            yield f"{head_unit(name)}.", head
+
+
+def simple_heads(model: TransferModel) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all other heads, by name."""
+    yield from (each for each in model.heads.items() if not isinstance(each[1], TransferModel))
 
 
 def flops_of(amounts: Amounts, prices: Prices) -> Flops:
@@ -90,25 +108,33 @@ def flops_of(amounts: Amounts, prices: Prices) -> Flops:
     return total
 
 
-def amounts_of_texts(model: TransferModel, texts: int, length: int, scored: int) -> Amounts:
+def amounts_of_texts(
+    model: TransferModel, texts: int, length: int, scored: Mapping[str, int]
+) -> Amounts:
     """Return what a step of one pass is made of.
 
     Args:
         model: The model.
         texts: Of a step, without padding.
         length: Of each, in tokens.
-        scored: Rows in a language model's head; other heads are asked once for each text.
+        scored: Rows in the heads that are not asked once for each text, by name; of one that is a
+            model, those in its own head.
     """
     shape, tokens = model.backbone.shape, texts * length
     found = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
     for unit, seen in kinds_of_pairs(shape).items():
         pairs = seen.pairs([length], length, causal=model.backbone.causal)
         found[unit] = texts * pairs[0], texts * pairs[1]
-    for name, head in model.heads.items():
-        rows = scored if isinstance(head, LanguageModelHead) else texts
+    for name, head in simple_heads(model):
+        rows = scored.get(name, texts)
         units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
         found |= dict.fromkeys(units, (rows, rows))
-    return {(unit, True): counts for unit, counts in found.items()}
+    amounts: dict[tuple[str, bool], Sequence[float]] = {(u, True): n for u, n in found.items()}
+    for prefix, inner in models_inside(model):
+        own = {name: scored.get(prefix.split(".")[1], texts) for name in inner.heads}
+        for (unit, learns), counts in amounts_of_texts(inner, texts, length, own).items():
+            amounts[f"{prefix}{unit}", learns] = counts
+    return amounts
 
 
 def training_flops(model: TransferModel, length: int) -> int:
@@ -167,7 +193,7 @@ class _Walk:
 
     def backbone(self, backbone: Backbone) -> bool:
         """Note the backbone; return whether its last state moves."""
-        below = (getattr(backbone, name, None) for name in _BELOW)
+        below = (getattr(backbone.lender, name, None) for name in _BELOW)
         moves = self._trains(*below)
         if hasattr(backbone, "embedding_projection"):
             moves = self._through(backbone.embedding_projection, moves=moves)
@@ -241,7 +267,7 @@ class _Walk:
     def heads(self, model: TransferModel, *, moves: bool) -> None:
         """Note the heads; a pooler comes before those that read what it returns."""
         for name, head in sorted(
-            model.heads.items(), key=lambda each: not isinstance(each[1], Pooler)
+            simple_heads(model), key=lambda each: not isinstance(each[1], Pooler)
         ):
             inside = moves
             for unit, part in head_products(name, head):
@@ -249,7 +275,8 @@ class _Walk:
             if isinstance(head, Pooler):
                 moves = inside
             if isinstance(head, LanguageModelHead):
-                table: Tensor = getattr(head, "weight", model.backbone.token_embedding.weight)
+                tied = model.backbone.lender.token_embedding.weight
+                table: Tensor = getattr(head, "weight", tied)
                 inside = inside or self._trains(getattr(head, "norm", None))
                 self._product(
                     head_unit(name), table.numel(), moves=inside, trains=self._trains(table)
@@ -342,9 +369,11 @@ class Tally:
         return dict(found)
 
     def _watch(self, model: TransferModel, prefix: str) -> None:
+        for inside, inner in models_inside(model):
+            self._watch(inner, f"{prefix}{inside}")
         kinds = kinds_of_pairs(model.backbone.shape)
         self._watched.append((model, partial(self._pass, prefix, kinds)))
-        for name, head in model.heads.items():
+        for name, head in simple_heads(model):
             for unit, layer in head_products(name, head):
                 layer.register_forward_hook(self._rows(f"{prefix}{unit}"))
             if isinstance(head, LanguageModelHead):

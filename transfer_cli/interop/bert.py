@@ -18,6 +18,7 @@ from transfer_cli.interop.family import (
     MULTIPLE_CHOICE,
     PRETRAINING,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     USUAL_KEYS,
@@ -236,6 +237,15 @@ class Electra(Bert):
     choice = ("sequence_summary.summary", "classifier")
     pooler_activation = "gelu"
     bare_pooler = ""
+
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads, that of the discriminator among them."""
+        rules = [
+            *same("heads.discriminator.dense", "discriminator_predictions.dense"),
+            *same("heads.discriminator.linear", "discriminator_predictions.dense_prediction"),
+        ]
+        own = PublishedHead("ElectraForPreTraining", "feature-extraction", rules)
+        return {**super().heads(shape), REPLACED_TOKENS: own}
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""

@@ -38,6 +38,7 @@ USUAL_KEYS = {
 LANGUAGE_MODEL = "language_model"
 PRETRAINING = "pretraining"
 """A language model with what was learnt beside it, for a model that has both heads."""
+REPLACED_TOKENS = "replaced_tokens"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 MULTIPLE_CHOICE = "multiple_choice"
 QUESTION_ANSWERING = "question_answering"

@@ -15,6 +15,7 @@ from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
 )
@@ -103,7 +104,8 @@ def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) 
     ]
     known = (Adapter, ParallelAdapter, ScalarMix)
     wrong += sorted({part.describe() for part in added.values() if type(part) not in known})
-    if head is not None and head not in (LANGUAGE_MODEL, *_KINDS):
+    # Of a model that finds replaced tokens the backbone is written.
+    if head is not None and head not in (LANGUAGE_MODEL, REPLACED_TOKENS, *_KINDS):
         wrong.append(f"a head for {head.replace('_', ' ')} (head=false leaves it out)")
     return wrong
 

@@ -19,6 +19,7 @@ from transfer_cli.interop.family import (
     MULTIPLE_CHOICE,
     PRETRAINING,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     Family,
@@ -29,7 +30,7 @@ from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.interop.vocabulary import begins_with, longest_input, read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
-from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
+from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead, TokenJudge
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LazyTensors, ModelDescription
@@ -53,6 +54,7 @@ _MULTILABEL = {"_target_": "transfer_cli.tasks.multilabel.objective.Multilabel"}
 _SEVERAL = {"_target_": "transfer_cli.tasks.multilabel.task.MultilabelTask"}
 _PROBLEMS = (None, "single_label_classification", "multi_label_classification", "regression")
 _MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
+_DETECTION = {"_target_": "transfer_cli.objectives.replaced_tokens.ReplacedTokens", "width": None}
 _CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _PADDED_TO = (8, 64, 128)
 """For speed, tables of tokens are often padded to a multiple of one of these sizes."""
@@ -208,6 +210,7 @@ class _Folder:
             heads: dict[str, nn.Module] = {
                 "lm": LanguageModelHead(shape, vocabulary),
                 "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
+                "discriminator": TokenJudge(shape),
                 "pair": SequenceHead(shape.width, 2, "cls_first"),
                 "span": nn.Linear(shape.width, 2),
                 "tags": nn.Linear(shape.width, max(1, labels)),
@@ -280,6 +283,9 @@ class _Folder:
         both = heads.get(PRETRAINING)
         if both is not None and self._has(both.rules):
             return list(both.rules), dict(_MASKED), (), None
+        discriminator = heads.get(REPLACED_TOKENS)
+        if discriminator is not None and self._has(discriminator.rules):
+            return [*rules, *discriminator.rules], dict(_DETECTION), (), None
         usual = heads.get(SEQUENCE_CLASSIFICATION)
         own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (

@@ -204,12 +204,26 @@ class Backbone(nn.Module):
         A model with segments reads a missing `segment_BT` as zeros; a model without ignores it.
         Segment ids beyond the last one count as the last.
         """
-        token_BTD = self.embeddings_of(tokens_BT)
+        dropped: Tensor = self.drop(self.lender.sum_embeddings(tokens_BT, position_BT, segment_BT))
+        if self.shape.embedding_size != self.shape.width:
+            dropped = self.embedding_projection(dropped)
+        return dropped
+
+    @property
+    def lender(self) -> "Backbone":
+        """The backbone whose embeddings it reads: its own, but see `model.borrowing`."""
+        return self
+
+    def sum_embeddings(
+        self, tokens_BT: Tensor, position_BT: Tensor, segment_BT: Tensor | None = None
+    ) -> Tensor:
+        """Return the embeddings of tokens, positions and segments, summed and normed."""
+        token_BTE = self.embeddings_of(tokens_BT)
         if self.on_tokens is not None:
-            token_BTD = self.on_tokens(token_BTD)
+            token_BTE = self.on_tokens(token_BTE)
         if self.shape.embedding_scale != 1:
-            token_BTD = token_BTD * self.shape.embedding_scale
-        summed = self.position_embedding.embed(token_BTD, position_BT)
+            token_BTE = token_BTE * self.shape.embedding_scale
+        summed = self.position_embedding.embed(token_BTE, position_BT)
         if self.num_segments:
             segment_BT = torch.zeros_like(tokens_BT) if segment_BT is None else segment_BT
             kind_BT = segment_BT.clamp(max=self.num_segments - 1)
@@ -217,10 +231,7 @@ class Backbone(nn.Module):
             summed = summed + table(kind_BT)
         if self.shape.has_embedding_norm:
             summed = self.embedding_norm(summed)
-        dropped: Tensor = self.drop(summed)
-        if self.shape.embedding_size != self.shape.width:
-            dropped = self.embedding_projection(dropped)
-        return dropped
+        return summed
 
     def embeddings_of(self, tokens_BT: Tensor) -> Tensor:
         """Return the embeddings of tokens alone, `[B, T, E]`: without positions and segments."""

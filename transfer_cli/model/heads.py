@@ -15,7 +15,11 @@ from transfer_cli.model.backbone import BackboneShape, initialise_plain
 from transfer_cli.model.block import ACTIVATIONS
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
-from transfer_cli.model.vocabulary_loss import summed_cross_entropy, summed_divergence
+from transfer_cli.model.vocabulary_loss import (
+    summed_copy_loss,
+    summed_cross_entropy,
+    summed_divergence,
+)
 
 Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
 
@@ -48,11 +52,39 @@ class LanguageModelHead(nn.Module):
         self.on_rows: Callable[[int], None] | None = None
         """Called with the number of rows that the matrix multiplies; see `engine.cost`."""
 
-    def summed_loss(self, hidden_ND: Tensor, embedding_VD: Tensor, target_N: Tensor) -> Tensor:
-        """Return the cross-entropy summed over rows, without materialising all logits."""
+    def summed_loss(
+        self,
+        hidden_ND: Tensor,
+        embedding_VD: Tensor,
+        target_N: Tensor,
+        on_logits: Callable[[Tensor, slice], None] | None = None,
+    ) -> Tensor:
+        """Return the cross-entropy summed over rows, without materialising all logits.
+
+        For `on_logits` see `vocabulary_loss.summed_cross_entropy`.
+        """
         table_VD = getattr(self, "weight", embedding_VD)
         return summed_cross_entropy(
-            self._transformed(hidden_ND), table_VD, self.bias, target_N, compiled=self.compiled
+            self._transformed(hidden_ND),
+            table_VD,
+            self.bias,
+            target_N,
+            compiled=self.compiled,
+            on_logits=on_logits,
+        )
+
+    def summed_copy_loss(
+        self,
+        hidden_ND: Tensor,
+        embedding_VD: Tensor,
+        gate_N: Tensor,
+        target_N: Tensor,
+        is_read_N: Tensor,
+    ) -> Tensor:
+        """Return the loss of a head that may copy (`vocabulary_loss`), summed over rows."""
+        table_VD = getattr(self, "weight", embedding_VD)
+        return summed_copy_loss(
+            self._transformed(hidden_ND), table_VD, self.bias, gate_N, target_N, is_read_N
         )
 
     def summed_divergence(
@@ -104,6 +136,22 @@ class Pooler(nn.Module):
         """Return `[B, D]`."""
         activated: Tensor = self.norm(self.activation(self.linear(pooled_BD)))
         return activated
+
+
+class TokenJudge(nn.Module):
+    """A number for each token: two layers, with the activation of the blocks between (ELECTRA)."""
+
+    def __init__(self, shape: BackboneShape) -> None:
+        super().__init__()
+        self.dense = nn.Linear(shape.width, shape.width)
+        self.activation = ACTIVATIONS[shape.activation]
+        self.linear = nn.Linear(shape.width, 1)
+        self.apply(initialise_plain)
+
+    def forward(self, hidden_ND: Tensor) -> Tensor:
+        """Return `[N]`."""
+        numbers_N1: Tensor = self.linear(self.activation(self.dense(hidden_ND)))
+        return numbers_N1.squeeze(-1)
 
 
 class SequenceHead(nn.Module):

@@ -26,16 +26,20 @@ def summed_cross_entropy(
     target_N: Tensor,
     *,
     compiled: bool = False,
+    on_logits: Callable[[Tensor, slice], None] | None = None,
 ) -> Tensor:
     """Return -sum log softmax(hidden @ table^T + bias)[target], a float32 scalar.
 
     Same value and gradients as torch's `cross_entropy(logits, target, reduction="sum")`. With
-    `compiled`, `torch.compile` fuses the operations on the logits.
+    `compiled`, `torch.compile` fuses the operations on the logits. `on_logits` is called with those
+    of some rows, `[R, V]`, and with their numbers; it must not keep them.
     """
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or table_VD.requires_grad):
         work = _compiled() if compiled else _in_place
 
         def of_targets(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+            if on_logits is not None:
+                on_logits(logits_RV, rows)
             return work(logits_RV, target_N[rows, None])
 
         total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
@@ -45,6 +49,8 @@ def summed_cross_entropy(
     total = torch.zeros((), device=hidden_ND.device)
     for rows in _chunks(hidden_ND, len(table_VD)):
         logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V).float()
+        if on_logits is not None:
+            on_logits(logits_RV, rows)
         total = total + F.cross_entropy(logits_RV, target_N[rows], reduction="sum")
     return total
 
@@ -83,8 +89,56 @@ def summed_divergence(
     return total
 
 
-def _wide(logits_RV: Tensor) -> Tensor:
-    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+def summed_copy_loss(
+    hidden_ND: Tensor,
+    table_VD: Tensor,
+    bias_V: Tensor | None,
+    gate_N: Tensor,
+    target_N: Tensor,
+    is_read_N: Tensor,
+) -> Tensor:
+    """Return -sum log p(target) of a model that may copy what it reads, a scalar, in chunks.
+
+    p(v) = c [v is read] + (1 - c) softmax(hidden @ table^T + bias)[v], with c = sigmoid(gate)
+    (Clark et al. 2020, section 3.4, all-tokens MLM).
+
+    Args:
+        hidden_ND: States.
+        table_VD: The output matrix.
+        bias_V: The output bias.
+        gate_N: Of each row.
+        target_N: The right token of each row.
+        is_read_N: Whether that is the token that the model reads there.
+    """
+    gate_N = _wide(gate_N)
+    by_gate_N = torch.empty_like(gate_N)
+
+    def of_targets(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        gate_R, is_read_R = gate_N.detach()[rows], is_read_N[rows]
+        log_s_RV = _wide(logits_RV).log_softmax(-1)
+        log_s_R = log_s_RV.gather(1, target_N[rows, None]).squeeze(1)
+        log_copied_R, log_written_R = F.logsigmoid(gate_R), F.logsigmoid(-gate_R) + log_s_R
+        log_p_R = torch.where(
+            is_read_R, torch.logaddexp(log_copied_R, log_written_R), log_written_R
+        )
+        # Of c: it is right where the target is read, by as much as the rest does not say so.
+        copies_R = (log_copied_R + F.logsigmoid(-gate_R) - log_p_R).exp()
+        by_gate_N[rows] = torch.where(is_read_R, -copies_R * -log_s_R.expm1(), log_copied_R.exp())
+        # The part of the target's probability that the softmax has, which it learns with.
+        share_R1 = (log_written_R - log_p_R).exp()[:, None]
+        gradient_RV = log_s_RV.exp_().mul_(share_R1)
+        gradient_RV.scatter_add_(1, target_N[rows, None], -share_R1)
+        return -log_p_R.sum(dtype=torch.float64), gradient_RV
+
+    total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, table_VD, bias_V, of_targets
+    )
+    # Nothing, but for its gradient.
+    return total + ((gate_N - gate_N.detach()) * by_gate_N).sum()
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def _chunks(hidden_ND: Tensor, vocabulary: int) -> list[slice]:

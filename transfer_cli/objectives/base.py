@@ -21,6 +21,7 @@ from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.packing import Packing, Rows
+from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -47,6 +48,19 @@ class TaskInfo:
     task: Any = None
     main: "Objective | None" = None
     pairs: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """A model that trains as a head of another one, whose embeddings it reads.
+
+    Args:
+        shape: Of its backbone.
+        objective: The config node of what it is opened as.
+    """
+
+    shape: BackboneShape
+    objective: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,8 @@ class Objective(ABC):
     both then share one pass, though that one changes tokens."""
     reaches_all: bool = True
     """Whether every parameter of the backbone that trains has a part in it."""
+    published_as: str = "language_model"
+    """The kind of head that a model without labels is published with (`interop.family`)."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
     info: TaskInfo
@@ -214,6 +230,10 @@ class Objective(ABC):
     def other_models(self) -> Sequence[TransferModel]:
         """The models beside the run's own that it passes batches through in each step."""
         return ()
+
+    def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
+        """Return those of its `training_heads` that a run leaves beside its model, by name."""
+        return {}
 
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; called once, before anything else."""

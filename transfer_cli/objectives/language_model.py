@@ -17,6 +17,9 @@ from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sa
 
 HEAD = "lm"
 
+PART = 64
+"""Tokens of a part of the vocabulary, in which a draw is looked for."""
+
 SHOWN_PLACES = 8
 """Number of targets of a text in a sample."""
 
@@ -31,6 +34,10 @@ class LanguageModel(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of targets."""
         return {"loss": int((batch["target"] != IGNORE).sum())}
+
+    def head_rows(self, batch: Batch) -> dict[str, int]:
+        """Return how many rows of a batch pass through each head that reads tokens, by name."""
+        return {HEAD: self.counts(batch)["loss"]}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the targets, in nats, from their logits alone."""
@@ -73,12 +80,8 @@ class LanguageModel(Objective):
         hidden_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
         with torch.no_grad():
             logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
-        # In float32, sums over a large vocabulary would lose rare tokens.
-        reached_NV = logits_NV.double().softmax(-1).cumsum(-1)
-        draw_N1 = torch.rand(len(reached_NV), 1, generator=generator, dtype=torch.float64)
-        wanted_N1 = draw_N1.to(reached_NV.device, non_blocking=True) * reached_NV[:, -1:]
-        drawn_N1 = torch.searchsorted(reached_NV, wanted_N1, right=True)
-        drawn_N = drawn_N1.squeeze(1).clamp(max=reached_NV.shape[1] - 1)
+        draw_N = torch.rand(len(rows_N), generator=generator, dtype=torch.float64)
+        drawn_N = draw_tokens(logits_NV, draw_N.to(logits_NV.device, non_blocking=True))
         target = batch["target"].flatten().index_copy(0, rows_N, drawn_N)
         return {**batch, "target": target.view_as(batch["target"])}
 
@@ -93,6 +96,29 @@ class LanguageModel(Objective):
             wanted, said = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
             found.append(Sample(tokens_T[mask_T].tolist(), wanted, said))
         return found
+
+
+def draw_tokens(logits_NV: Tensor, draw_N: Tensor) -> Tensor:
+    """Return a token for each row, drawn from softmax(logits) by a number in [0, 1), `[N]`.
+
+    It is the first one at which the sum of the probabilities exceeds the number. That is looked for
+    among parts of the vocabulary, then within one. Sums of parts are in float64: in float32, those
+    over a large vocabulary would lose rare tokens.
+    """
+    wide_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+    share_NV, vocabulary = wide_NV.softmax(-1), wide_NV.shape[1]
+    whole_NV, rest_NR = share_NV.tensor_split((vocabulary // PART * PART,), dim=1)
+    sums = [whole_NV.unflatten(1, (-1, PART)).sum(-1), rest_NR.sum(1, keepdim=True)]
+    sum_NC = torch.cat(sums, 1).double()
+    reached_NC = sum_NC.cumsum(1)
+    wanted_N1 = draw_N.double()[:, None] * reached_NC[:, -1:]
+    part_N1 = torch.searchsorted(reached_NC, wanted_N1, right=True)
+    part_N1 = part_N1.clamp(max=(vocabulary - 1) // PART)
+    token_NP = part_N1 * PART + torch.arange(PART, device=part_N1.device)
+    own_NP = share_NV.gather(1, token_NP.clamp(max=vocabulary - 1)).double()
+    before_N1 = reached_NC.gather(1, part_N1) - sum_NC.gather(1, part_N1)
+    within_N1 = torch.searchsorted(own_NP.cumsum(1), wanted_N1 - before_N1, right=True)
+    return (part_N1 * PART + within_N1).squeeze(1).clamp(max=vocabulary - 1)
 
 
 def exponential(nats: float) -> float:

@@ -83,6 +83,26 @@ class MaskedLM(LanguageModel):
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with masked `tokens`; `target` holds the original ones."""
         tokens_BT = batch["tokens"]
+        selected_BT, action_BT, token_BT = self.select(batch, noise)
+        # A draw of 1 - 2^-24 times a large count may round up to the count itself.
+        drawn = (token_BT * len(self._ordinary)).long().clamp(max=len(self._ordinary) - 1)
+        hidden_BT = torch.where(
+            action_BT < self.MASKED,
+            self.info.vocabulary.mask,
+            torch.where(action_BT < self.MASKED + self.RANDOM, self._ordinary[drawn], tokens_BT),
+        )
+        return {
+            **batch,
+            "tokens": torch.where(selected_BT, hidden_BT, tokens_BT),
+            "target": torch.where(selected_BT, tokens_BT, IGNORE),
+        }
+
+    def select(self, batch: Batch, noise: ExampleNoise) -> tuple[Tensor, Tensor, Tensor]:
+        """Return which positions are selected, and of each two numbers in [0, 1), `[B, T]` all.
+
+        The first is for what becomes of its token, the second for what replaces it.
+        """
+        tokens_BT = batch["tokens"]
         eligible_BT = self._eligible[tokens_BT] & batch["mask"]
         if self.masks == "static" and "epoch" in batch:
             noise = noise.of_copy(int(batch["epoch"][0]) % self.copies)
@@ -97,18 +117,7 @@ class MaskedLM(LanguageModel):
             selected_BT = self._words(tokens_BT, eligible_BT, select_BT)
         else:
             selected_BT = self._tokens(eligible_BT, select_BT)
-        # A draw of 1 - 2^-24 times a large count may round up to the count itself.
-        drawn = (token_BT * len(self._ordinary)).long().clamp(max=len(self._ordinary) - 1)
-        hidden_BT = torch.where(
-            action_BT < self.MASKED,
-            self.info.vocabulary.mask,
-            torch.where(action_BT < self.MASKED + self.RANDOM, self._ordinary[drawn], tokens_BT),
-        )
-        return {
-            **batch,
-            "tokens": torch.where(selected_BT, hidden_BT, tokens_BT),
-            "target": torch.where(selected_BT, tokens_BT, IGNORE),
-        }
+        return selected_BT, action_BT, token_BT
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats

@@ -12,6 +12,7 @@ RUN/
   items.jsonl       what became of each test and validation example
   tensorboard/      the same as curves       checkpoints/      step-00012000/, best/
   model/            weights, model.json, tokenizer.json: all that the next run needs; their hashes
+  parts/NAME/       the same of a model that trained inside it, such as ELECTRA's generator
   analyses/         what was found out about the run later: NAME.json, pictures beside it
   .lock             held by the command that writes here
 ```
@@ -36,6 +37,7 @@ from transfer_cli.safe_files import read_json
 CONFIG = "config.yaml"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
+PARTS = "parts"
 TOKENIZER = "tokenizer.json"
 LOCK = ".lock"
 HUB = "hf:"
@@ -75,6 +77,7 @@ class RunDirectory:
         self.checkpoints = path / CHECKPOINTS
         self.best = self.checkpoints / "best"
         self.model = path / MODEL
+        self.parts = path / PARTS
         self.analyses = path / "analyses"
         self._lock: Lock | None = None
 
@@ -166,7 +169,7 @@ class RunDirectory:
 
     def clear_leftovers(self) -> None:
         """Remove half-written files of a killed command. The caller holds the lock."""
-        for folder in (self.path, self.model, self.checkpoints):
+        for folder in (self.path, self.model, self.checkpoints, *self.parts.glob("*")):
             for path in _temporaries(folder):
                 _remove(path)
 
@@ -188,7 +191,7 @@ class RunDirectory:
         return [
             self.overrides, self.plan, self.presets, self.environment, self.origins, self.results,
             self.timing, self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints,
-            self.model, self.analyses,
+            self.model, self.parts, self.analyses,
         ]  # fmt: skip
 
     def _holds_no_more_than_a_start(self) -> bool:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.model.added import edits_in, merge, unmergeable_edits
+from transfer_cli.model.borrowing import completed
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
@@ -158,6 +160,24 @@ class CheckpointWriter:
             kept = {n: t for n, t in tensors.items() if n not in run.blueprint.training_weights}
             with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
                 save_tensors(kept, path)
+
+        self._write_parts(tensors)
+
+    def _write_parts(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write each head that is a model itself into a folder of its own, beside `model/`."""
+        plan = self._run.blueprint
+        for loss in plan.losses:
+            for name, part in loss.objective.parts_of(plan.model.backbone.shape).items():
+                described = replace(
+                    plan.description(), shape=part.shape, objective=part.objective, edits={}
+                )
+                folder = self._directory.parts / name
+                folder.mkdir(parents=True, exist_ok=True)
+                with checkpoint.listed(folder, (*DESCRIBED, WEIGHTS)):
+                    write_description(described, folder)
+                    plan.data.tokenizer.save(folder / TOKENIZER)
+                    with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
+                        save_tensors(completed(name, tensors), path)
 
     def _read_weights(self, folder: Path) -> None:
         run, tensors = self._run, read_weights(folder)

@@ -14,6 +14,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 
 CPU = torch.device("cpu")
 
@@ -38,6 +39,11 @@ def losses_and_weights(objective, data, sizes, *, compiled, **changes):
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=300), {**tiny.MODERN, "residual": "tutorial"}),
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=300), {"direction": "bidirectional"}),
+    "replaced": (
+        lambda: ReplacedTokens(width=0.5),
+        lambda: tiny.blocks(tokens=300),
+        {"direction": "bidirectional"},
+    ),
     "padded": (Classification, lambda: tiny.Questions(examples=16), {}),
 }
 

@@ -24,6 +24,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.source_distillation import SourceDistillation
 
 SHAPES = {
@@ -86,7 +87,7 @@ def step_of(shape, scheme, objective, losses=None, **recipe):
 
 
 def batch_of(objective, *, causal=True):
-    if isinstance(objective, CausalLM | MaskedLM):
+    if isinstance(objective, CausalLM | MaskedLM | ReplacedTokens):
         return tiny.all_of(tiny.blocks(100, 16))
     return tiny.all_of(tiny.Questions(causal=causal, examples=16))
 
@@ -127,6 +128,10 @@ def test_flops_are_those_of_torchs_counter(shape, scheme):
         ("llama", "top_k", CausalLM()),
         ("bert", "full", MaskedLM()), ("bert", "lora", MaskedLM()),
         ("factorised", "full", MaskedLM()),
+        ("bert", "full", ReplacedTokens(width=0.5)),
+        ("factorised", "full", ReplacedTokens("all_tokens", width=0.5)),
+        ("llama", "full", ReplacedTokens("replace", width=0.5)),
+        ("bert", "top_k", ReplacedTokens("detect_selected", width=0.5)),
     ],
 )  # fmt: skip
 def test_the_head_of_a_language_model_is_counted_at_scored_positions(shape, scheme, objective):

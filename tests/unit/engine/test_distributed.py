@@ -18,6 +18,7 @@ from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 
 pytestmark = pytest.mark.multiprocess
 
@@ -28,6 +29,12 @@ UNFREEZING = tiny.Given(
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}, {}),
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}, {}),
+    "replaced": (
+        lambda: ReplacedTokens(width=0.5, detect_weight=1.0),
+        lambda: tiny.blocks(tokens=1100),
+        {"direction": "bidirectional"},
+        {},
+    ),
     "classification": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
     "unfreezing": (
         Classification,
@@ -37,8 +44,8 @@ CASES = {
     ),
     "mix": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
 }
-COPIED = ("clm", "mlm", "classification", "unfreezing")
-SHARDED = ("mlm", "unfreezing", "mix")
+COPIED = ("clm", "mlm", "replaced", "classification", "unfreezing")
+SHARDED = ("mlm", "replaced", "unfreezing", "mix")
 STEPS, BATCH, MICRO = 12, 32, 8
 
 

@@ -15,12 +15,18 @@ from transfer_cli.errors import DivergedError
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.slice_heads import SliceHeads
 from transfer_cli.runs.slices import Slice
 
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),  # 69 blocks, the last one short
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}),
+    "replaced": (
+        lambda: ReplacedTokens(width=0.5),
+        lambda: tiny.blocks(tokens=1100),
+        {"direction": "bidirectional"},
+    ),
     "classification": (Classification, lambda: tiny.Questions(examples=70), {}),
 }
 SIZES = {"whole": [32], "fourths": [8] * 4, "uneven": [5, 11, 1, 15]}

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from transfer_cli.model import vocabulary_loss
-from transfer_cli.model.vocabulary_loss import summed_cross_entropy, summed_divergence
+from transfer_cli.model.vocabulary_loss import (
+    summed_copy_loss,
+    summed_cross_entropy,
+    summed_divergence,
+)
 
 UPSTREAM = 0.37
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -202,3 +206,42 @@ def test_where_the_bias_alone_learns_a_divergence_still_has_its_gradient():
     plain_divergence(hidden, table, bias, teacher_NV, 2.0).backward()
 
     assert_close(found, bias.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("elements", [1, 7 * 20, 2**23])
+def test_the_loss_of_a_model_that_may_copy_is_its_formula(monkeypatch, elements):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", elements)
+    hidden, table, bias, target = inputs(50, 7)
+    gate = torch.linspace(-9, 9, 50, dtype=torch.float64).requires_grad_()
+    is_read = torch.arange(50) % 3 > 0
+
+    def by_formula(hidden_ND, table_VD, bias_V, gate_N, target_N):
+        written_N = F.linear(hidden_ND, table_VD, bias_V).softmax(-1)[range(50), target_N]
+        copied_N = gate_N.sigmoid()
+        return -(copied_N * is_read + (1 - copied_N) * written_N).log().sum()
+
+    def in_chunks(*tensors):
+        return summed_copy_loss(*tensors, is_read)
+
+    tensors = (hidden, table, bias, gate)
+    expected, gradients = with_gradients(by_formula, tensors, target)
+    found, own = with_gradients(in_chunks, tensors, target)
+
+    assert_close(found, expected)
+    for gradient, wanted in zip(own, gradients, strict=True):
+        assert_close(gradient, wanted)
+
+
+def test_logits_are_shown_on_their_way():
+    hidden, table, bias, target = inputs(50, 7)
+    seen = torch.zeros(50, 7, dtype=torch.float64)
+
+    def look(logits_RV, rows):
+        seen[rows] = logits_RV.detach()
+
+    found = summed_cross_entropy(hidden, table, bias, target, on_logits=look)
+    with torch.no_grad():
+        again = summed_cross_entropy(hidden, table, bias, target, on_logits=look)
+
+    assert_close(seen, F.linear(hidden, table, bias).detach(), rtol=1e-6, atol=1e-6)
+    assert_close(found.detach(), again, rtol=1e-6, atol=1e-6, check_dtype=False)

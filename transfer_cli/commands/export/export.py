@@ -15,13 +15,14 @@ from transfer_cli.assembly.finished_run import (
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.commands.typed_paths import check_new
-from transfer_cli.errors import ConfigError, one_of
+from transfer_cli.errors import ConfigError, listed, one_of
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.runs.directory import PARTS
 from transfer_cli.terminal import Entry, Page, Piece, print_out
 
 log = logging.getLogger(__name__)
@@ -36,12 +37,30 @@ def export(config: DictConfig) -> None:
         raise ConfigError(f"family: format={config.format} writes none; leave family= out")
     to = Path(config.to).expanduser()
     check_new(to)
-    start = open_pretrained(config.run, "run", config.base)
+    start = open_pretrained(_place(config.run, config.part), "run", config.base)
     with progress(f"exporting as {config.format}"), writing(to), new_folder(to) as made:
         facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, made)
     print_out(
         Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items()))
     )
+
+
+def _place(run: str, part: str | None) -> str:
+    """Return the folder of a run, or of a part of it.
+
+    Raises:
+        ConfigError: It has no such part.
+    """
+    if part is None:
+        return run
+    parts = Path(run).expanduser() / PARTS
+    there = [each.name for each in parts.iterdir()] if parts.is_dir() else []
+    if part not in there:
+        raise ConfigError(
+            f"part: {run} has no part {part!r}"
+            + (f"; it has {listed(there)}" if there else ", nor any other; leave part= out")
+        )
+    return str(parts / part)
 
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:

@@ -1,0 +1,209 @@
+"""Replaced-token detection: a generator inside a run, beside its model, in a folder of its own."""
+
+import json
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from tests import several
+from tests.functional.conftest import LOOP
+from tests.published import publish, reference
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.engine.precision import Precision
+from transfer_cli.objectives.base import Encoding
+
+pytestmark = pytest.mark.functional
+
+WORDS = (
+    "pretrain", "objective=replaced_tokens", "objective.width=0.5", "data=sample_text",
+    "model=toy", "model.width=16", "model.heads=2", "model.feedforward=24", "tokenizer.size=600",
+    "data.length=32", "optimizer.lr=1e-2", "schedule=constant", *LOOP, "loop.steps=4",
+    "loop.evaluate_every=4 steps",
+)  # fmt: skip
+ELECTRA = (
+    "model.residual=post", "model.segments=2", "model.embedding_width=12",
+    "model.output_transform=true",
+)  # fmt: skip
+MODES = ("detect", "all_tokens", "detect_selected", "replace")
+
+
+def ended(result):
+    assert result.code == 0, result.err
+    return result
+
+
+def measures(folder):
+    return json.loads((Path(folder) / "results.json").read_text())["measures"]
+
+
+def parts_of(run):
+    """Return the weights of a run, and those that its generator does not share."""
+    generator = load_file(Path(run) / "parts" / "generator" / "weights.safetensors")
+    return {**load_file(Path(run) / "model" / "weights.safetensors"), "generator": generator}
+
+
+def assert_same_weights(one, other, **tolerance):
+    first, second = parts_of(one), parts_of(other)
+    assert_close(first.pop("generator"), second.pop("generator"), **tolerance)
+    assert_close(first, second, **tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_is_scored_again_and_adapted_and_its_model_has_no_generator(mode, transfer):
+    ended(transfer(*WORDS, f"objective.mode={mode}", "run.dir=run"))
+
+    ended(transfer("evaluate", "run=run", "split=test", "output=again.json", "device=cpu"))
+    ended(
+        transfer(
+            "finetune", "experiment=sample/finetune", "init_from=run", "run.dir=adapted",
+            "loop.steps=2", "device=cpu",
+        )
+    )  # fmt: skip
+
+    again = json.loads(Path("again.json").read_text())["measures"]["test"]
+    assert again == pytest.approx(measures("run")["test"], rel=1e-5)
+    own = parts_of("run")
+    assert not [name for name in own if name.startswith("heads.generator")]
+    assert any(name.startswith("heads.") for name in own)
+    table = "backbone.token_embedding.weight"
+    assert torch.equal(own["generator"][table], own[table])
+
+
+@pytest.mark.slow
+def test_discriminator_and_generator_go_out_and_say_the_same_there(transfer):
+    told = ended(transfer(*WORDS, *ELECTRA, "run.dir=run"))
+    assert "transformers.ElectraForPreTraining" in told.err
+
+    out = ended(transfer("export", "run=run", "to=out")).out
+    generator = ended(transfer("export", "run=run", "part=generator", "to=generator")).out
+
+    assert "transformers.ElectraForPreTraining" in out
+    assert "transformers.ElectraForMaskedLM" in generator
+    model = open_trained("run", Precision("fp32", torch.device("cpu"))).model
+    tokens = torch.randint(5, 500, (3, 20), generator=torch.Generator().manual_seed(0))
+    batch = {"tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
+    inside = model.heads["generator"]
+    lib = reference()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        theirs = lib.AutoModelForPreTraining.from_pretrained("out").eval()(tokens).logits
+        filled = lib.AutoModelForMaskedLM.from_pretrained("generator").eval()(tokens).logits
+        ours = model.heads["discriminator"](Encoding(model, batch).top)
+        table = model.backbone.token_embedding.weight
+        words = inside.heads["lm"](Encoding(inside, batch).top, table)
+    assert_close(theirs, ours, atol=1e-6, rtol=0)
+    assert_close(filled, words, atol=1e-5, rtol=0)
+    back, own = open_pretrained("out").tensors(), open_pretrained("run").tensors()
+    assert back.keys() == own.keys()
+    assert all(torch.equal(back[name], own[name]) for name in own)
+
+
+@pytest.mark.slow
+def test_a_published_discriminator_comes_with_its_head(transfer, tmp_path):
+    publish(tmp_path / "published", "electra", "PreTraining")
+
+    start = open_pretrained("published")
+    again = ended(
+        transfer(
+            "pretrain", "init_from=published", "objective=replaced_tokens", "objective.width=0.5",
+            "data=sample_text", *LOOP, "loop.steps=1", "optimizer.lr=1e-20", "run.dir=run",
+        )
+    )  # fmt: skip
+
+    head = "heads.discriminator.linear.weight"
+    assert torch.equal(open_pretrained("run").tensors()[head], start.tensors()[head])
+    assert "new: heads.generator." in again.err
+    refused = transfer("evaluate", "run=published", "data=sample_text", "device=cpu")
+    assert refused.code != 0
+    assert "there is no generator to replace tokens" in refused.err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(transfer):
+    cut = ("loop.micro_batch=3", "loop.steps=4")
+    ended(transfer(*WORDS, *cut, "run.dir=whole"))
+
+    ended(transfer(*WORDS, *cut, "loop.steps=2", "run.dir=stopped"))
+    ended(transfer(*WORDS, *cut, "run.dir=stopped", "resume=auto"))
+
+    assert_same_weights("whole", "stopped", rtol=0, atol=0)
+    assert measures("whole") == measures("stopped")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model.direction=causal",), "objective: ReplacedTokens needs a bidirectional model"),
+        (("objective.width=0.25",), "objective.width=0.25 of 2 heads are 0.5; give a share"),
+        (("objective.mode=detct",), "objective.mode: expected one of detect, all_tokens"),
+        (("objective.width=null",), "objective.width: null is no generator"),
+    ],
+)
+def test_what_cannot_train_is_refused_in_one_line(words, said, transfer):
+    refused = transfer(*WORDS, *words, "run.dir=run")
+
+    assert refused.code == 2
+    assert said in refused.err.splitlines()[-1]
+    assert not Path("run").exists()
+
+
+def test_a_part_that_is_not_there_is_refused_in_one_line(transfer, pretrained):
+    refused = transfer("export", f"run={pretrained}", "part=generator", "to=out")
+
+    assert refused.code == 2
+    assert "has no part 'generator', nor any other; leave part= out" in refused.err
+    assert not Path("out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_give_the_weights_of_one(parallel, transfer):
+    ended(transfer(*WORDS, *ELECTRA, "run.dir=one"))
+
+    typed = (*WORDS, *ELECTRA, f"parallel={parallel}", "run.dir=two")
+    ran = several.torchrun(2, "-m", "transfer_cli", *typed)
+
+    assert ran.returncode == 0, ran.stderr
+    assert_same_weights("one", "two", rtol=1e-4, atol=1e-5)
+
+
+def write_language(path, sentences, seed):
+    """Write sentences of a made language, documents of one of six topics and of words for all."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    lines = []
+    for _ in range(sentences):
+        topic = draw.randrange(6)
+        words = (
+            f"f{draw.randrange(20)}" if draw.random() < 0.3 else f"t{topic}w{draw.randrange(30)}"
+            for _ in range(12)
+        )
+        lines.append(" ".join(words))
+    Path(path).write_text("\n\n".join(lines) + "\n")
+
+
+@pytest.mark.slow
+def test_detection_beats_who_knows_the_share_alone(transfer):
+    write_language("train.txt", 12_000, 1)
+    write_language("validation.txt", 1_000, 2)
+
+    ended(
+        transfer(
+            "pretrain", "objective=replaced_tokens", "objective.depth=0.5", "data=text",
+            "data.train=train.txt", "data.validation=validation.txt", "model=toy",
+            "data.documents=separate", "tokenizer.size=2000", "data.length=64", "loop.steps=400",
+            "loop.batch=16", "optimizer.lr=3e-3", "schedule.warmup=20", "device=cpu",
+            "loop.evaluate_every=100 steps", "run.dir=run",
+        )
+    )  # fmt: skip
+
+    found = measures("run")["validation"]
+    assert found["detect_excess"] < -0.012
+    assert found["auc"] > 0.55

@@ -1,0 +1,110 @@
+"""A smaller model inside another, whose embeddings it reads (ELECTRA, Clark et al. 2020)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.positions import LearnedPositions
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+
+BORROWED = (
+    "backbone.token_embedding.", "backbone.position_embedding.weight",
+    "backbone.segment_embedding.", "backbone.embedding_norm.",
+)  # fmt: skip
+"""The tensors that it reads of another one, by the beginning of their names."""
+
+NEAR_WHOLE = 0.05
+"""How far a share of the heads may be from a whole number: a third is typed as 0.33."""
+
+
+class BorrowingBackbone(Backbone):
+    """A backbone that reads the embeddings of another one, and has no tables of its own.
+
+    Args:
+        shape: Its own; its embeddings are as wide as the other's.
+        lender: The other one.
+    """
+
+    def __init__(self, shape: BackboneShape, lender: Backbone) -> None:
+        super().__init__(shape, vocabulary=1)  # whose tables go
+        self.vocabulary = lender.vocabulary
+        for name in ("token_embedding", "segment_embedding", "embedding_norm"):
+            if hasattr(self, name):
+                delattr(self, name)
+        if isinstance(self.position_embedding, LearnedPositions):
+            self.position_embedding.register_parameter("weight", None)
+        # In a tuple, so that it is no part of this module: each parameter has one name.
+        self._lender = (lender,)
+
+    @property
+    def lender(self) -> Backbone:
+        """The other one."""
+        return self._lender[0]
+
+
+def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
+    """Return the shape of a masked language model beside a model of this shape.
+
+    Args:
+        shape: The larger model's.
+        width: The share of its heads, which stay as wide as they are, and so of its width.
+        depth: The share of its blocks.
+
+    Raises:
+        ValueError: Of its heads, that is no whole number.
+    """
+    heads = max(1, round(width * shape.heads))
+    own_width = shape.width * heads // shape.heads
+    if abs(width * shape.heads - heads) > NEAR_WHOLE or own_width * shape.heads != (
+        shape.width * heads
+    ):
+        raise ValueError(
+            f"width={width:g} of {shape.heads} heads are {width * shape.heads:.3g}; give a share "
+            f"that is a whole number of them, for example {heads / shape.heads:.3g}"
+        )
+    group = shape.heads // shape.shared_heads
+    blocks = max(1, round(depth * shape.depth))
+    return replace(
+        shape,
+        width=own_width,
+        heads=heads,
+        depth=blocks,
+        feedforward=max(1, round(shape.feedforward * heads / shape.heads)),
+        key_value_heads=None if group == 1 else heads // group if heads % group == 0 else 1,
+        share=shape.share if isinstance(shape.share, str) else min(shape.share, blocks),
+        embedding_width=shape.embedding_size,
+        embedding_norm=shape.has_embedding_norm,
+        pooler="none",
+        tie_output=True,
+        output_bias=True,
+        output_transform=True,
+        output_activation="gelu",
+    )
+
+
+def completed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a head that is such a model, as those of a model of its own.
+
+    Args:
+        name: Of the head.
+        tensors: Of the whole model.
+    """
+    prefix = f"heads.{name}."
+    own = {n.removeprefix(prefix): each for n, each in tensors.items() if n.startswith(prefix)}
+    return {n: each for n, each in tensors.items() if n.startswith(BORROWED)} | own
+
+
+def as_head(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what `completed` was made of, but for the tables."""
+    own = {n: each for n, each in tensors.items() if not n.startswith(BORROWED)}
+    return {f"heads.{name}.{n}": each for n, each in own.items()}
+
+
+def borrower(shape: BackboneShape, lender: Backbone) -> TransferModel:
+    """Return a masked language model of this shape that reads the embeddings of another model."""
+    head: nn.Module = LanguageModelHead(shape, lender.vocabulary)
+    return TransferModel(BorrowingBackbone(shape, lender), {"lm": head})

@@ -1,0 +1,384 @@
+"""Replaced-token detection, and its ablations (ELECTRA, Clark et al. 2020).
+
+Legend: B batch, T positions, N positions with a loss, D width, V vocabulary.
+"""
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from functools import partial
+from typing import Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.batch import IGNORE, Batch, rows_compared, rows_with_target
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, one_of
+from transfer_cli.metrics import LOSS, Metric, perplexity
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.borrowing import borrower, narrowed
+from transfer_cli.model.heads import LanguageModelHead, TokenJudge
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import (
+    Encoding,
+    ModelPart,
+    Objective,
+    TaskInfo,
+)
+from transfer_cli.objectives.language_model import HEAD, draw_tokens, exponential
+from transfer_cli.objectives.masked_lm import MaskedLM, Masks
+from transfer_cli.seeds import ExampleNoise
+
+Mode = Literal["detect", "all_tokens", "detect_selected", "replace"]
+
+GENERATOR, DISCRIMINATOR, COPY = "generator", "discriminator", "copy"
+"""The names of its heads, beside that of a language model."""
+
+_MASKING = ("rate", "whole_word", "spans", "masks", "copies")
+"""The options that are those of `MaskedLM`."""
+
+BINS, WIDEST = 4096, 16.0
+"""Answers are counted by their logit, in so many equal parts of plus and minus so much."""
+
+
+class ReplacedTokens(Objective):
+    """A small generator fills masked positions; the model learns from the text that this makes.
+
+    The generator is a masked language model that reads the model's own embeddings, and trains with
+    it. Tokens are drawn from what it says, which returns no gradient. Where a draw is the original
+    token, that counts as original. What the model learns from the corrupted text is the mode's:
+
+    - detect: which tokens are not original, at every real position; special tokens included.
+    - detect_selected: the same, at the positions that were selected alone.
+    - replace: the original tokens at those positions.
+    - all_tokens: the original tokens at every real position, by a language model that may copy the
+      token that it reads (`model.vocabulary_loss.summed_copy_loss`).
+
+    The finished model has no generator; the run keeps it beside.
+
+    Args:
+        mode: See above.
+        rate: Share of eligible tokens to select, as in `MaskedLM`; likewise the next four.
+        whole_word: Select words.
+        spans: Select spans of words.
+        masks: dynamic, or static.
+        copies: Of static masks.
+        keep: Share of the selected that the generator reads as they are (0.15 in the released
+            code); of the others it reads the mask token.
+        width: Of the generator: its share of the model's heads, and so of its width. None: there is
+            no generator, as in a published model, and nothing to learn from.
+        depth: Of the generator: its share of the model's blocks.
+        temperature: The generator's logits are divided by it before tokens are drawn.
+        generator_weight: Of the generator's loss.
+        detect_weight: Of the detection loss, which is small; other modes weigh 1.
+    """
+
+    direction = "bidirectional"
+    keeps_tokens = False
+
+    def __init__(  # noqa: PLR0913 - YAML options
+        self,
+        mode: Mode = "detect",
+        rate: float = 0.15,
+        *,
+        whole_word: bool = False,
+        spans: bool = False,
+        masks: Masks = "dynamic",
+        copies: int = 10,
+        keep: float = 0.0,
+        width: float | None = 0.25,
+        depth: float = 1.0,
+        temperature: float = 1.0,
+        generator_weight: float = 1.0,
+        detect_weight: float = 50.0,
+    ) -> None:
+        one_of("mode", mode, get_args(Mode), ValueError)
+        for name, share in (("width", width), ("depth", depth)):
+            if share is not None and not 0 < share <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, got {share}")
+        if not 0 <= keep < 1:
+            raise ValueError(f"keep must be in [0, 1), got {keep}")
+        above_zero("temperature", temperature)
+        at_least("generator_weight", generator_weight, 0)
+        above_zero("detect_weight", detect_weight)
+        self.mode = mode
+        self.masking = MaskedLM(rate, whole_word, spans=spans, masks=masks, copies=copies)
+        self.keep = keep
+        self.width = width
+        self.depth = depth
+        self.temperature = temperature
+        self.generator_weight = generator_weight
+        self.detect_weight = detect_weight
+        self.detects = mode in ("detect", "detect_selected")
+
+    @property
+    def term(self) -> str:
+        """The name of the model's own term."""
+        return "detect" if self.detects else "restore"
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The generator's loss, and the model's own."""
+        own = self.detect_weight if self.detects else 1.0
+        return {GENERATOR: self.generator_weight, self.term: own}
+
+    @property
+    def head(self) -> str | None:
+        """That of detection; a language model's is shared."""
+        return DISCRIMINATOR if self.detects else None
+
+    @property
+    def training_heads(self) -> Set[str]:
+        """The generator, if there is one."""
+        return set() if self.width is None else {GENERATOR}
+
+    @property
+    def published_as(self) -> str:  # type: ignore[override]
+        """A discriminator, or a language model."""
+        return "replaced_tokens" if self.detects else "language_model"
+
+    def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
+        """Return the generator, as a masked language model."""
+        if self.width is None:
+            return {}
+        masking = self.masking
+        node = {
+            "_target_": f"{MaskedLM.__module__}.{MaskedLM.__qualname__}",
+            **{name: getattr(masking, name) for name in _MASKING},
+        }
+        return {GENERATOR: ModelPart(narrowed(shape, self.width, self.depth), node)}
+
+    def check_start(self, model: TransferModel, inherited: Set[str]) -> None:
+        """Refuse what cannot train, or could not be written.
+
+        Raises:
+            ConfigError: There is no generator, or edits change the embeddings that it reads.
+        """
+        if self.width is None:
+            raise ConfigError(
+                f"{self._key}.width: null is no generator, whose tokens the model learns from; "
+                "give a share of the model's heads, such as 0.25"
+            )
+        if model.backbone.new_rows is not None or model.backbone.new_segments is not None:
+            raise ConfigError(
+                f"{self._key}: the generator would be left without the embeddings that "
+                "adaptation.edits adds to those of the model; leave the edit out"
+            )
+
+    def setup(self, info: TaskInfo) -> None:
+        """Decide which tokens may be masked.
+
+        Raises:
+            ConfigError: The tokenizer has no mask token.
+        """
+        super().setup(info)
+        self.masking.setup(info)
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the generator, and the heads of the mode.
+
+        Raises:
+            ConfigError: The generator's width does not fit the heads of the model.
+        """
+        try:
+            parts = self.parts_of(backbone.shape)
+        except ValueError as error:
+            raise ConfigError(f"{self._key}.{error}") from error
+        found: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
+        if self.detects:
+            return {**found, DISCRIMINATOR: TokenJudge(backbone.shape)}
+        found[HEAD] = LanguageModelHead(backbone.shape, backbone.vocabulary)
+        if self.mode == "all_tokens":
+            found[COPY] = nn.Linear(backbone.shape.width, 1)
+        return found
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the generator's view: selected tokens are masked, `target` holds them.
+
+        `compared` says where the model's own loss is, and `draw` holds a number in [0, 1) for each
+        position, by which the generator's token is drawn.
+        """
+        tokens_BT = batch["tokens"]
+        selected_BT, action_BT, _ = self.masking.select(batch, noise)
+        is_hidden_BT = selected_BT & (action_BT >= self.keep)
+        everywhere = self.mode in ("detect", "all_tokens")
+        return {
+            **batch,
+            "tokens": tokens_BT.masked_fill(is_hidden_BT, self.info.vocabulary.mask),
+            "target": torch.where(selected_BT, tokens_BT, IGNORE),
+            "compared": batch["mask"] if everywhere else selected_BT,
+            "draw": noise.uniform(batch["index"], tokens_BT.shape[1], 1, part=1).squeeze(-1),
+        }
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of selected positions, and of those with a loss of the model's own."""
+        selected = int((batch["target"] != IGNORE).sum())
+        return {GENERATOR: selected, self.term: int(batch["compared"].sum())}
+
+    def head_rows(self, batch: Batch) -> dict[str, int]:
+        """Return how many rows of a batch pass through each head, by name."""
+        counts = self.counts(batch)
+        own = dict.fromkeys((DISCRIMINATOR, HEAD, COPY), counts[self.term])
+        return {GENERATOR: counts[GENERATOR], **own}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return both terms, summed over their positions, in nats."""
+        sums, _, _ = self._pass(model, batch)
+        return sums
+
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return both terms, the number of replaced tokens, and of detection its answers counted.
+
+        `answers` is `[2, BINS]`: how many original and replaced tokens got which logit.
+        """
+        sums, replaced_N, logit_N = self._pass(model, batch)
+        found = {**sums, "replaced": replaced_N.sum()}
+        if logit_N is None:
+            return found
+        share_N = (logit_N.clamp(-WIDEST, WIDEST) + WIDEST) / (2 * WIDEST)
+        bin_N = (share_N * BINS).long().clamp(max=BINS - 1)
+        answers = torch.zeros(2 * BINS, dtype=torch.long, device=logit_N.device)
+        answers.index_add_(0, bin_N + BINS * replaced_N, torch.ones_like(bin_N))
+        return {**found, "answers": answers.view(2, BINS)}
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return the measures, see `declared_metrics`."""
+        means = {term: float(totals[term]) / max(1, counts[term]) for term in self.weights}
+        loss = sum(float(totals[term]) for term in self.weights) / max(1, counts[self.term])
+        replaced = float(totals["replaced"]) / max(1, counts[self.term])
+        of_generator = {
+            "replaced": replaced,
+            "generator_perplexity": exponential(means[GENERATOR]),
+        }
+        if not self.detects:
+            return {
+                "loss": loss,
+                "restored_perplexity": exponential(means[self.term]),
+                **of_generator,
+            }
+        return {
+            "loss": loss,
+            "auc": area_under_curve(totals["answers"]),
+            "detect_loss": means[self.term],
+            "detect_excess": means[self.term] - entropy(replaced),
+            **of_generator,
+        }
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics.
+
+        `loss` is the sum of both losses, unweighted, a position that the model is asked about: what
+        it takes to say which tokens are replaced, and what was there. Detection alone gets easier
+        with a worse generator, so no run is judged by it. `auc` is how often a replaced token looks
+        more suspicious than an original one, `detect_excess` the detection loss less that of who
+        knows nothing but the share of `replaced` tokens.
+        """
+        loss, perplexity_of = (
+            replace(LOSS, per_example=False),
+            partial(replace, perplexity("restored_perplexity"), headline=False, per_example=False),
+        )
+        own: tuple[Metric, ...] = (perplexity_of(),)
+        if self.detects:
+            own = (
+                Metric("auc", higher_is_better=True, unit="fraction"),
+                replace(loss, name="detect_loss"),
+                Metric("detect_excess", higher_is_better=False),
+            )
+        replaced = Metric("replaced", higher_is_better=False, unit="fraction")
+        generator = perplexity_of(name="generator_perplexity")
+        return replace(loss, headline=True), *own, replaced, generator
+
+    @property
+    def _key(self) -> str:
+        return "objective" if self.info.name == "main" else f"losses.{self.info.name}"
+
+    def _read(self, model: TransferModel, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the generator's summed loss, and the text with its draws, `[B, T]`.
+
+        Raises:
+            RunError: There is no generator.
+        """
+        if GENERATOR not in model.heads:
+            raise RunError(
+                f"{self._key}: there is no generator to replace tokens, which a run keeps beside "
+                "its model and published models lack; adapt it to a task (transfer finetune)"
+            )
+        generator = cast("TransferModel", model.heads[GENERATOR])
+        rows_N = rows_with_target(batch)
+        draw_N = batch["draw"].flatten().index_select(0, rows_N)
+        drawn_N = torch.empty_like(rows_N)
+
+        def draw(logits_RV: Tensor, rows: slice) -> None:
+            drawn_N[rows] = draw_tokens(logits_RV.detach() / self.temperature, draw_N[rows])
+
+        loss = generator.heads[HEAD].summed_loss(  # type: ignore[operator]
+            Encoding(generator, batch).top.flatten(0, 1).index_select(0, rows_N),
+            model.backbone.token_embedding.weight,
+            batch["target"].flatten().index_select(0, rows_N),
+            draw,
+        )
+        tokens_BT = batch["tokens"]
+        return loss, tokens_BT.flatten().index_copy(0, rows_N, drawn_N).view_as(tokens_BT)
+
+    def _pass(
+        self, model: TransferModel, batch: Batch
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+        """Return both terms, which of the N tokens are replaced, and the logit of each.
+
+        There are none where the tokens are to be restored.
+        """
+        generator, read_BT = self._read(model, batch)
+        rows_N = rows_compared(batch)
+        original_BT = torch.where(batch["target"] == IGNORE, batch["tokens"], batch["target"])
+        original_N = original_BT.flatten().index_select(0, rows_N)
+        replaced_N = read_BT.flatten().index_select(0, rows_N) != original_N
+        top_BTD = Encoding(model, {**batch, "tokens": read_BT}).top
+        top_ND = top_BTD.flatten(0, 1).index_select(0, rows_N)
+        logit_N = None
+        if self.detects:
+            logit_N = model.heads[DISCRIMINATOR](top_ND).float()
+            is_one_N = replaced_N.to(logit_N.dtype)
+            own = F.binary_cross_entropy_with_logits(logit_N, is_one_N, reduction="sum")
+        else:
+            own = self._restore(model, top_ND, original_N, ~replaced_N)
+        return {GENERATOR: generator, self.term: own}, replaced_N, logit_N
+
+    def _restore(
+        self, model: TransferModel, top_ND: Tensor, original_N: Tensor, is_read_N: Tensor
+    ) -> Tensor:
+        head, table_VD = model.heads[HEAD], model.backbone.token_embedding.weight
+        if self.mode == "replace":
+            loss: Tensor = head.summed_loss(top_ND, table_VD, original_N)  # type: ignore[operator]
+            return loss
+        gate_N = model.heads[COPY](top_ND).squeeze(-1)
+        copied: Tensor = head.summed_copy_loss(  # type: ignore[operator]
+            top_ND, table_VD, gate_N, original_N, is_read_N
+        )
+        return copied
+
+
+def entropy(share: float) -> float:
+    """Return the loss in nats of who knows nothing but how large a share is."""
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
+
+
+def area_under_curve(counts_2N: Tensor) -> float:
+    """Return the area under the receiver operating characteristic: 0.5 says nothing.
+
+    Args:
+        counts_2N: How many negatives and positives have each score, in rising order; equal scores
+            count as half.
+    """
+    negative_N, positive_N = counts_2N.double()
+    pairs = float(negative_N.sum() * positive_N.sum())
+    if not pairs:
+        return 0.5
+    below_N = negative_N.cumsum(0) - negative_N / 2
+    return float((positive_N * below_N).sum()) / pairs
