@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -20,7 +20,7 @@ from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.rest import Rest, rest_of
 from transfer_cli.data.sentence_pairs import pair_text
-from transfer_cli.data.split import Split, TextStats, some_of
+from transfer_cli.data.split import Split, TextContext, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import Pairs, TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
@@ -329,7 +329,7 @@ def text(
         )
     encoded, tokenizer = whole_texts(found, place, tokenizer, only, note)
     if found.pairs is None:
-        return _in_blocks(encoded, tokenizer, length), tokenizer
+        return _in_blocks(encoded, tokenizer, length, shape), tokenizer
     return _in_pairs(encoded, tokenizer, length, found, found.pairs, place.seed), tokenizer
 
 
@@ -352,12 +352,18 @@ def whole_texts(
 
 
 def encoded_files(
-    paths: str, cache: Path, tokenizer: Tokenizer, length: int, note: NoteText = _ignore
+    paths: str,
+    cache: Path,
+    tokenizer: Tokenizer,
+    shape: BackboneShape,
+    length: int,
+    note: NoteText = _ignore,
 ) -> Split:
     """Return all of some text files, encoded, to be scored."""
     raw = {"validation": whole_text(paths, "validation")}
     note(raw)
-    return _in_blocks(_encoded(raw, tokenizer, cache), tokenizer, length).splits["validation"]
+    encoded = _encoded(raw, tokenizer, cache)
+    return _in_blocks(encoded, tokenizer, length, shape).splits["validation"]
 
 
 def _encoded(
@@ -366,7 +372,10 @@ def _encoded(
     return {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
 
 
-def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int) -> Prepared:
+def _in_blocks(
+    encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int, shape: BackboneShape
+) -> Prepared:
+    context = TextContext("blocks", 0, length) if shape.direction == "causal" else None
     return Prepared(
         {
             name: Split(
@@ -374,10 +383,42 @@ def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length:
                 TextBlocks(part, length, tokenizer.pad),
                 TextStats(words=part.num_words, size_bytes=part.num_bytes),
                 part_of=part.part_of,
+                context=context,
             )
             for name, part in encoded.items()
         }
     )
+
+
+def with_context(split: Split, context: int, stride: int | None, positions: int) -> Split:
+    """Return running text in blocks as windows, which see `context` tokens before what is scored.
+
+    Args:
+        split: What is scored.
+        context: Tokens.
+        stride: Tokens that are scored at once; None: as many as fill a block beside the context.
+        positions: The longest sequence that the model reads.
+
+    Raises:
+        ConfigError: It is no text that is read from left to right, or does not fit the positions.
+    """
+    blocks = split.data
+    if split.context is None or not isinstance(blocks, TextBlocks):
+        raise ConfigError(
+            "evaluation.context: is for language models that read running text from left to right, "
+            "and this run is none"
+        )
+    stride = max(1, blocks.length - context) if stride is None else stride
+    at_least("evaluation.context:", context, 0, ConfigError)
+    at_least("evaluation.stride:", stride, 1, ConfigError)
+    if context + stride > positions:
+        raise ConfigError(
+            f"evaluation.context: {context} tokens and {stride} that are scored (evaluation.stride)"
+            f" are more than the model's {positions} positions; use {positions - 1} at most"
+        )
+    windows = replace(blocks, length=stride, history=context)
+    by: Literal["blocks", "windows"] = "windows" if context else "blocks"
+    return replace(split, data=windows, context=TextContext(by, context, stride))
 
 
 def _in_pairs(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def evaluate(config: DictConfig) -> None:
             else:
                 asked = _ASKED.get(config.split, ((config.split,),))
                 splits = _encoded(*own, trained, asked, origins)
+        splits = _with_context(config, trained, splits)
         model = trained.model
         if config.baseline == "unigram" and own is not None:
             with distributed.main_first():
@@ -132,6 +134,24 @@ def _check_input(config: DictConfig) -> None:
     if other:
         raise ConfigError(f"{other}: does not go with input=, whose rows are all that is scored")
     readers.check_readable(Path(config.input).expanduser())
+
+
+def _with_context(
+    config: DictConfig, trained: Trained, splits: Mapping[str, Split]
+) -> Mapping[str, Split]:
+    """Return the splits as `evaluation` says that they are read."""
+    context, stride = config.evaluation.context, config.evaluation.stride
+    if context is None:
+        if stride is not None:
+            raise ConfigError("evaluation.stride: is for evaluation.context=, which is not given")
+        return splits
+    positions = trained.start.description.shape.positions
+    if not trained.objective.keeps_tokens:  # not the running text, but what it makes of it
+        splits = {name: replace(split, context=None) for name, split in splits.items()}
+    return {
+        name: datasets.with_context(split, context, stride, positions)
+        for name, split in splits.items()
+    }
 
 
 def _scores(
