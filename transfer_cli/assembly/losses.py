@@ -53,7 +53,10 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
                 f"decides){_cure(name, asked[name].objective, direction)}"
             )
-    return BackboneShape(**{**vars(shape), "direction": direction})
+    try:
+        return BackboneShape(**{**vars(shape), "direction": direction})
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
 
 
 def _cure(name: str, objective: Objective, direction: str) -> str:

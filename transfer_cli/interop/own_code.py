@@ -43,6 +43,7 @@ _BUILT = {
     "feedforward_kind": ("mlp", "gated"),
     "attention_pattern": ("full", "window"),
     "position_kind": ("learned", "sinusoidal", "rotary", "relative_bias"),
+    "biases": ("all", "none", "qkv"),
     "residual": (
         "pre", "post", "tutorial", "pre_first_plain", "sandwich", "reordered", "parallel",
     ),

@@ -110,10 +110,10 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
 
 
 def within_documents(
-    inputs: Sequence[AttentionInputs], document_BT: Tensor
+    inputs: Sequence[AttentionInputs], document_BT: Tensor, key_document_BS: Tensor
 ) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees keys of its own document alone."""
-    return _seeing(inputs, (document_BT[:, :, None] == document_BT[:, None, :])[:, None])
+    return _seeing(inputs, (document_BT[:, :, None] == key_document_BS[:, None, :])[:, None])
 
 
 def without_padding(
