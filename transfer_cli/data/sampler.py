@@ -79,6 +79,25 @@ class StepSampler:
         return np.concatenate([batches.ravel(), order[cut:]])
 
 
+class LaneSampler(StepSampler):
+    """Samples the blocks of running text that continue those of the step before.
+
+    The text is cut into `batch` lanes of equal length, but for one block; each step has the next
+    block of each lane, in the order of lanes. So the n-th example of a step, of a process or of a
+    micro-batch is always of the same lane. Each epoch begins with the first block of each lane.
+    """
+
+    def _drawn(self, epoch: int) -> np.ndarray:
+        """Return the blocks of an epoch, step by step; every epoch is the same."""
+        lanes = np.array_split(np.arange(self.examples), self.batch)
+        first_B, length_B = (
+            np.array([of(lane) for lane in lanes]) for of in (lambda lane: lane[:1].sum(), len)
+        )
+        step_N1 = np.arange(self.steps_per_epoch)[:, None]
+        found: np.ndarray = (first_B + step_N1)[step_N1 < length_B]
+        return found
+
+
 def _by_length(order: np.ndarray, lengths: np.ndarray, batch: int) -> np.ndarray:
     """Sort each pool of examples by length."""
     pool_batches = min(POOL_BATCHES, max(1, len(order) // batch // LEAST_POOLS))
