@@ -376,6 +376,8 @@ def _in_blocks(
     encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int, shape: BackboneShape
 ) -> Prepared:
     context = TextContext("blocks", 0, length) if shape.direction == "causal" else None
+    if shape.recurrence:
+        context = TextContext("memory", shape.recurrence, length)
     return Prepared(
         {
             name: Split(
@@ -390,14 +392,22 @@ def _in_blocks(
     )
 
 
-def with_context(split: Split, context: int, stride: int | None, positions: int) -> Split:
-    """Return running text in blocks as windows, which see `context` tokens before what is scored.
+def with_context(
+    split: Split,
+    shape: BackboneShape,
+    tokens: int,
+    stride: int | None,
+    by: Literal["windows", "memory"],
+) -> Split:
+    """Return running text of which `tokens` tokens are seen before those that are scored.
 
     Args:
         split: What is scored.
-        context: Tokens.
-        stride: Tokens that are scored at once; None: as many as fill a block beside the context.
-        positions: The longest sequence that the model reads.
+        shape: The model's.
+        tokens: How many; 0 are blocks.
+        stride: Tokens that are scored at once; None: a block by memory, else as many as fill one
+            beside the context.
+        by: Whether the context is remembered or read again.
 
     Raises:
         ConfigError: It is no text that is read from left to right, or does not fit the positions.
@@ -408,17 +418,21 @@ def with_context(split: Split, context: int, stride: int | None, positions: int)
             "evaluation.context: is for language models that read running text from left to right, "
             "and this run is none"
         )
-    stride = max(1, blocks.length - context) if stride is None else stride
-    at_least("evaluation.context:", context, 0, ConfigError)
+    at_least("evaluation.context:", tokens, 0, ConfigError)
+    remembers = by == "memory" and tokens > 0
+    bounded = not remembers and shape.is_bounded
+    if stride is None:
+        stride = max(1, blocks.length - tokens) if bounded else blocks.length
     at_least("evaluation.stride:", stride, 1, ConfigError)
-    if context + stride > positions:
+    if bounded and tokens + stride > shape.positions:
         raise ConfigError(
-            f"evaluation.context: {context} tokens and {stride} that are scored (evaluation.stride)"
-            f" are more than the model's {positions} positions; use {positions - 1} at most"
+            f"evaluation.context: {tokens} tokens and {stride} that are scored (evaluation.stride) "
+            f"are more than the model's {shape.positions} positions; use {shape.positions - 1} at "
+            "most"
         )
-    windows = replace(blocks, length=stride, history=context)
-    by: Literal["blocks", "windows"] = "windows" if context else "blocks"
-    return replace(split, data=windows, context=TextContext(by, context, stride))
+    cut = replace(blocks, length=stride, history=0 if remembers else tokens)
+    context = TextContext(by if tokens else "blocks", tokens, stride)
+    return replace(split, data=cut, context=context)
 
 
 def _in_pairs(

@@ -140,16 +140,25 @@ def _with_context(
     config: DictConfig, trained: Trained, splits: Mapping[str, Split]
 ) -> Mapping[str, Split]:
     """Return the splits as `evaluation` says that they are read."""
-    context, stride = config.evaluation.context, config.evaluation.stride
-    if context is None:
-        if stride is not None:
-            raise ConfigError("evaluation.stride: is for evaluation.context=, which is not given")
+    asked, shape = config.evaluation, trained.start.description.shape
+    one_of("evaluation.by", asked.by, ("auto", "windows", "memory"))
+    if asked.by == "memory" and not shape.recurrence:
+        raise ConfigError(
+            "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"
+        )
+    by = asked.by
+    if by == "auto":
+        by = "memory" if shape.recurrence else "windows"
+    tokens = asked.context
+    if tokens is None:
+        other = next((name for name in ("stride", "by") if asked[name] not in (None, "auto")), "")
+        if other:
+            raise ConfigError(f"evaluation.{other}: is for evaluation.context=, which is not given")
         return splits
-    positions = trained.start.description.shape.positions
     if not trained.objective.keeps_tokens:  # not the running text, but what it makes of it
         splits = {name: replace(split, context=None) for name, split in splits.items()}
     return {
-        name: datasets.with_context(split, context, stride, positions)
+        name: datasets.with_context(split, shape, tokens, asked.stride, by)
         for name, split in splits.items()
     }
 

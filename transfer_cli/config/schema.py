@@ -247,7 +247,9 @@ class ContextConfig:
     context: int | None = None
     """Tokens before each scored one, at least, where the text has them; none: blocks without."""
     stride: int | None = None
-    """Tokens that are scored at once; none: as many as a block has beside its context."""
+    """Tokens that are scored at once; none: a block by memory, else what a block has beside it."""
+    by: str = "auto"
+    """memory: what a model with model.recurrence remembers; windows: read again; auto: either."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ short questions is padding.
 
 import math
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ More would save little padding.
 LEAST_POOLS = 8
 """Minimum number of pools in an epoch; with fewer, few examples would always meet the same ones."""
 
-Items = TypeVar("Items", np.ndarray, list[np.ndarray])
+Items = TypeVar("Items", np.ndarray, list[Any])
 
 
 class StepSampler:

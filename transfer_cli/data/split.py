@@ -148,6 +148,14 @@ def some_of(split: Split, count: int) -> Split:
     rows = spread if of is None else np.flatnonzero(np.isin(of, spread))
     before = split.part_of or Whole(split.name, total, ())
     left_out = (*before.left_out, f"{total - count:,} are not scored")
+    context = split.context
+    if context is not None and context.by == "memory":  # what is before a block may be left out
+        context = TextContext("blocks", 0, context.stride)
     return replace(
-        split, text=TextStats(), order=rows, part_of=replace(before, left_out=left_out), num_cut=0
+        split,
+        context=context,
+        text=TextStats(),
+        order=rows,
+        part_of=replace(before, left_out=left_out),
+        num_cut=0,
     )

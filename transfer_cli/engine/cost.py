@@ -11,7 +11,8 @@ Chowdhery et al. 2022, appendix B); what is *real* are real tokens and the keys 
 
 A *unit* is what a price is of: `token`, a position in the backbone; `place`, one that attention
 sees, which may be padding that nothing else computes; `pair` and `near_pair`, a query and a key in
-a block that sees everything, or has a window; `heads.NAME...`, a row in a head.
+a block that sees everything, or has a window; `remembered`, a position of a memory; `distance`, one
+between a query and a key, encoded once a pass; `heads.NAME...`, a row in a head.
 """
 
 from collections import defaultdict
@@ -34,6 +35,7 @@ from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
 TOKEN, PLACE, PAIR, NEAR = "token", "place", "pair", "near_pair"
+REMEMBERED, DISTANCE = "remembered", "distance"
 
 _BELOW = (
     "token_embedding", "new_rows", "new_segments", "position_embedding", "segment_embedding",
@@ -88,7 +90,9 @@ def flops_of(amounts: Amounts, prices: Prices) -> Flops:
     return total
 
 
-def amounts_of_texts(model: TransferModel, texts: int, length: int, scored: int) -> Amounts:
+def amounts_of_texts(
+    model: TransferModel, texts: int, length: int, scored: int, earlier: int = 0
+) -> Amounts:
     """Return what a step of one pass is made of.
 
     Args:
@@ -96,12 +100,15 @@ def amounts_of_texts(model: TransferModel, texts: int, length: int, scored: int)
         texts: Of a step, without padding.
         length: Of each, in tokens.
         scored: Rows in a language model's head; other heads are asked once for each text.
+        earlier: Positions that a memory holds of each.
     """
     shape, tokens = model.backbone.shape, texts * length
     found = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
+    found[REMEMBERED] = texts * earlier, texts * earlier
+    found[DISTANCE] = earlier + length, earlier + length
     for unit, window in {PAIR: None, NEAR: shape.window}.items():
-        seen = pairs_seen([length], causal=model.backbone.causal, window=window)
-        found[unit] = tokens * length, texts * seen
+        seen = pairs_seen([length], causal=model.backbone.causal, window=window, earlier=earlier)
+        found[unit] = tokens * (earlier + length), texts * seen
     for name, head in model.heads.items():
         rows = scored if isinstance(head, LanguageModelHead) else texts
         units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
@@ -112,7 +119,7 @@ def amounts_of_texts(model: TransferModel, texts: int, length: int, scored: int)
 def training_flops(model: TransferModel, length: int) -> int:
     """Return what training a whole language model takes for a token of a text of this length."""
     prices = prices_of(model, {name for name, _ in model.named_parameters()})
-    pairs = {PAIR: length, NEAR: length}
+    pairs = {PAIR: length, NEAR: length, REMEMBERED: 0, DISTANCE: 0}
     return sum(sum(price) * pairs.get(unit, 1) for unit, price in prices.items())
 
 
@@ -200,10 +207,15 @@ class _Walk:
         return attended or fed
 
     def _attention(self, attention: SelfAttention, pairs: str, *, moves: bool) -> bool:
+        self._through(attention.packed, REMEMBERED, moves=False)
         moves = self._through(attention.packed, moves=moves)
         norms = (getattr(attention, name, None) for name in ("query_norm", "key_norm"))
         moves = moves or self._trains(*norms)
         width = attention.rows[0]
+        if hasattr(attention, "distance"):
+            own = self._through(attention.distance, DISTANCE, moves=False)
+            self._product(pairs, width, moves=moves, trains=own)
+            moves = moves or own
         self._mix(pairs, width, moves=moves)
         if isinstance(attention.prefix, PrefixAttention):
             keys = width * attention.prefix.key.shape[1]
@@ -353,10 +365,13 @@ class Tally:
         real = sum(lengths)
         self._add(f"{prefix}{TOKEN}", made.tokens, real)
         self._add(f"{prefix}{PLACE}", places, real)
+        self._add(f"{prefix}{REMEMBERED}", made.sequences * made.earlier)
+        keys = made.positions + made.earlier
+        self._add(f"{prefix}{DISTANCE}", keys)
         kinds = {PAIR: None} if window is None else {PAIR: None, NEAR: window}
         for unit, reach in kinds.items():
-            seen = pairs_seen(lengths, causal=made.causal, window=reach)
-            self._add(f"{prefix}{unit}", places * made.positions, seen)
+            seen = pairs_seen(lengths, causal=made.causal, window=reach, earlier=made.earlier)
+            self._add(f"{prefix}{unit}", places * keys, seen)
 
     def _add(self, unit: str, done: int, real: int | None = None) -> None:
         if self._stage is None:
@@ -367,14 +382,21 @@ class Tally:
         found[1] += done if real is None else real
 
 
-def pairs_seen(lengths: Sequence[int], *, causal: bool, window: int | None = None) -> int:
+def pairs_seen(
+    lengths: Sequence[int], *, causal: bool, window: int | None = None, earlier: int = 0
+) -> int:
     """Return how many keys all queries of some texts see together, one for each pair.
 
     Args:
         lengths: Real tokens of each text.
         causal: Whether a query sees no later key.
         window: See `model.patterns.window_mask`; None: every text is seen from end to end.
+        earlier: Positions of a memory before each text, which are seen and see nothing.
     """
+    if earlier:
+        whole = [earlier + length for length in lengths]
+        before = pairs_seen([earlier] * len(lengths), causal=causal, window=window)
+        return pairs_seen(whole, causal=causal, window=window) - before
     squares, tokens = sum(length * length for length in lengths), sum(lengths)
     all_seen = (squares + tokens) // 2 if causal else squares
     if window is None:

@@ -40,7 +40,9 @@ class Memory:
         self.states, self.document = (), None
 
     def of_first(self, rows: int) -> None:
-        """Forget all but the first texts: the others have ended."""
+        """Forget all but the first texts, the others having ended; of none, everything."""
+        if not rows:
+            self.empty()
         self.states = tuple(state_BMD[:rows] for state_BMD in self.states)
         self.document = None if self.document is None else self.document[:rows]
 

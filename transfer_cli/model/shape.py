@@ -154,7 +154,7 @@ class BackboneShape:
                 f"position_kind={self.position_kind}: these distances look back alone, for a model "
                 "that reads from left to right; take objective=clm, or other positions"
             )
-        if self.recurrence and POSITIONS[self.position_kind].is_bounded:
+        if self.recurrence and self.is_bounded:
             raise ValueError(
                 f"recurrence={self.recurrence}: a memory has no positions of its own, only "
                 "distances; take position_kind=relative (model=xl-tiny), or recurrence=0"
@@ -178,6 +178,11 @@ class BackboneShape:
         heads = 2 * (self.heads + self.shared_heads) * self.head_size
         blocks = self.distinct_blocks * self.width * (heads + 2 * self.feedforward)
         return 4 * (embeddings + blocks)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a sequence may have as many tokens as there are positions, and no more."""
+        return POSITIONS[self.position_kind].is_bounded
 
     @property
     def projects_distances(self) -> bool:

@@ -1,9 +1,18 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.sampler import LEAST_POOLS, POOL_BATCHES, StepSampler, micro_batches
+from transfer_cli.data.sampler import (
+    LEAST_POOLS,
+    POOL_BATCHES,
+    LaneSampler,
+    StepSampler,
+    micro_batches,
+    shard,
+)
 
 SIZES = {
     "examples": st.integers(1, 200),
@@ -122,3 +131,17 @@ def test_portions_keep_the_order_and_every_index(count, portion):
 
     assert [n for part in portions for n in part] == list(range(count))
     assert all(0 < len(part) <= portion for part in portions)
+
+
+@given(examples=st.integers(1, 200), batch=st.integers(1, 40), world_size=st.integers(1, 3))
+def test_lanes_go_on_where_the_step_before_ended(examples, batch, world_size):
+    batch = min(batch, examples)
+    lanes = LaneSampler(examples, batch, seed=0)
+    steps = [lanes.indices(number) for number in range(lanes.steps_per_epoch)]
+
+    assert sorted(np.concatenate(steps)) == list(range(examples))
+    for rank in range(world_size):
+        own = [shard(step, rank, world_size) for step in steps]
+        for before, after in itertools.pairwise(own):
+            assert after.tolist() == (before[: len(after)] + 1).tolist()
+    assert lanes.indices(lanes.steps_per_epoch).tolist() == steps[0].tolist()
