@@ -334,9 +334,6 @@ def _check_memory(model: TransferModel, losses: Sequence[Loss], data: RunData) -
     sites = [name for name, _ in model.backbone.blocks.named_modules()]
     problems = {
         f"losses: {', '.join(each.name for each in losses[1:])} beside the main one": losses[1:],
-        "streams: the text of one stream alone goes on from step to step, and another": (
-            len({loss.stream for loss in losses}) > 1
-        ),
         "objective: one that does not predict each next token of the text as it stands": (
             not isinstance(losses[0].objective, CausalLM) or not losses[0].objective.keeps_tokens
         ),
