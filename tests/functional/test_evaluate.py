@@ -126,7 +126,7 @@ def test_the_size_of_a_text_is_said(transfer, short_run, corpus):
 
     said = next(line for line in ended.out.splitlines() if line.startswith("validation: scored"))
     assert f"of {corpus} (its other lines are trained on): " in said
-    assert said.endswith(" bytes")
+    assert " bytes; in blocks of 64, without context" in said
 
 
 def test_a_confusion_table_is_shown(transfer, finetuned):

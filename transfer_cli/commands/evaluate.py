@@ -77,6 +77,7 @@ def evaluate(config: DictConfig) -> None:
         if config.baseline == "unigram" and own is not None:
             with distributed.main_first():
                 model = _unigram(*own, trained, origins).to(precision.device)
+            splits = {name: replace(split, context=None) for name, split in splits.items()}
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         items: list[Item] | None = None if config.each is None else []
