@@ -87,10 +87,13 @@ class Lanes:
         """
         if not state:
             return
-        shape = (self._batch, self._places, state["states"].shape[2], self._width)
-        if state["states"].shape != shape:
-            raise ValueError(f"the memory is {tuple(state['states'].shape)}, expected {shape}")
+        states, document = state["states"], state.get("document")
+        shape = (self._batch, self._places, states.shape[2], self._width)
+        if states.shape != shape:
+            raise ValueError(f"the memory is {tuple(states.shape)}, expected {shape}")
+        if document is not None and document.shape != (self._batch, states.shape[2]):
+            raise ValueError(f"the memory is of documents {tuple(document.shape)}")
         for lanes, memory in zip(self._parts, self._memories, strict=True):
-            memory.states = state["states"][lanes].to(self._device).unbind(1)
-            if "document" in state:
-                memory.document = state["document"][lanes].to(self._device)
+            memory.states = states[lanes].to(self._device).unbind(1)
+            if document is not None:
+                memory.document = document[lanes].to(self._device)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.attention import AttentionInputs, Gates
 from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
@@ -155,7 +156,8 @@ class Backbone(nn.Module):
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
-                `kv_cache` and no prefixes, or distances meet later keys.
+                `kv_cache` and no prefixes.
+            ConfigError: Its positions are distances, and there are prefixes.
         """
         before = memory if kv_cache is None else kv_cache
         earlier = 0 if before is None else before.length
@@ -194,7 +196,10 @@ class Backbone(nn.Module):
 
     def _check(self, length: int, kv_cache: KVCache | None, prefix_B: Tensor | None) -> None:
         if prefix_B is not None and self.shape.projects_distances:
-            raise ValueError("these distances look back alone, and a prefix sees all of itself")
+            raise ConfigError(
+                f"model.position_kind={self.shape.position_kind}: these distances look back alone, "
+                "and of a prefix all positions see all; take objective=clm, or another model"
+            )
         if kv_cache is not None and prefix_B is None and not self.causal:
             raise ValueError(
                 "a bidirectional model cannot use a cache: later tokens change its hidden states"
