@@ -241,10 +241,9 @@ def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     own_seed = seed if name == "main" else derive(seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
     lengths = part.lengths if plan.loop.bucket else None
-    batch = plan.data.batches[name]
     if plan.remembers:
         return Stream(data, LaneSampler(len(data), plan.loop.batch, own_seed))
-    sampler = StepSampler(len(data), batch, own_seed, lengths)
+    sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths)
     return Stream(data, sampler, joins_main=name in plan.data.joining)
 
 

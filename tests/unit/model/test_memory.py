@@ -132,6 +132,14 @@ def test_seven_positions_more_before_a_text_change_nothing():
     assert_close(found, read(backbone, tokens_BT)[-1], rtol=0, atol=1e-5)
 
 
+def test_what_is_not_finite_is_forgotten():
+    memory = Memory(2)
+
+    memory.keep([torch.tensor([[[1.0], [math.nan], [math.inf]]])], None)
+
+    assert memory.states[0].tolist() == [[[0.0], [0.0]]]
+
+
 def test_documents_end_what_is_remembered():
     backbone, tokens_BT = lively_backbone(), tokens(16)
     document_BT = (torch.arange(16) >= 11).long().expand(2, -1)
