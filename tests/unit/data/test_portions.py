@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny
@@ -15,6 +15,7 @@ def short_lanes(monkeypatch):
     monkeypatch.setattr(portions, "LEAST_BLOCKS", 2)
 
 
+@settings(max_examples=25)
 @given(
     blocks=st.integers(1, 300),
     tokens=st.integers(1, 60),
