@@ -42,11 +42,12 @@ from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.cli import main
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
-from transfer_cli.data.sampler import StepSampler
-from transfer_cli.data.split import Dataset, Split
+from transfer_cli.data.sampler import LaneSampler, StepSampler
+from transfer_cli.data.split import Dataset, Split, TextContext
 from transfer_cli.engine.evaluation import EachExample, evaluate, predictions, samples
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
+from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.generation.decoding import generate
@@ -85,6 +86,8 @@ WAITS = {
     "is read a step late; the reading touches the host alone",
     "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
     "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
+    "engine.lanes.Lanes.state_dict": "what is remembered, for a checkpoint",
+    "engine.lanes.Lanes.load_state_dict": "the same, of one",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
     "assembly.finished_run.open_trained": "the model",
@@ -519,6 +522,31 @@ for _name, _make in BESIDE_MASKED.items():
         return run.losses, scores.measures
 
 
+@case(
+    "steps and scores: text that is remembered",
+    NOTED,
+    "Sums.update",
+    "Lanes.state_dict",
+    "Lanes.load_state_dict",
+)
+def _(device: torch.device) -> object:
+    data = tiny.blocks(tokens=1100)
+    shape = {"position_kind": "relative", "residual": "post", "recurrence": 24}
+    run = begun(CausalLM(), device, data, shape=shape, total=4)
+    run.sampler = LaneSampler(len(data), run.batch, 0)
+    run.step._lanes = Lanes(
+        run.step.model.backbone.shape, run.batch, 3, run.sampler.steps_per_epoch, device
+    )
+    run.micro_batch = 3
+    run.go()
+    remembered = run.step._lanes.state_dict()
+    run.step._lanes.load_state_dict(remembered)
+    split = Split("validation", data, context=TextContext("memory", 24, data.length))
+    precision = run.recipe.precision
+    scores = evaluate(run.step.model, tiny.bound(CausalLM()), split, batch=8, precision=precision)
+    return run.losses, scores.measures["loss"], remembered["states"].abs().mean().tolist()
+
+
 @case("mixed losses on streams of their own", NOTED)
 def _(device: torch.device) -> list[float]:
     losses = [
@@ -589,7 +617,7 @@ def _after_a_step() -> Any:
     return Events.ITERATION_COMPLETED
 
 
-@case("a resume", NOTED, "load_state_dict")
+@case("a resume", NOTED, "TrainStep.load_state_dict")
 def _(device: torch.device) -> Any:
     whole = begun(CausalLM(), device, total=4).go()
     first, second = begun(CausalLM(), device, total=2), begun(CausalLM(), device, total=4)

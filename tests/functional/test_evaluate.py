@@ -50,6 +50,49 @@ def test_all_splits_that_there_are_are_scored(transfer, short_run, read_json):
     assert found["validation"] == pytest.approx(expected["validation"], rel=1e-4)
 
 
+def test_a_sliding_window_scores_the_same_tokens_with_more_before_them(
+    transfer, short_run, tmp_path, read_json
+):
+    at = ("evaluate", f"run={short_run}", "split=train", "device=cpu")
+    losses = {}
+    for name, words in {
+        "default": (),
+        "blocks": ("evaluation.context=0", "batch=5"),
+        "windows": ("evaluation.context=24",),
+        "narrow": ("evaluation.context=24", "evaluation.stride=8", "batch=7"),
+    }.items():
+        ended = transfer(*at, *words, f"output={name}.json")
+        assert ended.code == 0, ended.err
+        losses[name] = read_json(tmp_path / f"{name}.json")["measures"]["train"]["loss"]
+    found = read_json(tmp_path / "windows.json")["counts"]["train"]["context"]
+
+    assert found == {"by": "windows", "tokens": 24, "stride": 40}
+    assert losses.pop("blocks") == pytest.approx(losses["default"], rel=1e-5)
+    assert len({round(loss, 6) for loss in losses.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluation.context=64"], "evaluation.context: 64 tokens and 1 that are scored"),
+        (["evaluation.context=-1"], "evaluation.context: must be 0 or more"),
+        (["evaluation.stride=4"], "evaluation.stride: is for evaluation.context="),
+    ],
+)
+def test_a_context_that_makes_no_sense_is_refused(transfer, short_run, words, said):
+    ended = transfer("evaluate", f"run={short_run}", "device=cpu", *words)
+
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_a_run_that_reads_no_running_text_has_no_context(transfer, finetuned):
+    ended = transfer("evaluate", f"run={finetuned}", "device=cpu", "evaluation.context=4")
+
+    assert ended.code == 2
+    assert "evaluation.context: is for language models that read running text" in ended.err
+
+
 def test_the_measures_are_written_to_a_file(transfer, finetuned, tmp_path, read_json):
     ended = transfer("evaluate", f"run={finetuned}", "batch=1", "output=out.json", "device=cpu")
 
@@ -83,7 +126,7 @@ def test_the_size_of_a_text_is_said(transfer, short_run, corpus):
 
     said = next(line for line in ended.out.splitlines() if line.startswith("validation: scored"))
     assert f"of {corpus} (its other lines are trained on): " in said
-    assert said.endswith(" bytes")
+    assert " bytes; in blocks of 64, without context" in said
 
 
 def test_a_confusion_table_is_shown(transfer, finetuned):

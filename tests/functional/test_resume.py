@@ -28,6 +28,15 @@ ROOT = Path(__file__).parents[2]
 KINDS = {
     "clm": ("pretrain", "data=text", "data.train={corpus}", "objective=clm"),
     "mlm": ("pretrain", "data=text", "data.train={corpus}", "objective=mlm"),
+    "memory": (
+        "pretrain",
+        "data=text",
+        "data.train={corpus}",
+        "data.documents=separate",
+        "model.position_kind=relative",
+        "model.recurrence=70",
+        "loop.micro_batch=3",
+    ),
     "static": (
         "pretrain",
         "data=text",
@@ -156,6 +165,7 @@ def wait_for_records(process, run):
     [
         ("clm", 3),
         ("mlm", 3),
+        ("memory", 3),
         ("pairs", 3),
         ("static", 3),
         ("corrupted", 3),

@@ -47,6 +47,7 @@ from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.heads import BatchNorm
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
@@ -59,6 +60,7 @@ from transfer_cli.model.weights import (
     without_values,
 )
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
+from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.source_distillation import SourceDistillation
@@ -143,6 +145,11 @@ class Blueprint:
     def ever_trains(self) -> frozenset[str]:
         """The parameters that train in any stage."""
         return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether each block of text sees those before it, by states carried between steps."""
+        return _remembers(self.model.backbone.shape, self.data)
 
     @cached_property
     def left_out(self) -> frozenset[str]:
@@ -249,6 +256,7 @@ def draw(
             model, data, start, tensors, nodes, adaptation.edits, config.seed
         )
     _check_stored(adaptation.store, model, losses)
+    _check_memory(model, losses, data)
     if adaptation.penalty is not None:
         adaptation.penalty.check(inherited)
     groups = layer_groups(model, inherited)
@@ -314,12 +322,39 @@ def _finalize_options(
     return main
 
 
+def _remembers(shape: BackboneShape, data: RunData) -> bool:
+    return bool(shape.recurrence) and data.info["main"].task is None
+
+
+def _check_memory(model: TransferModel, losses: Sequence[Loss], data: RunData) -> None:
+    """Refuse what does not go with a memory of the text before a block, if there is one."""
+    if not _remembers(model.backbone.shape, data):
+        return
+    sites = [name for name, _ in model.backbone.blocks.named_modules()]
+    problems = {
+        f"losses: {', '.join(each.name for each in losses[1:])} beside the main one": losses[1:],
+        "objective: one that does not predict each next token of the text as it stands": (
+            not isinstance(losses[0].objective, CausalLM) or not losses[0].objective.keeps_tokens
+        ),
+        "adaptation.edits: an attention beside the blocks, which sees the block alone,": any(
+            name.endswith(f".{BESIDE_BLOCK}") for name in sites
+        ),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ConfigError(
+                f"{problem} does not go with a memory (model.recurrence="
+                f"{model.backbone.shape.recurrence}); leave it out, or take model.recurrence=0"
+            )
+
+
 def has_fixed_features(plan: Blueprint) -> bool:
     """Return whether every text has the same hidden states in every epoch."""
     shape = plan.model.backbone.shape
     return (
         len(plan.data.counts) == 1
         and bool(plan.model.heads)
+        and not plan.remembers
         and plan.report is not None
         and all(loss.objective.keeps_tokens for loss in plan.losses)
         and not any(name.startswith("backbone.") for name in plan.ever_trains)

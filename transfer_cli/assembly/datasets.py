@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -24,7 +24,7 @@ from transfer_cli.data.rest import Rest, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import encode_text
-from transfer_cli.data.split import Split, TextStats, WeightedSource, some_of
+from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.text_split import TextSplit
@@ -336,7 +336,7 @@ def text(
         )
     encoded, tokenizer = whole_texts(found, place, tokenizer, only, note)
     if found.pairs is None:
-        return _in_blocks(encoded, tokenizer, length), tokenizer
+        return _in_blocks(encoded, tokenizer, length, shape), tokenizer
     return _in_pairs(encoded, tokenizer, length, found, found.pairs, place.seed), tokenizer
 
 
@@ -359,12 +359,18 @@ def whole_texts(
 
 
 def encoded_files(
-    paths: str, cache: Path, tokenizer: Tokenizer, length: int, note: NoteText = _ignore
+    paths: str,
+    cache: Path,
+    tokenizer: Tokenizer,
+    shape: BackboneShape,
+    length: int,
+    note: NoteText = _ignore,
 ) -> Split:
     """Return all of some text files, encoded, to be scored."""
     raw = {"validation": whole_text(paths, "validation")}
     note(raw)
-    return _in_blocks(_encoded(raw, tokenizer, cache), tokenizer, length).splits["validation"]
+    encoded = _encoded(raw, tokenizer, cache)
+    return _in_blocks(encoded, tokenizer, length, shape).splits["validation"]
 
 
 def _encoded(
@@ -373,7 +379,12 @@ def _encoded(
     return {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
 
 
-def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int) -> Prepared:
+def _in_blocks(
+    encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int, shape: BackboneShape
+) -> Prepared:
+    context = TextContext("blocks", 0, length) if shape.direction == "causal" else None
+    if shape.recurrence:
+        context = TextContext("memory", shape.recurrence, length)
     blocks = {name: TextBlocks(part, length, tokenizer.pad) for name, part in encoded.items()}
     splits = {
         name: Split(
@@ -381,6 +392,7 @@ def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length:
             blocks[name],
             TextStats(words=part.num_words, size_bytes=part.num_bytes),
             part_of=part.part_of,
+            context=context,
         )
         for name, part in encoded.items()
     }
@@ -391,6 +403,49 @@ def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length:
             f"{count:,}", f"{len(blocks['train']):,}", source.name, f"{source.size:,}",
         )  # fmt: skip
     return Prepared(splits, sources=sources)
+
+
+def with_context(
+    split: Split,
+    shape: BackboneShape,
+    tokens: int,
+    stride: int | None,
+    by: Literal["windows", "memory"],
+) -> Split:
+    """Return running text of which `tokens` tokens are seen before those that are scored.
+
+    Args:
+        split: What is scored.
+        shape: The model's.
+        tokens: How many; 0 are blocks.
+        stride: Tokens that are scored at once; None: a block by memory, else as many as fill one
+            beside the context.
+        by: Whether the context is remembered or read again.
+
+    Raises:
+        ConfigError: It is no text that is read from left to right, or does not fit the positions.
+    """
+    blocks = split.data
+    if split.context is None or not isinstance(blocks, TextBlocks):
+        raise ConfigError(
+            "evaluation.context: is for language models that read running text from left to right, "
+            "and this run is none"
+        )
+    at_least("evaluation.context:", tokens, 0, ConfigError)
+    remembers = by == "memory" and tokens > 0
+    bounded = not remembers and shape.is_bounded
+    if stride is None:
+        stride = max(1, blocks.length - tokens) if bounded else blocks.length
+    at_least("evaluation.stride:", stride, 1, ConfigError)
+    if bounded and tokens + stride > shape.positions:
+        raise ConfigError(
+            f"evaluation.context: {tokens} tokens and {stride} that are scored (evaluation.stride) "
+            f"are more than the model's {shape.positions} positions; use {shape.positions - 1} at "
+            "most"
+        )
+    cut = replace(blocks, length=stride, history=0 if remembers else tokens)
+    context = TextContext(by if tokens else "blocks", tokens, stride)
+    return replace(split, data=cut, context=context)
 
 
 def _in_pairs(

@@ -34,8 +34,10 @@ def of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Am
             "index": torch.arange(texts),
         }  # fmt: skip
         scored = main.head_rows(main.prepare(batch, ExampleNoise(0, "train", 0)))
-    amounts = amounts_of_texts(planned.model, texts, length, scored)
-    return prices, amounts, f"if each text has {length:,} tokens"
+    earlier = planned.model.backbone.shape.recurrence if planned.remembers else 0
+    amounts = amounts_of_texts(planned.model, texts, length, scored, earlier)
+    after = f", after {earlier:,} that are remembered" if earlier else ""
+    return prices, amounts, f"if each text has {length:,} tokens{after}"
 
 
 def flops_text(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts, how: str) -> str:

@@ -226,7 +226,9 @@ def _text_of(asked: str | TextData, source: Source) -> Split:
                 f"forgetting.data: expected `source` or the path of a text, got {asked!r}; for a "
                 f"data set of conf/data type data@forgetting.data={asked}"
             )
-        return datasets.encoded_files(asked, source.place.cache, tokenizer, source.length, note)
+        return datasets.encoded_files(
+            asked, source.place.cache, tokenizer, source.shape, source.length, note
+        )
     only = ("validation",)
     prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, only, note)
     if "validation" not in prepared.splits:

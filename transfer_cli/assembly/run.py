@@ -28,13 +28,14 @@ from transfer_cli.assembly.teachers import ask_teachers, lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
-from transfer_cli.data.sampler import StepSampler
+from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
+from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import frozen_matrices, halve
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
@@ -175,6 +176,7 @@ def build_run(
         penalty=plan.adaptation.penalty,
         parallel=parallel,
         lay_out=with_rows if loop.pack else with_facts,
+        lanes=_lanes(plan, micro_batch),
     )
     watched = build(config.forgetting, "forgetting", ForgettingText)
     forgetting = forgetting_of(watched, source, model, plan.tensors, micro_batch, precision)
@@ -226,11 +228,21 @@ def _parallel(
     return Replicated(model, some_unused=some_unused)
 
 
+def _lanes(plan: Blueprint, micro_batch: int) -> Lanes | None:
+    """Return what remembers the text of the main stream from step to step, if anything does."""
+    if not plan.remembers:
+        return None
+    shape, epoch = plan.model.backbone.shape, plan.sizes.steps_per_epoch
+    return Lanes(shape, plan.loop.batch, micro_batch, epoch, plan.precision.device)
+
+
 def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     data = part.splits["train"].data
     own_seed = seed if name == "main" else derive(seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
     lengths = part.lengths if plan.loop.bucket else None
+    if plan.remembers:
+        return Stream(data, LaneSampler(len(data), plan.loop.batch, own_seed))
     sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths, part.sources)
     return Stream(data, sampler, joins_main=name in plan.data.joining)
 

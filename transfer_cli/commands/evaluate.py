@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,12 @@ def evaluate(config: DictConfig) -> None:
             else:
                 asked = _ASKED.get(config.split, ((config.split,),))
                 splits = _encoded(*own, trained, asked, origins)
+        splits = _with_context(config, trained, splits)
         model = trained.model
         if config.baseline == "unigram" and own is not None:
             with distributed.main_first():
                 model = _unigram(*own, trained, origins).to(precision.device)
+            splits = {name: replace(split, context=None) for name, split in splits.items()}
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         items: list[Item] | None = None if config.each is None else []
@@ -131,6 +134,33 @@ def _check_input(config: DictConfig) -> None:
     if other:
         raise ConfigError(f"{other}: does not go with input=, whose rows are all that is scored")
     readers.check_readable(Path(config.input).expanduser())
+
+
+def _with_context(
+    config: DictConfig, trained: Trained, splits: Mapping[str, Split]
+) -> Mapping[str, Split]:
+    """Return the splits as `evaluation` says that they are read."""
+    asked, shape = config.evaluation, trained.start.description.shape
+    one_of("evaluation.by", asked.by, ("auto", "windows", "memory"))
+    if asked.by == "memory" and not shape.recurrence:
+        raise ConfigError(
+            "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"
+        )
+    by = asked.by
+    if by == "auto":
+        by = "memory" if shape.recurrence else "windows"
+    tokens = asked.context
+    if tokens is None:
+        other = next((name for name in ("stride", "by") if asked[name] not in (None, "auto")), "")
+        if other:
+            raise ConfigError(f"evaluation.{other}: is for evaluation.context=, which is not given")
+        return splits
+    if not trained.objective.keeps_tokens:  # not the running text, but what it makes of it
+        splits = {name: replace(split, context=None) for name, split in splits.items()}
+    return {
+        name: datasets.with_context(split, shape, tokens, asked.stride, by)
+        for name, split in splits.items()
+    }
 
 
 def _scores(

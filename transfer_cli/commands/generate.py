@@ -21,6 +21,7 @@ from transfer_cli.generation import decoding
 from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
+from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.safe_files import escaped
 from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
@@ -49,8 +50,9 @@ def generate(config: DictConfig) -> None:
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
-    asked, positions = _asked(trained, prompt), trained.start.description.shape.positions
-    most = _room(len(asked.tokens), config.max_tokens, positions)
+    asked, shape = _asked(trained, prompt), trained.start.description.shape
+    memory = _memory(asked, shape, is_cached=config.cache)
+    most = _room(len(asked.tokens), config.max_tokens, None if memory else shape.positions)
     texts = [GeneratedText(asked.layout, prompt, stops) for _ in range(config.samples)]
     shows = config.output != STANDARD_OUTPUT
     streams = shows and len(texts) == 1
@@ -72,6 +74,7 @@ def generate(config: DictConfig) -> None:
             allowed_V=asked.layout.allowed_tokens(),
             prefix=asked.prefix,
             segment=int(asked.is_source),
+            memory=memory,
         )
         for tokens_B in drawn:
             grown = [text.add(token) for text, token in zip(texts, tokens_B, strict=True)]
@@ -83,7 +86,7 @@ def generate(config: DictConfig) -> None:
     if shows and not streams:
         flush_out("\n".join(f"{lead}{_fit(text.text)}\n" for text in texts))
     if most < config.max_tokens and not all(text.finish_reason for text in texts):
-        log.info("the text ends here: the model's %d positions are used up", positions)
+        log.info("the text ends here: the model's %d positions are used up", shape.positions)
     if config.output is not None:
         whole = "max_tokens" if most == config.max_tokens else "positions"
         _write(config.output, prompt, texts, whole)
@@ -135,6 +138,18 @@ def _asked(trained: Trained, prompt: str) -> _Prompt:
     return _Prompt(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
 
 
+def _memory(asked: _Prompt, shape: BackboneShape, *, is_cached: bool) -> int | None:
+    """Return how many tokens before the last one a model of running text sees; None: all."""
+    if asked.is_source or not shape.recurrence:
+        return None
+    if not is_cached:
+        raise ConfigError(
+            f"cache: false reads all of the text again, and this model sees the {shape.recurrence} "
+            "tokens before each, which are in the cache; leave it out"
+        )
+    return shape.recurrence
+
+
 def _fit(text: str) -> str:
     """Return a text without what would steer a terminal, if it goes to one."""
     return escaped(text) if sys.stdout.isatty() else text
@@ -164,10 +179,12 @@ def _prompt(typed: str) -> str:
     return text
 
 
-def _room(prompt: int, most: int, positions: int) -> int:
-    """Return how many tokens can follow a prompt of so many."""
+def _room(prompt: int, most: int, positions: int | None) -> int:
+    """Return how many tokens can follow a prompt of so many; None: there is no longest text."""
     if prompt == 0:
         raise ConfigError("prompt: this run's tokenizer finds no token in it; give other words")
+    if positions is None:
+        return most
     if prompt > positions - 1:
         raise ConfigError(
             f"prompt: is {prompt} tokens long, and with the model's {positions} positions at most "

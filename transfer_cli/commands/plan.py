@@ -72,8 +72,8 @@ def plan(config: DictConfig, command: str) -> None:
     kind = "float32, frozen matrices in bf16" if halved else "float32"
     print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in {kind}{each} ({listed})"))
     of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
+    length = config.data.get("length") or blueprint.model.backbone.shape.positions
     if steps == 0 or (steps is None and of_weights > MOST_BYTES):
-        length = config.data.get("length") or blueprint.model.backbone.shape.positions
         print_out(fact("flops", flops_text(blueprint, *of_full_texts(blueprint, length))))
         if steps != 0:
             said = "not measured for so much; plan.steps=3 takes three steps to say"
@@ -81,7 +81,9 @@ def plan(config: DictConfig, command: str) -> None:
         return
     run = _lean(config, command, typed, origins)
     found = _measured(run, steps)
-    print_out(fact("flops", flops_text(blueprint, *_of_measured(run, found))))
+    # The first steps of a run that remembers have little to remember.
+    counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
+    print_out(fact("flops", flops_text(blueprint, *(counted or _of_measured(run, found)))))
     print_out(fact("time", _time_text(run, blueprint, found)))
 
 
@@ -134,12 +136,16 @@ def _memory_parts(
     # Of blocks that are computed again, the input stays, and all of one at a time.
     numbers = passed * shape.width + block if loop.activation_checkpointing else passed * block
     held = rows * length * numbers
+    earlier = shape.recurrence if blueprint.remembers else 0
+    if shape.projects_distances:  # scores by distance, in all, and their probabilities
+        held += 3 * passed * rows * shape.heads * length * (earlier + length)
     half = sum(sizes[name] for name in _halved(blueprint, shards)) // 2
     parts = {
         "weights": sum(sizes.values()) // shards - half,
         "gradients": at_once // shards,
         "optimizer": moments * sum(sizes[name] for name in ever) // shards,
         "copies of the start": copies // shards,
+        f"{earlier} remembered positions": share * shape.depth * earlier * shape.width,
         f"{_STATES} {rows} x {length} tokens": held,
     }
     return [(name, count) for name, count in parts.items() if count]
@@ -185,7 +191,8 @@ def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
         run: A run that keeps no states of a frozen backbone.
         steps: How many to take; None: as many as there is time for.
     """
-    found = _by_a_sequence(run) if steps is None else None
+    alone = steps is None and not run.blueprint.remembers
+    found = _by_a_sequence(run) if alone else None
     if found is not None:
         return found
     patience = SECONDS if steps is None else math.inf

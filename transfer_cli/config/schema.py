@@ -241,6 +241,18 @@ class FinetuneConfig(TrainConfig):
 
 
 @dataclass
+class ContextConfig:
+    """What a causal language model sees of running text before what is scored."""
+
+    context: int | None = None
+    """Tokens before each scored one, at least, where the text has them; none: blocks without."""
+    stride: int | None = None
+    """Tokens that are scored at once; none: a block by memory, else what a block has beside it."""
+    by: str = "auto"
+    """memory: what a model with model.recurrence remembers; windows: read again; auto: either."""
+
+
+@dataclass
 class EvaluateConfig(SharedConfig):
     """What `evaluate` takes."""
 
@@ -275,6 +287,7 @@ class EvaluateConfig(SharedConfig):
     """Parts that are scored beside the whole, by names of your own: slices.short.length=[0,6]."""
     baseline: str = "none"
     """none, or unigram: score the training text's token frequencies instead of the model."""
+    evaluation: ContextConfig = field(default_factory=ContextConfig)
     batch: int = 32
     """Sequences that pass through the model at once."""
     output: str | None = None

@@ -24,11 +24,15 @@ class TextBlocks:
 
     Neighbouring blocks overlap by one token: every token but the first is a target exactly once.
     The last block may be short.
+
+    With `history`, a block begins so many tokens earlier, which are no targets in it, or as many
+    as there are: a window that slides over the text by `length` tokens.
     """
 
     text: EncodedText
     length: int
     pad: int
+    history: int = 0
 
     @property
     def sources(self) -> list[WeightedSource]:
@@ -65,10 +69,13 @@ class TextBlocks:
         index_B = np.asarray(indices, dtype=np.int64)
         if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
             raise IndexError(f"blocks {indices} of {len(self)}")
-        starts_B = index_B * self.length
-        lengths_B = np.minimum(self.length, self.num_targets - starts_B)
+        scored_B = index_B * self.length
+        starts_B = np.maximum(scored_B - self.history, 0)
+        lengths_B = np.minimum(scored_B + self.length, self.num_targets) - starts_B
         tokens_BT, mask_BT = gather(self.text.tokens, starts_B, lengths_B, self.pad)
         next_BT, _ = gather(self.text.tokens, starts_B + 1, lengths_B, IGNORE)
+        places_BT = starts_B[:, None] + np.arange(tokens_BT.shape[1])
+        next_BT[places_BT < scored_B[:, None]] = IGNORE
         batch = {
             "tokens": torch.from_numpy(tokens_BT),
             "mask": torch.from_numpy(mask_BT),
@@ -76,7 +83,6 @@ class TextBlocks:
             "index": torch.from_numpy(index_B.copy()),
         }
         if self.text.starts is not None:
-            places_BT = starts_B[:, None] + np.arange(tokens_BT.shape[1])
             document_BT = np.searchsorted(self.text.starts, places_BT, side="right")
             batch["document"] = torch.from_numpy(document_BT)
         return batch

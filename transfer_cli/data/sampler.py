@@ -10,7 +10,7 @@ short questions is padding.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,7 +26,7 @@ More would save little padding.
 LEAST_POOLS = 8
 """Minimum number of pools in an epoch; with fewer, few examples would always meet the same ones."""
 
-Items = TypeVar("Items", np.ndarray, list[np.ndarray])
+Items = TypeVar("Items", np.ndarray, list[Any])
 
 
 class StepSampler:
@@ -89,6 +89,25 @@ class StepSampler:
         batches = _by_length(order[:cut], self._lengths, self.batch).reshape(-1, self.batch)
         generator.shuffle(batches)
         return np.concatenate([batches.ravel(), order[cut:]])
+
+
+class LaneSampler(StepSampler):
+    """Samples the blocks of running text that continue those of the step before.
+
+    The text is cut into `batch` lanes of equal length, but for one block; each step has the next
+    block of each lane, in the order of lanes. So the n-th example of a step, of a process or of a
+    micro-batch is always of the same lane. Each epoch begins with the first block of each lane.
+    """
+
+    def _drawn(self, epoch: int) -> np.ndarray:
+        """Return the blocks of an epoch, step by step; every epoch is the same."""
+        lanes = np.array_split(np.arange(self.examples), self.batch)
+        first_B, length_B = (
+            np.array([of(lane) for lane in lanes]) for of in (lambda lane: lane[:1].sum(), len)
+        )
+        step_N1 = np.arange(self.steps_per_epoch)[:, None]
+        found: np.ndarray = (first_B + step_N1)[step_N1 < length_B]
+        return found
 
 
 def weighted_order(sources: Sequence[WeightedSource], seed: int, epoch: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """A split: a data set to score, its order, and the size of its text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -23,6 +23,28 @@ class TextStats:
 
     words: int = 0
     size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class TextContext:
+    """What a causal language model sees of running text before the tokens that are scored.
+
+    Args:
+        by: blocks: each is read for itself; windows: each sees the tokens before it again; memory:
+            the states of the tokens before it, which were computed once.
+        tokens: Before each scored token, at least, where the text has them.
+        stride: Tokens that are scored at once.
+    """
+
+    by: Literal["blocks", "windows", "memory"]
+    tokens: int
+    stride: int
+
+    def __str__(self) -> str:
+        if self.by == "blocks":
+            return f"in blocks of {self.stride:,}, without context"
+        means = "a memory of" if self.by == "memory" else "windows with"
+        return f"{self.stride:,} tokens at once, by {means} {self.tokens:,} before them"
 
 
 @dataclass(frozen=True)
@@ -84,6 +106,8 @@ class Split:
         num_cut: Number of examples that lost tokens.
         shown: Returns the text of an example by its number, for errors.
         column: Returns what stands in a column of the table that its examples are rows of.
+        context: Of running text, what is seen before the scored tokens; None: its examples are
+            others, or it is read from both sides.
     """
 
     name: str
@@ -97,6 +121,7 @@ class Split:
     num_cut: int = 0
     shown: Callable[[int], str] | None = None
     column: Callable[[str], Sequence[str]] = _no_column
+    context: TextContext | None = None
 
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""
@@ -110,6 +135,7 @@ class Split:
             found["left_out"] = list(self.part_of.left_out)
         if self.text.words:
             found |= {"words": self.text.words, "bytes": self.text.size_bytes}
+        found |= {} if self.context is None else {"context": asdict(self.context)}
         return found | ({"cut": self.num_cut} if self.num_cut else {})
 
     def extent(self, verb: str = "scored") -> str:
@@ -122,6 +148,7 @@ class Split:
             said += f" of {self.part_of.source}" + (f" ({why})" if why else "")
         if self.text.words:
             said += f": {found['words']:,} words, {found['bytes']:,} bytes"
+        said += "" if self.context is None else f"; {self.context}"
         return said + (f"; {self.num_cut:,} were cut" if self.num_cut else "")
 
 
@@ -138,6 +165,14 @@ def some_of(split: Split, count: int) -> Split:
     rows = spread if of is None else np.flatnonzero(np.isin(of, spread))
     before = split.part_of or Whole(split.name, total, ())
     left_out = (*before.left_out, f"{total - count:,} are not scored")
+    context = split.context
+    if context is not None and context.by == "memory":  # what is before a block may be left out
+        context = TextContext("blocks", 0, context.stride)
     return replace(
-        split, text=TextStats(), order=rows, part_of=replace(before, left_out=left_out), num_cut=0
+        split,
+        context=context,
+        text=TextStats(),
+        order=rows,
+        part_of=replace(before, left_out=left_out),
+        num_cut=0,
     )

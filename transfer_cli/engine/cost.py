@@ -12,7 +12,8 @@ Chowdhery et al. 2022, appendix B); what is *real* are real tokens and the keys 
 A *unit* is what a price is of: `token`, a position in the backbone; `place`, one that attention
 sees, which may be padding that nothing else computes; `pair` and `near_pair`, a query and a key in
 a block that sees everything, or has a window; `window_pair` and so on, those that a part of sparse
-attention computes (`model.sparse_attention`); `heads.NAME...`, a row in a head.
+attention computes (`model.sparse_attention`); `remembered`, a position of a memory; `distance`, one
+between a query and a key, encoded once a pass; `heads.NAME...`, a row in a head.
 """
 
 from collections import defaultdict
@@ -36,6 +37,7 @@ from transfer_cli.model.sparse_attention import SparsePart
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
 TOKEN, PLACE, PAIR, NEAR = "token", "place", "pair", "near_pair"
+REMEMBERED, DISTANCE = "remembered", "distance"
 
 _BELOW = (
     "token_embedding", "new_rows", "new_segments", "position_embedding", "segment_embedding",
@@ -109,7 +111,7 @@ def flops_of(amounts: Amounts, prices: Prices) -> Flops:
 
 
 def amounts_of_texts(
-    model: TransferModel, texts: int, length: int, scored: Mapping[str, int]
+    model: TransferModel, texts: int, length: int, scored: Mapping[str, int], earlier: int = 0
 ) -> Amounts:
     """Return what a step of one pass is made of.
 
@@ -119,11 +121,14 @@ def amounts_of_texts(
         length: Of each, in tokens.
         scored: Rows in the heads that are not asked once for each text, by name; of one that is a
             model, those in its own head.
+        earlier: Positions that a memory holds of each.
     """
     shape, tokens = model.backbone.shape, texts * length
     found = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
+    found[REMEMBERED] = texts * earlier, texts * earlier
+    found[DISTANCE] = earlier + length, earlier + length
     for unit, seen in kinds_of_pairs(shape).items():
-        pairs = seen.pairs([length], length, causal=model.backbone.causal)
+        pairs = seen.pairs([length], length, causal=model.backbone.causal, earlier=earlier)
         found[unit] = texts * pairs[0], texts * pairs[1]
     for name, head in simple_heads(model):
         rows = scored.get(name, texts)
@@ -144,6 +149,7 @@ def training_flops(model: TransferModel, length: int) -> int:
         unit: seen.pairs([length], length, causal=True)[0]
         for unit, seen in kinds_of_pairs(model.backbone.shape).items()
     }
+    of_text |= {REMEMBERED: 0, DISTANCE: 0}
     total = sum(sum(price) * of_text.get(unit, length) for unit, price in prices.items())
     return total // length
 
@@ -234,10 +240,15 @@ class _Walk:
         return attended or fed
 
     def _attention(self, attention: SelfAttention, pairs: Sequence[str], *, moves: bool) -> bool:
+        self._through(attention.packed, REMEMBERED, moves=False)
         moves = self._through(attention.packed, moves=moves)
         norms = (getattr(attention, name, None) for name in ("query_norm", "key_norm"))
         moves = moves or self._trains(*norms)
         width = attention.rows[0]
+        if hasattr(attention, "distance"):
+            own = self._through(attention.distance, DISTANCE, moves=False)
+            self._product(pairs, width, moves=moves, trains=own)
+            moves = moves or own
         self._mix(pairs, width, moves=moves)
         if isinstance(attention.prefix, PrefixAttention):
             keys = width * attention.prefix.key.shape[1]
@@ -390,8 +401,12 @@ class Tally:
         real = sum(lengths)
         self._add(f"{prefix}{TOKEN}", made.tokens, real)
         self._add(f"{prefix}{PLACE}", places, real)
+        self._add(f"{prefix}{REMEMBERED}", made.sequences * made.earlier)
+        self._add(f"{prefix}{DISTANCE}", made.positions + made.earlier)
         for unit, seen in kinds.items():
-            done, real_pairs = seen.pairs(lengths, made.positions, causal=made.causal)
+            done, real_pairs = seen.pairs(
+                lengths, made.positions, causal=made.causal, earlier=made.earlier
+            )
             self._add(f"{prefix}{unit}", made.sequences * done, real_pairs)
 
     def _add(self, unit: str, done: int, real: int | None = None) -> None:
@@ -414,11 +429,14 @@ class SeenPairs(NamedTuple):
     window: int | None = None
     part: SparsePart | None = None
 
-    def pairs(self, lengths: Sequence[int], positions: int, *, causal: bool) -> tuple[int, int]:
+    def pairs(
+        self, lengths: Sequence[int], positions: int, *, causal: bool, earlier: int = 0
+    ) -> tuple[int, int]:
         """Return how many pairs are computed of a text with padding, and seen in all texts."""
         if self.part is not None:
             return self.part.computed(positions), sum(map(self.part.pairs, lengths))
-        return positions**2, pairs_seen(lengths, causal=causal, window=self.window)
+        seen = pairs_seen(lengths, causal=causal, window=self.window, earlier=earlier)
+        return positions * (positions + earlier), seen
 
 
 def kinds_of_pairs(shape: BackboneShape) -> dict[str, SeenPairs]:
@@ -431,14 +449,21 @@ def kinds_of_pairs(shape: BackboneShape) -> dict[str, SeenPairs]:
     return found
 
 
-def pairs_seen(lengths: Sequence[int], *, causal: bool, window: int | None = None) -> int:
+def pairs_seen(
+    lengths: Sequence[int], *, causal: bool, window: int | None = None, earlier: int = 0
+) -> int:
     """Return how many keys all queries of some texts see together, one for each pair.
 
     Args:
         lengths: Real tokens of each text.
         causal: Whether a query sees no later key.
         window: See `model.patterns.window_mask`; None: every text is seen from end to end.
+        earlier: Positions of a memory before each text, which are seen and see nothing.
     """
+    if earlier:
+        whole = [earlier + length for length in lengths]
+        before = pairs_seen([earlier] * len(lengths), causal=causal, window=window)
+        return pairs_seen(whole, causal=causal, window=window) - before
     squares, tokens = sum(length * length for length in lengths), sum(lengths)
     all_seen = (squares + tokens) // 2 if causal else squares
     if window is None:

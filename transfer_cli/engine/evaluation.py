@@ -6,7 +6,7 @@ a seed of the evaluation and each example's number.
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -20,11 +20,13 @@ from ignite.metrics.metric import reinit__is_reduced
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, to_device, with_facts
-from transfer_cli.data.sampler import micro_batches, num_micro_batches, shard
+from transfer_cli.data.portions import Portion, portions_of
+from transfer_cli.data.sampler import micro_batches
 from transfer_cli.data.split import Dataset, Split
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, NotFiniteError
+from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.progress import progress
@@ -70,15 +72,16 @@ class EachExample:
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
-    def note(self, indices: Iterable[int], found: ExampleResults) -> None:
-        """Add the rows of a batch that this process has scored."""
-        self._rows += zip(
-            map(int, indices),
+    def note(self, portion: Portion, found: ExampleResults) -> None:
+        """Add the rows of a portion that this process has scored."""
+        rows = zip(
+            map(int, portion.rows),
             found.loss.double().tolist(),
             found.targets.tolist(),
             row_by_row(found.predicted, len(found.loss)),
             strict=True,
         )
+        self._rows += itertools.compress(rows, portion.is_scored)
 
     def gathered(self) -> list[Outcome]:
         """Return those of all processes, by number; none if the objective has no outcomes."""
@@ -154,45 +157,51 @@ def evaluate(
     """
     if each is None and split.scorer is not None:
         each = EachExample()
+    context = split.context if objective.keeps_tokens else None
+    memory = Memory(context.tokens) if context is not None and context.by == "memory" else None
+    shares = portions_of(split, context, batch, distributed.world_size())
+    own = shares[distributed.rank()]
 
     def judged(
         whole: TransferModel, view: Batch
     ) -> tuple[dict[str, Tensor], ExampleResults | None]:
-        encoded = Encoding(whole, view)
+        encoded = Encoding(whole, view, memory)
         tallies = objective.metric_sums(whole, view, encoded)
         return tallies, None if each is None else objective.example_results(whole, view, encoded)
 
     def pass_of(
-        indices: np.ndarray,
+        portion: Portion,
     ) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
-        prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
+        if memory is not None:
+            memory.of_first(0 if portion.begins else len(portion.rows))
+        read = portion.targets_in(split.data.batch(portion.rows))
+        prepared = objective.prepare(read, evaluation_noise())
         view = to_device(with_facts(prepared), precision.device)
         with without_gradients(model), precision.context():
             return prepared, *model(lambda whole: judged(whole, view))
 
-    def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
-        prepared, tallies, outcomes = pass_of(indices)
+    def score(engine: Engine, portion: Portion) -> tuple[dict[str, Tensor], dict[str, int]]:
+        prepared, tallies, outcomes = pass_of(portion)
         more(1)
         if engine.state.iteration > len(own):
             # This process has no more batches, but the others need its part of the model.
             return {}, {}
         if each is not None and outcomes is not None:
-            each.note(indices, outcomes)
+            each.note(portion, outcomes)
         return tallies, objective.counts(prepared)
 
     engine = Engine(score)
     sums = Sums()
     sums.attach(engine, "sums")
     model.eval()
-    batches = portions(split.data, split.order, batch)
-    own = shard(batches, distributed.rank(), distributed.world_size())
-    missing = num_micro_batches(len(batches), 1, distributed.world_size()) - len(own)
+    missing = max(map(len, shares)) - len(own)
     with progress(f"scoring {split.name}", len(own) + missing, "batches") as more:
-        engine.run([*own, *batches[:1] * missing])
+        engine.run([*own, *shares[0][:1] * missing])
     totals, counts = engine.state.metrics["sums"]
     if not all(bool(total.isfinite().all()) for total in totals.values()):
-        doubtful = [each for each, finite in zip(own, sums.finite, strict=False) if not finite]
-        _name_first(split, doubtful, lambda row: pass_of(row)[1])
+        finite = zip(own, sums.finite, strict=False)
+        doubtful = [portion.rows for portion, is_finite in finite if not is_finite]
+        _name_first(split, doubtful, lambda row: pass_of(Portion.of(row))[1])
     reshard(model)
     measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:

@@ -18,10 +18,12 @@ from transfer_cli.engine.distributed.replicated import (
     average_statistics,
     full_tensor,
 )
+from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
+from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.optim.lbfgs import LBFGS
@@ -74,12 +76,15 @@ class StepReport:
 
 
 def loss_sums(
-    model: TransferModel, losses: Sequence[Loss], views: Mapping[str, Batch]
+    model: TransferModel,
+    losses: Sequence[Loss],
+    views: Mapping[str, Batch],
+    memory: Memory | None = None,
 ) -> dict[str, Tensor]:
     """Return each loss term summed over its targets, by "loss/term".
 
     A loss without a view has its batches in other steps. Losses whose views hold the same tokens
-    share one pass through the backbone.
+    share one pass through the backbone. A memory is for one such pass.
     """
     encoded: dict[int, Encoding] = {}
     sums: dict[str, Tensor] = {}
@@ -87,7 +92,7 @@ def loss_sums(
         if loss.name not in views:
             continue
         view = views[loss.name]
-        encoding = encoded.setdefault(id(view["tokens"]), Encoding(model, view))
+        encoding = encoded.setdefault(id(view["tokens"]), Encoding(model, view, memory))
         for term, value in loss.objective.loss_sums(model, view, encoding).items():
             sums[f"{loss.name}/{term}"] = value
     return sums
@@ -116,6 +121,7 @@ class TrainStep:
         penalty: Pulls the weights back to their starting values; already started.
         parallel: How processes share the model; None: there is one process.
         lay_out: Adds to a prepared view how it is computed.
+        lanes: What is remembered of running text between steps; None: nothing.
     """
 
     def __init__(  # noqa: PLR0913 - everything that a step is made of
@@ -134,6 +140,7 @@ class TrainStep:
         penalty: Penalty | None = None,
         parallel: Parallel | None = None,
         lay_out: Callable[[Batch], Batch] = with_facts,
+        lanes: Lanes | None = None,
     ) -> None:
         self.model = model
         self.losses = tuple(losses)
@@ -149,6 +156,7 @@ class TrainStep:
         self._clip = clip
         self._penalty = penalty
         self._lay_out = lay_out
+        self._lanes = lanes
         self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
         late = self._decides_on_device and precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
@@ -184,6 +192,8 @@ class TrainStep:
             time_used=self.time_used,
         )
         self._seed_dropout(step)
+        if self._lanes is not None:
+            self._lanes.begin(step)
         for loss in self.losses:
             loss.objective.on_step(step / self.lr_scheduler.total)
         ready = [self._prepare(micro, step) for micro in micro_batches]
@@ -231,6 +241,7 @@ class TrainStep:
             "scaler": self._scaler.state_dict(),
             "stages": self.stages.state_dict(),
             "bad_steps": self._skipped.in_a_row,
+            **({} if self._lanes is None else {"lanes": self._lanes.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -243,6 +254,8 @@ class TrainStep:
         self._scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.stages.load_state_dict(state["stages"])  # type: ignore[arg-type]
         self._skipped.in_a_row = int(state["bad_steps"])  # type: ignore[call-overload]
+        if self._lanes is not None:
+            self._lanes.load_state_dict(state["lanes"])  # type: ignore[arg-type]
 
     def _weights(self, step: int) -> dict[str, float]:
         """Return the weight of each loss term at a step."""
@@ -326,7 +339,9 @@ class TrainStep:
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
                     here = _on_device({n: self._lay_out(view) for n, view in views.items()}, device)
-                    sums = self._forward(partial(loss_sums, losses=self.losses, views=here))
+                    memory = self._memory(number, micro)
+                    work = partial(loss_sums, losses=self.losses, views=here, memory=memory)
+                    sums = self._forward(work)
                 parts = [share[t] * factor * sums[t] for t, factor in factors.items() if t in sums]
                 if parts:
                     self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
@@ -335,6 +350,13 @@ class TrainStep:
                     totals[term] = totals[term] + share[term] * sums[term].detach()
         summed = distributed.all_reduce_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, summed, strict=True))
+
+    def _memory(self, number: int, micro: Mapping[str, Batch]) -> Memory | None:
+        """Return what the lanes of a micro-batch remember."""
+        main = micro.get(self.losses[0].stream)
+        if self._lanes is None or main is None or isinstance(main, PaddingBatch):
+            return None
+        return self._lanes.memory(number, size(main))
 
     def _add_penalty(self) -> dict[str, Tensor]:
         """Add the penalty's gradient, once for all micro-batches; return its value."""

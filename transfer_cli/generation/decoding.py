@@ -15,7 +15,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
 
 
-def generate(
+def generate(  # noqa: PLR0913 - everything that what is generated depends on
     model: TransferModel,
     prompt: Sequence[int],
     *,
@@ -27,6 +27,7 @@ def generate(
     allowed_V: Tensor,
     prefix: int | None = None,
     segment: int = 0,
+    memory: int | None = None,
 ) -> Iterator[list[int]]:
     """Yield the next token of each text, `max_new_tokens` times, unless the caller stops before.
 
@@ -41,14 +42,23 @@ def generate(
         allowed_V: True at the tokens that may be generated.
         prefix: How many tokens of the prompt all positions see, see `Backbone.forward`.
         segment: That of what is generated.
+        memory: How many tokens before the last one are seen, of a model whose positions are
+            distances: then there is no longest text, and a prompt is read block by block. Only
+            with a cache. None: all are seen.
 
     Raises:
         NotFiniteError: The logits are not finite.
     """
     device = model.backbone.token_embedding.weight.device
-    most = len(prompt) + max_new_tokens
-    kv_cache = KVCache(model.backbone.shape.depth, most) if use_cache else None
+    shape, most = model.backbone.shape, len(prompt) + max_new_tokens
+    if memory is not None:
+        most = memory + shape.positions
+    kv_cache = KVCache(shape.depth, most, keep=memory) if use_cache else None
     read_BT = torch.tensor([prompt], device=device)
+    if memory is not None:
+        *before, read_BT = read_BT.split(shape.positions, dim=1)
+        for part_BT in before:
+            _next_logits(model, part_BT, kv_cache, torch.zeros_like(part_BT), None)
     for number in range(max_new_tokens):
         first = len(prompt) + number - read_BT.shape[1]
         later_T = torch.arange(first, first + read_BT.shape[1], device=device) >= len(prompt)

@@ -44,6 +44,7 @@ _BUILT = {
     "feedforward_kind": ("mlp", "gated"),
     "attention": ("full", "window"),
     "position_kind": ("learned", "sinusoidal", "rotary", "relative_bias"),
+    "biases": ("all", "none", "qkv"),
     "residual": (
         "pre", "post", "tutorial", "pre_first_plain", "sandwich", "reordered", "parallel",
     ),

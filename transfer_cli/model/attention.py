@@ -6,7 +6,7 @@ of a head.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +40,21 @@ class Gates:
 
 
 @dataclass(frozen=True)
+class RelativeScores:
+    """What is added to scores for the distances from queries to keys (Dai et al. 2019).
+
+    Args:
+        content: u, `[H * W]`, added to queries that meet keys.
+        position: v, `[H * W]`, added to queries that meet distances.
+        distances: The encodings of S - 1, ..., 1, 0, `[S, D]`.
+    """
+
+    content: Tensor
+    position: Tensor
+    distances: Tensor
+
+
+@dataclass(frozen=True)
 class AttentionInputs:
     """The inputs of a block's attention besides its hidden states.
 
@@ -54,6 +69,9 @@ class AttentionInputs:
         gates: Factors of what the block computes; None: nothing is multiplied.
         sparse: What each head sees, which is computed without a table of all pairs; then there is
             no mask, and `causal` is False. None: the two decide.
+        earlier: The number of keys before those at the queries' own positions.
+        relative: What the position kind adds to the scores; only without later keys. None: nothing.
+        memory: The states of earlier positions, `[B, M, D]`, which queries also see.
     """
 
     attn_mask: Tensor | None = None
@@ -63,6 +81,9 @@ class AttentionInputs:
     packing: Packing | None = None
     gates: Gates | None = None
     sparse: "SparseView | None" = None
+    earlier: int = 0
+    relative: RelativeScores | None = None
+    memory: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +124,11 @@ class SelfAttention(nn.Module):
         self.dropout = shape.attention_dropout
         wide, narrow = shape.heads * shape.head_size, shape.shared_heads * shape.head_size
         self.rows = wide, narrow, narrow
-        self.packed = nn.Linear(shape.width, sum(self.rows), bias=shape.biases != "none")
+        has_bias = shape.biases in ("all", "qkv")
+        self.packed = nn.Linear(shape.width, sum(self.rows), bias=has_bias)
         self.output = nn.Linear(wide, shape.width, bias=shape.biases == "all")
+        if shape.projects_distances:
+            self.distance = nn.Linear(shape.width, wide, bias=False)
         if shape.query_key_norm:
             self.query_norm = build_norm(shape, shape.head_size)
             self.key_norm = build_norm(shape, shape.head_size)
@@ -116,19 +140,19 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
-        projected = self.packed(hidden_BTD)
-        if inputs.packing is not None:
-            projected = inputs.packing.unpack(projected)
-        query, key, value = self._split(projected)
+        query, key, value = self._projected(hidden_BTD, inputs)
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
         if inputs.rotate is not None:
             query, key = inputs.rotate(query, key)
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.extend(key, value)
+        scored = query
+        if inputs.relative is not None:
+            scored, inputs = self._with_distances(query, inputs, inputs.relative)
         if self.on_projections is not None:
-            self.on_projections(Projections(query, key, value, inputs))
-        mixed_BHTW = self._mix_shared(query, key, value, inputs)
+            self.on_projections(Projections(scored, key, value, inputs))
+        mixed_BHTW = self._mix_shared(scored, key, value, inputs)
         if self.prefix is not None:
             mixed_BHTW = mixed_BHTW + self.prefix(query)
         if inputs.gates is not None:
@@ -138,6 +162,39 @@ class SelfAttention(nn.Module):
             mixed_BTD = inputs.packing.pack(mixed_BTD)
         out: Tensor = self.output(mixed_BTD)
         return out
+
+    def _projected(
+        self, hidden_BTD: Tensor, inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values; of a memory, its keys and values first."""
+        projected = self.packed(hidden_BTD)
+        if inputs.packing is not None:
+            projected = inputs.packing.unpack(projected)
+        query, key, value = self._split(projected)
+        if inputs.memory is None:
+            return query, key, value
+        _, earlier_key, earlier_value = self._split(self.packed(inputs.memory))
+        return query, torch.cat([earlier_key, key], 2), torch.cat([earlier_value, value], 2)
+
+    def _with_distances(
+        self, query_BHTW: Tensor, inputs: AttentionInputs, relative: RelativeScores
+    ) -> tuple[Tensor, AttentionInputs]:
+        """Return queries with u, and attention inputs whose mask holds (q + v) W_R R."""
+        u_H1W, v_H1W = (
+            bias.to(query_BHTW.dtype).view(-1, 1, self.head_width)
+            for bias in (relative.content, relative.position)
+        )
+        distance_HWS = self.distance(relative.distances).unflatten(1, (-1, self.head_width))
+        scores_BHTS = (query_BHTW + v_H1W) @ distance_HWS.permute(1, 2, 0)
+        scores_BHTS = _shifted(scores_BHTS / math.sqrt(self.head_width))
+        seen = inputs.attn_mask
+        if seen is None and scores_BHTS.shape[2] > 1:
+            seen = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool).tril()
+        if seen is not None and seen.dtype == torch.bool:
+            scores_BHTS = scores_BHTS.masked_fill(~seen, -math.inf)
+        elif seen is not None:
+            scores_BHTS = scores_BHTS + seen
+        return query_BHTW + u_H1W, replace(inputs, attn_mask=scores_BHTS, causal=False)
 
     def _mix_shared(
         self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs
@@ -220,3 +277,15 @@ def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs)
 def _causal_mask(query_BHTW: Tensor, key_BHSW: Tensor) -> Tensor:
     shape = query_BHTW.shape[2], key_BHSW.shape[2]
     return torch.ones(shape, dtype=torch.bool, device=query_BHTW.device).tril()
+
+
+def _shifted(scores_BHTS: Tensor) -> Tensor:
+    """Return scores by key, where column c holds those of the distance S - 1 - c.
+
+    Right for keys up to a query's own position; what stands at later ones means nothing. The rows
+    of a matrix with a column more, read T numbers later, are each shifted by one place more
+    (Dai et al. 2019, appendix B).
+    """
+    queries = scores_BHTS.shape[2]
+    flat_BHN = F.pad(scores_BHTS, (1, 0)).flatten(2)
+    return flat_BHN[..., queries:].view_as(scores_BHTS)

@@ -11,10 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.model.attention import Gates
+from transfer_cli.errors import ConfigError
+from transfer_cli.model.attention import AttentionInputs, Gates
 from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.memory import Memory
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.norms import NORMS, build_norm
@@ -128,6 +130,7 @@ class Backbone(nn.Module):
         prefix_B: Tensor | None = None,
         document_BT: Tensor | None = None,
         packing: Packing | None = None,
+        memory: Memory | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -148,34 +151,33 @@ class Backbone(nn.Module):
                 and positions count from 0 in each. Not together with a cache. None: there is one.
             packing: Of where `mask_BT` is True: attention alone then sees padding, and the hidden
                 states are returned packed, `[1, N, D]`. None: every layer computes padding.
+            memory: The states of earlier positions of the same texts, which are seen; the pass
+                keeps its own there. Only with positions that are distances, and without a cache.
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
                 `kv_cache` and no prefixes.
+            ConfigError: Its positions are distances, and there are prefixes.
         """
-        cached = 0 if kv_cache is None else kv_cache.length
-        length = cached + tokens_BT.shape[1]
-        if length > self.shape.positions:
-            raise ValueError(
-                f"a sequence of {length} tokens is longer than the model's "
-                f"{self.shape.positions} positions"
-            )
-        if kv_cache is not None and prefix_B is None and not self.causal:
-            raise ValueError(
-                "a bidirectional model cannot use a cache: later tokens change its hidden states"
-            )
-        inputs = self.attention_pattern(mask_BT, padded=padded, cached=cached, prefix_B=prefix_B)
-        position_BT = count_positions(mask_BT, cached)
+        before = memory if kv_cache is None else kv_cache
+        earlier = 0 if before is None else before.length
+        self._check(earlier + tokens_BT.shape[1], kv_cache, prefix_B)
+        inputs = self.attention_pattern(mask_BT, padded=padded, cached=earlier, prefix_B=prefix_B)
+        inputs = _after(inputs, earlier)
+        position_BT = count_positions(mask_BT, earlier)
         if document_BT is not None:
-            inputs = within_documents(inputs, document_BT)
+            seen_BS = document_BT if memory is None else memory.documents_before(document_BT)
+            inputs = within_documents(inputs, document_BT, seen_BS)
             position_BT = positions_within(position_BT, document_BT)
-        if cached and kv_cache is not None and kv_cache.padding_B is not None:
-            inputs = without_padding(inputs, kv_cache.padding_B, length)
+        if earlier and kv_cache is not None and kv_cache.padding_B is not None:
+            inputs = without_padding(inputs, kv_cache.padding_B, earlier + tokens_BT.shape[1])
             position_BT = position_BT - kv_cache.padding_B[:, None]
         inputs = self.position_embedding.attend(inputs, position_BT)
         if kv_cache is not None:
             layers = zip(inputs, kv_cache.layers, strict=True)
             inputs = [replace(each, kv_cache=layer) for each, layer in layers]
+        if memory is not None:
+            inputs = memory.seen_by(inputs)
         if packing is not None:
             inputs = [replace(each, packing=packing) for each in inputs]
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
@@ -186,9 +188,27 @@ class Backbone(nn.Module):
         hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
         for number, each in zip(self.shape.visits, inputs, strict=True):
             hidden_states.append(self.blocks[number](hidden_states[-1], each))
+        if memory is not None:
+            memory.keep(hidden_states[:-1], document_BT, packing)
         if self.shape.has_final_norm:
             hidden_states[-1] = self.final_norm(hidden_states[-1])
         return hidden_states
+
+    def _check(self, length: int, kv_cache: KVCache | None, prefix_B: Tensor | None) -> None:
+        if prefix_B is not None and self.shape.projects_distances:
+            raise ConfigError(
+                f"model.position_kind={self.shape.position_kind}: these distances look back alone, "
+                "and of a prefix all positions see all; take objective=clm, or another model"
+            )
+        if kv_cache is not None and prefix_B is None and not self.causal:
+            raise ValueError(
+                "a bidirectional model cannot use a cache: later tokens change its hidden states"
+            )
+        if length > self.shape.positions and self.position_embedding.is_bounded:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than the model's "
+                f"{self.shape.positions} positions"
+            )
 
     @property
     def num_segments(self) -> int:
@@ -237,6 +257,12 @@ class Backbone(nn.Module):
         """Return the embeddings of tokens alone, `[B, T, E]`: without positions and segments."""
         found: Tensor = self.token_embedding(tokens_BT)
         return found if self.new_rows is None else found + self.new_rows(tokens_BT)
+
+
+def _after(inputs: Sequence[AttentionInputs], keys: int) -> Sequence[AttentionInputs]:
+    """Return attention inputs with so many earlier keys; blocks go on to share objects."""
+    made = {id(each): replace(each, earlier=keys) for each in inputs}
+    return [made[id(each)] for each in inputs]
 
 
 def _check_memory(size_bytes: int) -> None:

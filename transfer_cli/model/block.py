@@ -18,6 +18,7 @@ of `post`, and its last sub-layer has no norm after it.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -63,7 +64,7 @@ class MLP(FeedForward):
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        has_bias = shape.biases == "all"
+        has_bias = shape.biases in ("all", "feed_forward")
         self.inner = nn.Linear(shape.width, shape.feedforward, bias=has_bias)
         self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
         self.activation = ACTIVATIONS[shape.activation]
@@ -84,7 +85,7 @@ class GatedMLP(FeedForward):
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        has_bias = shape.biases == "all"
+        has_bias = shape.biases in ("all", "feed_forward")
         self.inner = nn.Linear(shape.width, 2 * shape.feedforward, bias=has_bias)
         self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
         self.activation = ACTIVATIONS[shape.activation]
@@ -137,6 +138,8 @@ class Block(nn.Module, ABC):
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
+        if inputs.memory is not None:
+            inputs = replace(inputs, memory=self.reads(inputs.memory))
         if self.recomputed and inputs.kv_cache is None and torch.is_grad_enabled():
             # Chen et al. 2016. Inside the block, so that FSDP's hooks gather its weights for the
             # recomputation, too.
@@ -144,6 +147,11 @@ class Block(nn.Module, ABC):
             again: Tensor = checkpoint(run, hidden_BTD, use_reentrant=False)
             return again
         return self.update(hidden_BTD, inputs)
+
+    def reads(self, z: Tensor) -> Tensor:
+        """Return what the attention reads of the residual stream."""
+        read: Tensor = self.attention_norm(z)
+        return read
 
     @abstractmethod
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -184,7 +192,7 @@ class PreNormBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        read = self.attention_norm(z)
+        read = self.reads(z)
         z = z + self.attend(read, inputs)
         return z + self.feed(self.feed_forward_norm(z), read, inputs)
 
@@ -194,6 +202,10 @@ class PostNormBlock(Block):
 
     embedding_norm = True
     norms_follow = True
+
+    def reads(self, z: Tensor) -> Tensor:
+        """Return the residual stream itself."""
+        return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
@@ -207,7 +219,7 @@ class TutorialBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        read = self.attention_norm(z)
+        read = self.reads(z)
         z = self.feed_forward_norm(read + self.attend(read, inputs))
         return z + self.feed(z, read, inputs)
 
@@ -224,6 +236,10 @@ class ReorderedBlock(Block):
 
     final_norm = True
     norms_follow = True
+
+    def reads(self, z: Tensor) -> Tensor:
+        """Return the residual stream itself."""
+        return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
@@ -249,9 +265,14 @@ class SandwichBlock(ReorderedBlock):
         self.attention_first_norm = build_norm(shape, shape.width)
         self.feed_forward_first_norm = build_norm(shape, shape.width)
 
+    def reads(self, z: Tensor) -> Tensor:
+        """Return the residual stream, normed."""
+        read: Tensor = self.attention_first_norm(z)
+        return read
+
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        read = self.attention_first_norm(z)
+        read = self.reads(z)
         z = z + self.attend(read, inputs)
         return z + self.feed(self.feed_forward_first_norm(z), read, inputs)
 
@@ -263,7 +284,7 @@ class ParallelBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        read = self.attention_norm(z)
+        read = self.reads(z)
         attended = self.attend(read, inputs)
         return z + attended + self.feed(self.feed_forward_norm(z), read, inputs)
 

@@ -11,20 +11,26 @@ class LayerKVCache:
 
     Args:
         max_length: Maximum number of positions; their memory is allocated once.
+        keep: How many positions stay for the next pass, the last ones; None: all.
     """
 
-    def __init__(self, max_length: int) -> None:
+    def __init__(self, max_length: int, keep: int | None = None) -> None:
         self.max_length = max_length
-        self.length = 0
-        """Number of cached positions."""
+        self._keep = keep
+        self._filled = 0
         self._both: tuple[Tensor, Tensor] | None = None
         self._beside: LayerKVCache | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of cached positions that the next pass sees."""
+        return self._filled if self._keep is None else min(self._filled, self._keep)
 
     @property
     def beside(self) -> "LayerKVCache":
         """The cache of the attention that an edit has put beside the block."""
         if self._beside is None:
-            self._beside = LayerKVCache(self.max_length)
+            self._beside = LayerKVCache(self.max_length, self._keep)
         return self._beside
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,21 +39,24 @@ class LayerKVCache:
         Raises:
             ValueError: They exceed `max_length`.
         """
-        first, self.length = self.length, self.length + key_BHTW.shape[2]
-        if self.length > self.max_length:
-            raise ValueError(f"{self.length} positions exceed the cache's {self.max_length}")
+        first, before = self.length, self._filled
+        self._filled = first + key_BHTW.shape[2]
+        if self._filled > self.max_length:
+            raise ValueError(f"{self._filled} positions exceed the cache's {self.max_length}")
         if self._both is None:
             rows, heads, _, width = key_BHTW.shape
             size = (rows, heads, self.max_length, width)
             self._both = key_BHTW.new_empty(size), value_BHTW.new_empty(size)
         for cache, new in zip(self._both, (key_BHTW, value_BHTW), strict=True):
-            cache[:, :, first : self.length] = new
+            if first < before:
+                cache[:, :, :first] = cache[:, :, before - first : before].clone()
+            cache[:, :, first : self._filled] = new
         keys, values = self._both
-        return keys[:, :, : self.length], values[:, :, : self.length]
+        return keys[:, :, : self._filled], values[:, :, : self._filled]
 
     def fork(self, rows: int, max_length: int, length: int) -> "LayerKVCache":
         """Return a cache of the only row's first `length` positions, `rows` times."""
-        new = LayerKVCache(max_length)
+        new = LayerKVCache(max_length, self._keep)
         if self._both is not None:
             new.extend(*(each[:, :, :length].expand(rows, -1, -1, -1) for each in self._both))
         if self._beside is not None:
@@ -62,15 +71,22 @@ class KVCache:
         depth: Number of blocks.
         max_length: See `LayerKVCache`.
         padding_B: How many positions at the beginning of each text are padding; None: none are.
+        keep: See `LayerKVCache`; for positions that are distances. Not together with padding.
     """
 
-    def __init__(self, depth: int, max_length: int, padding_B: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        depth: int,
+        max_length: int,
+        padding_B: Tensor | None = None,
+        keep: int | None = None,
+    ) -> None:
         self.padding_B = padding_B
-        self.layers = [LayerKVCache(max_length) for _ in range(depth)]
+        self.layers = [LayerKVCache(max_length, keep) for _ in range(depth)]
 
     @property
     def length(self) -> int:
-        """Number of cached positions."""
+        """Number of cached positions that the next pass sees."""
         return self.layers[0].length
 
     def fork(self, rows: int, max_length: int, length: int | None = None) -> "KVCache":

@@ -147,7 +147,7 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
 
 
 def within_documents(
-    inputs: Sequence[AttentionInputs], document_BT: Tensor
+    inputs: Sequence[AttentionInputs], document_BT: Tensor, key_document_BS: Tensor
 ) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees keys of its own document alone.
 
@@ -159,7 +159,7 @@ def within_documents(
             "model.attention: strided and fixed see a row as one text; take "
             "data.documents=cross and loop.pack=false, or a model with attention=full or window"
         )
-    return _seeing(inputs, (document_BT[:, :, None] == document_BT[:, None, :])[:, None])
+    return _seeing(inputs, (document_BT[:, :, None] == key_document_BS[:, None, :])[:, None])
 
 
 def without_padding(

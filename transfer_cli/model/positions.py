@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import above_zero, one_of
-from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.model.attention import AttentionInputs, RelativeScores
+from transfer_cli.model.dropout import Dropout
 
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
@@ -85,6 +86,11 @@ class Rotary:
 
 class Positions(nn.Module):
     """Base class of position kinds; built from a `BackboneShape`."""
+
+    is_bounded: ClassVar[bool] = True
+    """Whether a sequence may have as many tokens as the shape has positions, and no more."""
+    projects_distances: ClassVar[bool] = False
+    """Whether each block's attention has a matrix for the encodings of distances."""
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
         """Return token embeddings with positions added, `[B, T, E]`; by default unchanged."""
@@ -221,9 +227,41 @@ class RelativeBias(LearnedPositions):
         return torch.where(far < exact, far, grown) + half * (distance_TS > 0)
 
 
+class RelativePositions(Positions):
+    """Distances alone, in the scores of each block (Transformer-XL, Dai et al. 2019, section 3.3).
+
+    score(i, j) = ((q_i + u) k_j + (q_i + v) W_R R_(i-j)) / sqrt(W), with sinusoids R, of which
+    dropout takes as much as of embeddings. All blocks share u and v; each has its own W_R. There is
+    no longest sequence. It is for causal models: a key is never later than its query.
+    """
+
+    is_bounded = False
+    projects_distances = True
+    initial_std: ClassVar[float] = 0.02
+
+    def __init__(self, shape: "BackboneShape") -> None:
+        super().__init__()
+        self.width = shape.width
+        size = shape.heads * shape.head_size
+        self.content, self.position = (
+            nn.Parameter(nn.init.normal_(torch.empty(size), std=self.initial_std)) for _ in range(2)
+        )
+        self.drop = Dropout(shape.dropout)
+
+    def attend(
+        self, inputs: Sequence[AttentionInputs], position_BT: Tensor
+    ) -> Sequence[AttentionInputs]:
+        """Return the attention inputs of each block with what distances add to its scores."""
+        keys = inputs[0].earlier + position_BT.shape[1]
+        place_S = torch.arange(keys - 1, -1, -1, device=position_BT.device)
+        distance_SD: Tensor = self.drop(distances(place_S, self.width).to(self.content.dtype))
+        relative = RelativeScores(self.content, self.position, distance_SD)
+        return [replace(each, relative=relative) for each in inputs]
+
+
 POSITIONS: dict[str, type[Positions]] = {
     "learned": LearnedPositions, "sinusoidal": SinusoidalPositions, "rotary": RotaryPositions,
-    "relative_bias": RelativeBias,
+    "relative_bias": RelativeBias, "relative": RelativePositions,
 }  # fmt: skip
 
 
@@ -288,3 +326,14 @@ def sinusoids(positions: int, width: int) -> Tensor:
     table[:, 0::2] = angle.sin()
     table[:, 1::2] = angle.cos()[:, : width // 2]
     return table.float()
+
+
+def distances(distance_S: Tensor, width: int) -> Tensor:
+    """Return the encodings of distances, `[S, width]`: all sines, then all cosines.
+
+    The frequencies are those of `sinusoids`, whose columns take turns (Dai et al. 2019 keep them
+    apart, and so does their code).
+    """
+    exponent = torch.arange(0, width, 2, device=distance_S.device, dtype=torch.float32) / width
+    angle = distance_S[:, None].float() / 10_000**exponent
+    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]

@@ -13,7 +13,7 @@ from transfer_cli.model.sparse_attention import KINDS, SparsePart, parts_of
 
 Direction = Literal["auto", "causal", "bidirectional"]
 PoolerActivation = Literal["none", "tanh", "gelu", "relu", "gelu_norm"]
-Biases = Literal["all", "none", "qkv"]
+Biases = Literal["all", "none", "qkv", "feed_forward"]
 Share = Literal["none", "all"]
 Sparse = Literal["split", "alternate"]
 
@@ -51,7 +51,8 @@ class BackboneShape:
             `model.block`).
         norm: layer, layer_no_bias, rms or rms_unit (see `model.norms`).
         feedforward_kind: mlp or gated (see `model.block`).
-        position_kind: learned, sinusoidal, rotary or relative_bias (see `model.positions`).
+        position_kind: learned, sinusoidal, rotary, relative_bias or relative (see
+            `model.positions`).
         attention: full, window, strided or fixed (see `model.patterns`).
         direction: causal, bidirectional, or auto: the objective's.
         embedding_norm: Whether the embeddings have a norm; None: only with `post`.
@@ -68,8 +69,8 @@ class BackboneShape:
             and a classifier (BERT: tanh); gelu_norm: GELU and a norm (ModernBERT); none: no such
             layer.
         rotary: The angles of rotary positions.
-        biases: Which linear layers of a block have one: all, none, or qkv (queries, keys and
-            values).
+        biases: Which linear layers of a block have one: all, none, qkv (queries, keys and values)
+            or feed_forward (all but those of the attention).
         key_value_heads: Heads of keys and values; divide `heads`. None: as many (Ainslie et al.
             2023).
         head_width: W, the width of a head; None: width / heads.
@@ -86,6 +87,8 @@ class BackboneShape:
             near, half what is far (split), or all heads of every other block (alternate).
         summary: With fixed attention, how many positions at the end of each block all later ones
             see; None: a sixteenth of the block, as in the paper, and at least 1.
+        recurrence: How many positions of running text a block sees of those before its own, as the
+            states that they had (see `model.memory`); 0: none.
     """
 
     width: int
@@ -123,6 +126,7 @@ class BackboneShape:
     share: int | Share = "none"
     sparse: Sparse = "split"
     summary: int | None = None
+    recurrence: int = 0
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "depth", "feedforward", "positions"):
@@ -132,7 +136,7 @@ class BackboneShape:
             _check_divides("heads", self.heads, "width", self.width)
         _check_divides("key_value_heads", self.shared_heads, "heads", self.heads)
         _check_size("head_width", self.head_size, 1, MAX_SIZE)
-        for name in ("segments", "global_every", "global_from"):
+        for name in ("segments", "global_every", "global_from", "recurrence"):
             _check_size(name, getattr(self, name), 0, MAX_SIZE)
         _check_size("window", self.window, 1, MAX_SIZE)
         _check_size("embedding_width", self.embedding_size, 1, MAX_SIZE)
@@ -149,8 +153,21 @@ class BackboneShape:
             one_of(name, getattr(self, name), known, ValueError)
         self._check_share()
         self._check_sparse()
+        self._check_positions()
+
+    def _check_positions(self) -> None:
         if self.position_kind == "rotary":
             rotary_frequencies(self.rotary, self.head_size)
+        if self.projects_distances and self.direction == "bidirectional":
+            raise ValueError(
+                f"position_kind={self.position_kind}: these distances look back alone, for a model "
+                "that reads from left to right; take objective=clm, or other positions"
+            )
+        if self.recurrence and self.is_bounded:
+            raise ValueError(
+                f"recurrence={self.recurrence}: a memory has no positions of its own, only "
+                "distances; take position_kind=relative (model=xl-tiny), or recurrence=0"
+            )
 
     def _check_share(self) -> None:
         if isinstance(self.share, str):
@@ -172,10 +189,10 @@ class BackboneShape:
                 f"attention={self.attention} looks back alone, and this model is to look both "
                 "ways; take attention=full or window, or objective=clm"
             )
-        if self.position_kind == "relative_bias":
+        if self.position_kind in ("relative_bias", "relative"):
             raise ValueError(
-                f"attention={self.attention} has no biases of scores, which "
-                "position_kind=relative_bias needs; take attention=full or window"
+                f"attention={self.attention} has no scores of distances, which "
+                f"position_kind={self.position_kind} needs; take attention=full or window"
             )
         if self.sparse == "split" and self.heads % 2:
             raise ValueError(
@@ -185,11 +202,21 @@ class BackboneShape:
 
     def least_bytes(self, vocabulary: int) -> int:
         """Return the bytes of the largest matrices in float32."""
-        positions = 0 if self.position_kind == "rotary" else self.positions
+        positions = 0 if self.position_kind in ("rotary", "relative") else self.positions
         embeddings = self.embedding_size * (vocabulary + positions)
         heads = 2 * (self.heads + self.shared_heads) * self.head_size
         blocks = self.distinct_blocks * self.width * (heads + 2 * self.feedforward)
         return 4 * (embeddings + blocks)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a sequence may have as many tokens as there are positions, and no more."""
+        return POSITIONS[self.position_kind].is_bounded
+
+    @property
+    def projects_distances(self) -> bool:
+        """Whether each block's attention has a matrix for distances."""
+        return POSITIONS[self.position_kind].projects_distances
 
     @property
     def distinct_blocks(self) -> int:

@@ -23,6 +23,7 @@ class Pass:
         positions: Of each sequence.
         causal: Whether no query saw a later key.
         lengths: Real tokens of each text.
+        earlier: Positions of a memory that all of a text's tokens saw.
     """
 
     tokens: int
@@ -30,6 +31,7 @@ class Pass:
     positions: int
     causal: bool
     lengths: Sequence[int]
+    earlier: int = 0
 
 
 class TransferModel(nn.Module):

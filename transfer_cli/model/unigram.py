@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
 
 
@@ -27,8 +28,15 @@ class ZeroBackbone(nn.Module):
         self.token_embedding = nn.Embedding(vocabulary, 1)
         self.blocks = nn.ModuleList()
 
-    def forward(self, tokens_BT: Tensor, *_: Tensor | None, **ignored: object) -> list[Tensor]:
-        """Return one hidden state of zeros, `[B, T, 1]`."""
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *_: Tensor | None,
+        packing: Packing | None = None,
+        **ignored: object,
+    ) -> list[Tensor]:
+        """Return one hidden state of zeros, `[B, T, 1]`, or packed `[1, N, 1]`."""
+        tokens_BT = tokens_BT if packing is None else packing.pack(tokens_BT)
         return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]
 
 

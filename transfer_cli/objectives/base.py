@@ -20,6 +20,7 @@ from transfer_cli.data.split import Dataset, TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.model.memory import Memory
 from transfer_cli.model.packing import Packing, Rows
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import Pass, TransferModel
@@ -97,12 +98,14 @@ class ExampleResults:
 class Encoding:
     """The hidden states of one batch, computed on first use and shared by all objectives on it.
 
-    A batch with `states` or `pooled` (see `engine.features`) is not computed again.
+    A batch with `states` or `pooled` (see `engine.features`) is not computed again. `memory` holds
+    the states of earlier blocks of its texts, and gets those of this one.
     """
 
-    def __init__(self, model: TransferModel, batch: Batch) -> None:
+    def __init__(self, model: TransferModel, batch: Batch, memory: Memory | None = None) -> None:
         self._model = model
         self._batch = batch
+        self._memory = memory
 
     @cached_property
     def states(self) -> Sequence[Tensor]:
@@ -158,6 +161,7 @@ class Encoding:
             prefix_B=batch.get("prefix"),
             document_BT=None if document is None else _sequences(document),
             packing=self._packing,
+            memory=self._memory,
         )
         return states
 
@@ -172,7 +176,8 @@ class Encoding:
         causal = self._model.backbone.causal and "prefix" not in batch
         # On the host, where it is known: to ask a device would be to wait for it.
         lengths = batch["lengths"].tolist() if "lengths" in batch else [positions] * sequences
-        return Pass(computed, sequences, positions, causal, lengths)
+        earlier = 0 if self._memory is None else self._memory.length
+        return Pass(computed, sequences, positions, causal, lengths, earlier)
 
     def pooled(self, pooling: Pooling) -> Tensor:
         """Return one vector a sequence, see `model.heads.pool`; or that of the batch."""

@@ -4,8 +4,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -360,6 +360,7 @@ class Trainer:
             "labels": list(run.data.labels),
             "task": None if task is None else {"name": task.name, "expected": task.expected},
             "failed": failure,
+            "context": _context_of(run.data.splits),
             "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,
             "parameters": {"total": parameters, "trainable": run.step.stages.ever_trained()},
@@ -475,3 +476,9 @@ class Trainer:
             after = forgetting.measure()
         self._logger.write("forgetting", self._progress.step, after)
         return {"before": dict(forgetting.before), "after": after}
+
+
+def _context_of(splits: Mapping[str, Split]) -> dict[str, Any] | None:
+    """Return what was seen of running text before the tokens that are scored; None: other data."""
+    context = next((split.context for split in splits.values()), None)
+    return None if context is None else asdict(context)

@@ -307,3 +307,22 @@ def test_full_blocks_are_all_real_in_any_order():
 def test_a_block_that_is_not_there_is_refused(index):
     with pytest.raises(IndexError):
         TextBlocks(stream(13), 4, pad=999).batch(np.array([index]))
+
+
+@given(
+    num_tokens=st.integers(2, 60),
+    length=st.integers(1, 20),
+    history=st.integers(0, 20),
+)
+def test_in_a_window_every_token_is_a_target_once_after_as_much_history(
+    num_tokens, length, history
+):
+    windows = TextBlocks(stream(num_tokens), length, pad=999, history=history)
+    found = windows.batch(np.arange(len(windows)))
+
+    row, place = (found["next_tokens"] != IGNORE).nonzero(as_tuple=True)
+    target = found["next_tokens"][row, place]
+    assert target.tolist() == list(range(1, num_tokens))
+    assert (found["tokens"][row, place] == target - 1).all()
+    assert (place >= target.clamp(max=history + 1) - 1).all()
+    assert found["tokens"].shape[1] <= length + history

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,9 +8,11 @@ from hypothesis import strategies as st
 from transfer_cli.data.sampler import (
     LEAST_POOLS,
     POOL_BATCHES,
+    LaneSampler,
     StepSampler,
     micro_batches,
     quotas,
+    shard,
 )
 from transfer_cli.data.split import WeightedSource
 
@@ -171,3 +175,15 @@ def test_quotas_are_the_nearest_that_make_an_epoch():
     assert quotas(weighted((10, 3.0), (90, 1.0))) == [75, 25]
     assert quotas(weighted((1, 1.0), (1, 1.0), (1, 1.0), (1, 3.0))) == [1, 1, 0, 2]
     assert quotas([]) == []
+@given(examples=st.integers(1, 200), batch=st.integers(1, 40), world_size=st.integers(1, 3))
+def test_lanes_go_on_where_the_step_before_ended(examples, batch, world_size):
+    batch = min(batch, examples)
+    lanes = LaneSampler(examples, batch, seed=0)
+    steps = [lanes.indices(number) for number in range(lanes.steps_per_epoch)]
+
+    assert sorted(np.concatenate(steps)) == list(range(examples))
+    for rank in range(world_size):
+        own = [shard(step, rank, world_size) for step in steps]
+        for before, after in itertools.pairwise(own):
+            assert after.tolist() == (before[: len(after)] + 1).tolist()
+    assert lanes.indices(lanes.steps_per_epoch).tolist() == steps[0].tolist()

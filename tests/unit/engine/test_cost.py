@@ -13,6 +13,7 @@ from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.engine.cost import pairs_seen, prices_of, training_flops
+from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.step import Loss
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
@@ -39,6 +40,7 @@ SHAPES = {
     "strided": {"attention": "strided", "window": 5},
     "fixed": {"attention": "fixed", "window": 5, "summary": 2, "sparse": "alternate"},
     "shared": {"share": 1, "depth": 4},
+    "xl": {"position_kind": "relative", "residual": "post", "recurrence": 24},
     "factorised": {"embedding_width": 8, "output_transform": True},
 }  # fmt: skip
 FROZEN = plans.NewWeights()
@@ -140,6 +142,25 @@ def test_the_head_of_a_language_model_is_counted_at_scored_positions(shape, sche
     ours, theirs = compared(step, batch_of(objective), batch_of(objective))
 
     assert ours == pytest.approx(theirs, rel=0.01)
+
+
+def test_a_memory_is_counted():
+    objective = CausalLM()
+    step = step_of("xl", "full", objective)
+    step._lanes = Lanes(step.model.backbone.shape, 7, 7, 9, torch.device("cpu"))
+    batch = batch_of(objective)
+    step([{"main": batch}], 0)
+
+    found = []
+    for number in (1, 2, 3):
+        step.tally.take()
+        with counted() as counter:
+            step([{"main": batch}], number)
+        found.append(step.tally.take())
+        assert found[-1].done == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+    assert found[0].done < found[1].done == found[2].done
+    assert found[1].real < found[1].done
 
 
 @pytest.mark.parametrize("scheme", ["full", "top_k"])

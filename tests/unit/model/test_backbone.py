@@ -33,11 +33,12 @@ def by_formula(shape, vocabulary):
     norms += {"sandwich": 2 * shape.depth, "pre_first_plain": -1}.get(shape.residual, 0)
     norm = 2 * d if shape.norm == "layer" else d
     inner = 2 * f if shape.feedforward_kind == "gated" else f
-    biases = {"all": 4 * d + inner + d, "none": 0}[shape.biases]
+    biases = {"all": 4 * d + inner + d, "feed_forward": inner + d, "none": 0}[shape.biases]
+    by_distance = shape.heads * w * shape.projects_distances  # W_R in each block; u, v
     heads = 2 * (shape.heads + shape.shared_heads) * w * d + 2 * w * shape.query_key_norm
-    one = heads + inner * d + f * d + biases + 2 * norm
+    one = heads + inner * d + f * d + biases + 2 * norm + by_distance * d
     rows = vocabulary + positions + shape.segments
-    return shape.depth * one + rows * d + norms * norm
+    return shape.depth * one + rows * d + norms * norm + 2 * by_distance
 
 
 def on_meta(name):

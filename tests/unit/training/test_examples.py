@@ -7,6 +7,7 @@ import torch
 from tests import tiny
 from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.data.encoded_task import encode_texts
+from transfer_cli.data.portions import Portion
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import WordPiece
@@ -27,7 +28,7 @@ LABELS = ("number", "place")
 
 def found(split, outcomes, data=None):
     each = items.noting(split)
-    each.note(range(len(split.data)), outcomes)
+    each.note(Portion.of(np.arange(len(split.data))), outcomes)
     return items.items_of(split, data or Prepared({}, ClassificationTask(LABELS)), each)
 
 

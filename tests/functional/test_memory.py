@@ -1,0 +1,110 @@
+"""Runs whose model remembers the text before a block (Transformer-XL)."""
+
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+pytestmark = pytest.mark.functional
+
+XL = (
+    "model=xl-tiny", "model.width=32", "model.heads=2", "model.depth=2", "model.feedforward=64",
+    "model.positions=32", "model.recurrence=48", "tokenizer.size=600",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def words(corpus, loop):
+    steps = ("schedule=constant", "loop.steps=6")
+    return ("pretrain", "data=text", f"data.train={corpus}", *XL, *loop, *steps)
+
+
+@pytest.fixture
+def run(transfer, words):
+    assert transfer(*words, "run.dir=run").code == 0
+    return "run"
+
+
+def test_it_is_scored_by_what_it_remembers(transfer, run, read_json):
+    at = ("evaluate", run, "device=cpu")
+    found = {}
+    for name, given in {
+        "again": (),
+        "the same": ("evaluation.context=48", "batch=3"),
+        "less": ("evaluation.context=16",),
+        "windows": ("evaluation.context=48", "evaluation.by=windows"),
+    }.items():
+        ended = transfer(*at, *given, f"output={name}.json")
+        assert ended.code == 0, ended.err
+        scored = read_json(f"{name}.json")
+        found[name] = scored["measures"]["validation"]["loss"]
+        context = scored["counts"]["validation"]["context"]
+        assert context["by"] == ("windows" if name == "windows" else "memory")
+
+    results = read_json("run/results.json")
+    assert results["context"] == {"by": "memory", "tokens": 48, "stride": 32}
+    assert found["again"] == pytest.approx(results["measures"]["validation"]["loss"], rel=1e-5)
+    assert found["the same"] == pytest.approx(found["again"], rel=1e-6)
+    assert found["less"] != pytest.approx(found["again"], rel=1e-6)
+
+
+def test_it_goes_on_beyond_the_length_of_its_blocks(transfer, run, read_json):
+    ended = transfer("generate", run, "Lima", "max_tokens=90", "device=cpu", "output=out.jsonl")
+
+    assert ended.code == 0, ended.err
+    row = read_json("out.jsonl")
+    assert row["tokens"] == 90
+    assert row["ended"] == "max_tokens"
+
+    refused = transfer("generate", run, "Lima", "cache=false", "device=cpu")
+    assert refused.code == 2
+    assert "this model sees the 48 tokens before each" in refused.err
+
+
+def test_labelled_texts_are_learnt_without_a_memory(transfer, run, loop):
+    ended = transfer(
+        "finetune", f"init_from={run}", "data=sample_questions", *loop, "loop.steps=1", "run.dir=of"
+    )
+
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("objective=mlm",), "model: position_kind=relative: these distances look back alone"),
+        (("model.position_kind=rotary",), "model: recurrence=48: a memory has no positions"),
+        (("adaptation/edits=pals",), "adaptation.edits: an attention beside the blocks"),
+        (("+objective@losses.more=clm",), "losses: more beside the main one"),
+        (
+            ("objective=prefix_lm", "objective.corrupt=0.15", "tokenizer.sentinels=40"),
+            "objective: one that does not predict each next token of the text",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_a_memory_is_refused(transfer, words, given, said):
+    ended = transfer(*words, *given, "run.dir=no")
+
+    assert ended.code == 2
+    assert said in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_do_what_one_does_and_one_takes_up_what_they_remember(
+    transfer, words, shell, read_json
+):
+    fixed = (*words, "model.dropout=0", "loop.micro_batch=3")
+    whole = transfer(*fixed, "run.dir=one")
+    assert whole.code == 0, whole.err
+    for given in (("run.dir=two",), ("run.dir=half", "loop.steps=3")):
+        ended = shell(*fixed, *given, "devices=2")
+        assert ended.wait(240) == 0, ended.stderr.read()
+        ended.communicate()
+    resumed = transfer("pretrain", "resume=half", "loop.steps=6", "devices=1")
+    assert resumed.code == 0, resumed.err
+
+    for other in ("two", "half"):
+        one, found = (load_file(f"{name}/model/weights.safetensors") for name in ("one", other))
+        assert_close(found, one, rtol=0, atol=1e-5)
+        losses = [read_json(f"{name}/results.json")["measures"] for name in ("one", other)]
+        assert losses[1]["validation"] == pytest.approx(losses[0]["validation"], rel=1e-5)
