@@ -247,7 +247,8 @@ class _Walk:
         width = attention.rows[0]
         if hasattr(attention, "distance"):
             own = self._through(attention.distance, DISTANCE, moves=False)
-            self._product(pairs, width, moves=moves, trains=own)
+            for unit in pairs:
+                self._product(unit, width // len(pairs), moves=moves, trains=own)
             moves = moves or own
         self._mix(pairs, width, moves=moves)
         if isinstance(attention.prefix, PrefixAttention):

@@ -175,6 +175,8 @@ def test_quotas_are_the_nearest_that_make_an_epoch():
     assert quotas(weighted((10, 3.0), (90, 1.0))) == [75, 25]
     assert quotas(weighted((1, 1.0), (1, 1.0), (1, 1.0), (1, 3.0))) == [1, 1, 0, 2]
     assert quotas([]) == []
+
+
 @given(examples=st.integers(1, 200), batch=st.integers(1, 40), world_size=st.integers(1, 3))
 def test_lanes_go_on_where_the_step_before_ended(examples, batch, world_size):
     batch = min(batch, examples)
