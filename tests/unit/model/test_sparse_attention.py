@@ -221,7 +221,8 @@ def test_edits_see_what_the_model_sees():
     [
         ({"direction": "bidirectional"}, "attention=strided looks back alone"),
         ({"heads": 1}, "halves the heads, and there are 1; take sparse=alternate"),
-        ({"position_kind": "relative_bias"}, "has no biases of scores"),
+        ({"position_kind": "relative_bias"}, "has no scores of distances"),
+        ({"position_kind": "relative", "direction": "causal"}, "has no scores of distances"),
         ({"summary": 5}, "summary must be at most 4"),
         ({"sparse": "merged"}, "sparse: 'merged' is not one of split, alternate"),
     ],
