@@ -188,7 +188,8 @@ def _unknown_key(
         have = "has it" if len(owners) == 1 else "have it"
         return f"{key}: no such key with the options that are chosen; {listed(owners)} {have}"
     # A slip beside what is meant comes before what others call so.
-    close = nearest(str(cause.key), choices, 0.85) if parent else ""
+    near = 0.85 if parent else 0.8
+    close = nearest(str(cause.key), choices, near) if parent or key == cause.full_key else ""
     close = close or ("" if owners else meant(key, command, request.config_dir))
     close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):

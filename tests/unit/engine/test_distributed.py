@@ -20,7 +20,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 UNFREEZING = tiny.Given(
     (("head.*",), "3 steps"), (("head.*", "block.2"), "3 steps"), (("*",), "6 steps")
@@ -223,13 +223,11 @@ def three(tmp_path_factory):
 ALL = [*COPIED, *(f"{case}, sharded" for case in SHARDED)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ALL)
 def test_losses_and_weights_are_those_of_one_process(alone, together, case):
     assert_same_steps(alone, together, case)
 
 
-@pytest.mark.slow
 def test_fifty_steps_are_those_of_one_process_too(tmp_path):
     alone, together = more_steps(), several.on_processes(2, more_steps, tmp_path)
 
@@ -277,7 +275,6 @@ def test_every_example_is_measured_and_noted_once_by_all_processes(alone, togeth
     assert_measured_and_noted(alone, together)
 
 
-@pytest.mark.slow
 def test_three_processes_give_what_one_gives(alone, three):
     assert_measured_and_noted(alone, three)
     for found in three:

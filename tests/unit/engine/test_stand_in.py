@@ -60,6 +60,7 @@ def test_nothing_mixes_devices_and_nothing_waits_but_what_is_listed(name, tried)
 
 
 @needs_hooks
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name, tried):
     assert tried[name]["error"] == CASES[name].fault, tried[name]["detail"]
@@ -73,6 +74,7 @@ def test_whole_commands_neither_mix_devices_nor_wait_elsewhere(name):
 
 
 @needs_hooks
+@pytest.mark.slow
 def test_a_process_of_tests_never_hears_of_the_device(tried):
     assert tried
     with pytest.raises(RuntimeError):

@@ -204,6 +204,7 @@ def test_batch_and_length_have_names_and_no_size(written):
     }
 
 
+@pytest.mark.slow
 def test_a_longer_batch_does_not_change_a_text(written):
     folder, model, _ = written
     batch = batch_of(4, 9, model)
@@ -212,6 +213,7 @@ def test_a_longer_batch_does_not_change_a_text(written):
     np.testing.assert_allclose(run(folder, batch)[:1], run(folder, short), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_lies_beside_the_graph_says_how_to_use_it(written):
     folder, _, _ = written
 
@@ -226,6 +228,7 @@ def test_what_lies_beside_the_graph_says_how_to_use_it(written):
     assert Tokenizer.load(folder / "tokenizer.json").hash == TOKENIZER.hash
 
 
+@pytest.mark.slow
 def test_the_graph_holds_no_line_of_our_source(written):
     folder, _, _ = written
 
@@ -235,6 +238,7 @@ def test_the_graph_holds_no_line_of_our_source(written):
     assert b"transfer_cli" not in graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
