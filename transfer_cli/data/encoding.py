@@ -129,6 +129,7 @@ class Shard:
             dtype = np.dtype(np.uint16 if self.tokenizer.size <= 2**16 else np.uint32)
             path = unfinished / TOKENS
             counts = _write_tokens(path, dtype, self, encoder, more)
+            self.split.check_unchanged()  # or the entry would be that of another text
             split = self.split.name
             meta = {"split": split, "key": self.key, "dtype": dtype.name, "counts": counts}
             # Not `write_json`, which has an error of its own for a full disk.
@@ -139,7 +140,9 @@ class Shard:
         begins = self.split.begins
         if begins is None:
             raise ValueError("the documents of this text are not told apart")
-        found = _starts(tokens.mapped(), begins(), self.tokenizer.sep)
+        begins_N = np.fromiter(begins(), np.bool_)
+        self.split.check_unchanged()
+        found = _starts(tokens.mapped(), begins_N, self.tokenizer.sep)
         with new_entry(self.documents) as unfinished:
             found.tofile(unfinished / _STARTS)
         return found
@@ -149,9 +152,10 @@ def _read_starts(entry: Path) -> npt.NDArray[np.int64]:
     return np.fromfile(entry / _STARTS, np.int64)
 
 
-def _starts(tokens: npt.NDArray[Any], begins: Iterator[bool], sep: int) -> npt.NDArray[np.int64]:
+def _starts(
+    tokens: npt.NDArray[Any], begins_N: npt.NDArray[np.bool_], sep: int
+) -> npt.NDArray[np.int64]:
     """Return where documents begin, given whether one does with each line."""
-    begins_N = np.fromiter(begins, np.bool_)
     found, line = [], 0
     for first in range(0, len(tokens), _PORTION):
         ends = first + np.flatnonzero(tokens[first : first + _PORTION] == sep)
@@ -189,6 +193,7 @@ def _counted(split: TextSplit) -> Iterator[str]:
         for line in split.lines():
             more(len(line if line.isascii() else line.encode("utf-8", "replace")) + 1)
             yield line
+    split.check_unchanged()
 
 
 def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:

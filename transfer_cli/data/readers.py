@@ -188,6 +188,8 @@ def suffix_of(path: Path) -> str:
 def _missing(path: Path) -> DataError:
     if has_magic(path.name):
         return DataError(f"{path} does not exist, and a pattern of names is read for text alone.")
+    if path.is_symlink():
+        return DataError(f"{path} is a link to {path.readlink()}, which does not exist.")
     folder = next(each for each in path.parents if each.is_dir())
     name = path.relative_to(folder).parts[0]
     hint = nearest(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)

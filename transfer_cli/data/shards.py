@@ -18,6 +18,7 @@ from transfer_cli.data.encoding_processes import encode_in_processes
 from transfer_cli.data.split import WeightedSource
 from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import DataError
 from transfer_cli.progress import More, progress
 from transfer_cli.runs.cache import sweep
 from transfer_cli.runs.environment import cores
@@ -98,7 +99,10 @@ def _share(shards: Sequence[Shard], workers: int, more: More) -> None:
 
 
 def _size_of(split: TextSplit) -> int:
-    return sum(Path(name).stat().st_size for name in split.files)
+    try:
+        return sum(Path(name).stat().st_size for name in split.files)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
 def _starts(

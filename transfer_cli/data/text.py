@@ -23,6 +23,7 @@ from transfer_cli.data.text_split import (
     TextSplit,
     begins_of,
     digest_of,
+    file_digest,
     joined,
     path_begins,
 )
@@ -113,7 +114,7 @@ class WikiText(TextData):
             for part in _wanted(catalog.SPLITS, only):
                 path = catalog.find_text(named, part, data_dir)
                 lines = partial(_wikitext_lines, path)
-                digest = known.of(path, "sha256", partial(text_files.file_digest, path))
+                digest = known.of(path, "sha256", partial(file_digest, path))
                 whole = _split(part, lines, ["wikitext"], path.name, {path: digest})
                 whole = self._told_apart(whole, partial(begins_of, lines, TITLE), TITLE)
                 size = path.stat().st_size

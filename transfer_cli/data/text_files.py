@@ -1,11 +1,10 @@
 """Text files as the shards of a corpus: found, told apart by their content, held out of."""
 
 import glob
-import hashlib
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from transfer_cli.data.text_split import (
     TextSplit,
     count_texts,
     digest_of,
+    file_digest,
     held_out_whole,
     hold_out_block,
     lines_that_matter,
@@ -39,6 +39,8 @@ def expand(patterns: str | list[str]) -> list[Path]:
     """Return the files of paths, folders and globs, each once."""
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if not pattern:
+            raise DataError("A name of a file is empty, expected a path, folder or glob.")
         path = located(pattern)
         if path.is_dir():
             found = _in_folder(path, pattern)
@@ -62,10 +64,9 @@ def _in_folder(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob("*.parquet"))
     found = [
         path
-        for path in sorted(folder.rglob("*"))
-        if readers.suffix_of(path) in _SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
+        for path in _below(folder, set())
+        # A link to a file that is gone is refused later: its text would be missing.
+        if readers.suffix_of(path) in _SUFFIXES and (path.is_file() or path.is_symlink())
     ]
     if not found:
         raise DataError(
@@ -73,6 +74,25 @@ def _in_folder(folder: Path, pattern: str) -> list[Path]:
             "also packed). Name the files, or a glob."
         )
     return found
+
+
+def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield what is no folder in one and those below it, in order; a linked folder once."""
+    real = folder.resolve()
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror or error}).") from error
+    for path in inside:
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _below(path, seen)
+        else:
+            yield path
 
 
 def check_disjoint(files: Mapping[str, Sequence[Path]]) -> None:
@@ -134,19 +154,6 @@ def _digests(paths: Sequence[Path], known: KnownFiles) -> dict[Path, str]:
     if twice is not None:
         log.warning("%s hold the same text, which is read as often", listed(twice, 3))
     return found
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file in hex digits.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 def held_out_parts(

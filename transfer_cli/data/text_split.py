@@ -16,6 +16,7 @@ from typing import TypeVar
 from transfer_cli.data import readers, sheets
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import WeightedSource, Whole
+from transfer_cli.errors import DataError
 
 TITLE = "= [^=].* ="
 """The first line of an article in WikiText."""
@@ -82,6 +83,16 @@ class TextSplit:
         """Its parts, or itself."""
         return self.parts or (self,)
 
+    def check_unchanged(self) -> None:
+        """Refuse files whose content is no longer that of their digests.
+
+        Raises:
+            DataError: One has changed, or cannot be read.
+        """
+        for name, digest in self.files.items():
+            if not file_digest(Path(name)).startswith(digest):
+                raise DataError(f"{name} has changed while it was read; start again.")
+
 
 def joined(
     parts: Sequence[TextSplit], fingerprint: str, source: str, workers: int = 1
@@ -119,6 +130,19 @@ def digest_of(settings: Iterable[str], files: Mapping[Path, str] | None = None) 
         # The suffix decides how a file is read.
         total.update(bytes.fromhex(digest) + "".join(path.suffixes[-2:]).encode())
     return total.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hex digits.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 # ----------------------------------------------------------------------------------- lines

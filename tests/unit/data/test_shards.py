@@ -18,6 +18,7 @@ from transfer_cli.data.encoding import Shard, TextEncoder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import TextFiles
+from transfer_cli.data.text_files import expand
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import DataError
 
@@ -110,6 +111,37 @@ def test_what_is_added_or_changed_is_all_that_is_encoded(folder, tmp_path):
     after = entries(cache)
     assert {name: after[name] for name in before} == before
     assert len(after.keys() - before.keys()) == 4
+
+
+def test_linked_folders_are_read_once_and_a_link_to_nothing_is_refused(folder, tmp_path):
+    corpus = tmp_path / "links"
+    write(corpus, own=["a b"] * 9)
+    (corpus / "far").symlink_to(folder)
+    (corpus / "itself").symlink_to(corpus)
+
+    found = expand(str(corpus))
+
+    assert [path.name for path in found] == [
+        "one.txt",
+        "three.txt",
+        "two.txt",
+        "validation.txt",
+        "own.txt",
+    ]
+    (corpus / "gone.txt").symlink_to("nowhere.txt")
+    with pytest.raises(
+        DataError, match=r"gone\.txt is a link to nowhere\.txt, which does not exist"
+    ):
+        expand(str(corpus))
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("fed\n" * 150)])
+def test_a_file_that_changes_before_it_is_encoded_is_refused(folder, tmp_path, change):
+    split = files_of(folder).splits(tmp_path / "nowhere", 0)["train"]
+    change(folder / "three.txt")
+
+    with pytest.raises(DataError, match=r"three\.txt (has changed while|cannot be read)"):
+        encode_text(split, WORDS, tmp_path / "cache")
 
 
 def test_what_is_held_out_of_a_file_does_not_depend_on_the_others(folder, tmp_path):
