@@ -118,7 +118,7 @@ class SparseAttention(AttentionPattern):
             )
         starts = mask_BT.int().argmax(1) if padded else None
         # On a GPU the host would wait for the answer, and a graph has one form for all texts.
-        can_ask = mask_BT.device.type == "cpu" and not torch.compiler.is_exporting()
+        can_ask = mask_BT.device.type == "cpu" and not torch.compiler.is_compiling()
         if starts is not None and can_ask and not starts.any():
             starts = None
         made = {parts: AttentionInputs(sparse=SparseView(parts, starts)) for parts in self.parts}

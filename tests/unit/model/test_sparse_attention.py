@@ -247,3 +247,12 @@ def test_picked_blocks_have_to_alternate():
     with pytest.raises(ValueError, match=r"^\[0, 2\] do not alternate"):
         shape_of_blocks(shape, (0, 2))
     assert shape_of_blocks(replace(shape, sparse="split"), (0, 2)).depth == 2
+
+
+@pytest.mark.slow
+def test_a_padded_batch_is_compiled_without_a_break():
+    backbone, mask = backbone_of(), ALL.clone()
+    mask[0, :3] = False
+    compiled = torch.compile(backbone, backend="eager", fullgraph=True)
+
+    assert_close(compiled(TOKENS, mask)[-1], backbone(TOKENS, mask)[-1])
