@@ -61,6 +61,9 @@ def read_plain(path: Path) -> dict[str, Any]:
             model["attention"] = model.pop("attention_pattern")  # as older runs call it
         for name, value in _LATER_OPTIONS.items():
             model.setdefault(name, value)
+    cost = found.get("cost")
+    if isinstance(cost, dict):
+        cost.pop("watts", None)  # of older runs; what was assumed of energy decides no result
     return found
 
 
