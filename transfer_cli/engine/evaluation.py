@@ -6,6 +6,7 @@ a seed of the evaluation and each example's number.
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -191,6 +192,7 @@ def evaluate(
         return tallies, objective.counts(prepared)
 
     engine = Engine(score)
+    engine.logger.setLevel(logging.CRITICAL)  # an error is reported once, by the command
     sums = Sums()
     sums.attach(engine, "sums")
     model.eval()
