@@ -74,6 +74,13 @@ def test_a_run_is_scored_again_and_adapted_and_its_model_has_no_generator(mode, 
     assert any(name.startswith("heads.") for name in own)
     table = "backbone.token_embedding.weight"
     assert torch.equal(own["generator"][table], own[table])
+    words = [word for word in WORDS if not word.startswith(("model", "tokenizer"))]
+    on = ("init_from=run", "optimizer.lr=1e-12", "run.dir=on")
+    ended(transfer(*words, f"objective.mode={mode}", *on))
+    assert measures("on")["test"] == pytest.approx(measures("run")["test"], rel=1e-3)
+    refused = transfer("analyze", "run=run", "analysis=importance", "device=cpu")
+    assert refused.code == 2
+    assert "a generator replaces, which is no part of the model; adapt it" in refused.err
 
 
 @pytest.mark.slow

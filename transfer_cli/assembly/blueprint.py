@@ -23,6 +23,7 @@ from transfer_cli.assembly.init_from import (
     Pretrained,
     open_start,
     pick_layers,
+    with_parts,
     with_rows,
 )
 from transfer_cli.assembly.losses import (
@@ -240,7 +241,7 @@ def draw(
 
     tensors = None
     if start is not None and inherits:
-        tensors = start.tensors(values=device != "meta")
+        tensors = with_parts(start, asked["main"].objective, values=device != "meta")
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == config.objective.get("_target_"):
             asked["main"].objective.inherit_options(described.objective)

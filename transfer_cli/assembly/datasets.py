@@ -440,8 +440,7 @@ def with_context(
     if bounded and tokens + stride > shape.positions:
         raise ConfigError(
             f"evaluation.context: {tokens} tokens and {stride} that are scored (evaluation.stride) "
-            f"are more than the model's {shape.positions} positions; use {shape.positions - 1} at "
-            "most"
+            f"are more than the model's {shape.positions} positions; give less of either"
         )
     cut = replace(blocks, length=stride, history=0 if remembers else tokens)
     context = TextContext(by if tokens else "blocks", tokens, stride)

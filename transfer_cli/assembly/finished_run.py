@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from transfer_cli.assembly.datasets import block_length
-from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained, with_parts
 from transfer_cli.config.build import build
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import read_stored
@@ -17,15 +17,14 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.generation.sentences import SentenceScorer
 from transfer_cli.interop.published_folder import is_published
-from transfer_cli.model.borrowing import as_head
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import WEIGHTS, LazyTensors, without_values
+from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.runs.directory import HUB, PARTS, RunDirectory
+from transfer_cli.runs.directory import HUB, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -97,27 +96,13 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
             )
     start = open_pretrained(path, key="run", base=base)
     planned, objective = objective_of(start), objective_of(start)
-    tensors = _with_parts(start, planned)
+    tensors = with_parts(start, planned)
     with without_weights():  # a head of absurd size is refused before there is one
         load_trained(start, planned, tensors)
     model = load_trained(start, objective, tensors)
     model.to(precision.device)
     model.eval()
     return Trained(config, start, objective, model, longest_input(start, config))
-
-
-def _with_parts(start: Pretrained, objective: Objective) -> Mapping[str, Tensor]:
-    """Return all weights of a model, and those of the parts that its run keeps beside it."""
-    own = start.tensors()
-    names, folder = objective.parts_of(start.description.shape), start.folder.parent / PARTS
-    parts: dict[str, Tensor] = {}
-    for name in (name for name in names if (folder / name).is_dir()):
-        parts |= as_head(name, open_pretrained(str(folder / name), "run").tensors())
-    if not parts:
-        return own
-    return LazyTensors(
-        {**without_values(own), **parts}, lambda n: (parts if n in parts else own)[n]
-    )
 
 
 def open_to_look_into(

@@ -26,6 +26,7 @@ from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.interop.hub import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD
+from transfer_cli.model.borrowing import as_head
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.picked_blocks import shape_of_blocks, spread, tensors_of_blocks
 from transfer_cli.model.transfer_model import TransferModel
@@ -46,7 +47,7 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import CHECKPOINTS, HUB, TOKENIZER, find_model
+from transfer_cli.runs.directory import CHECKPOINTS, HUB, PARTS, TOKENIZER, find_model
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task, task_of
 from transfer_cli.tasks.cloze.task import ClozeTask
@@ -221,6 +222,28 @@ class Pretrained:
             f"{self.weights} holds what was trained alone, and the backbone that it was trained on "
             f"(hash {base.hash[:8]}) is not at {places[-1]}; say where it is with base=RUN"
         )
+
+
+def with_parts(
+    start: Pretrained, objective: Objective, *, values: bool = True
+) -> Mapping[str, Tensor]:
+    """Return all weights of a model, and those of the parts that its run keeps beside it.
+
+    Parts of another shape than the objective's are left out; for `values` see `Pretrained.tensors`.
+    """
+    own, parts = start.tensors(values=values), dict[str, Tensor]()
+    for name, part in objective.parts_of(start.description.shape).items():
+        folder = start.folder.parent / PARTS / name
+        if (
+            folder.is_dir()
+            and (found := open_pretrained(str(folder))).description.shape == part.shape
+        ):
+            parts |= as_head(name, found.tensors(values=values))
+    if not parts:
+        return own
+    return LazyTensors(
+        {**without_values(own), **parts}, lambda n: (parts if n in parts else own)[n]
+    )
 
 
 def drop_training_heads(

@@ -6,6 +6,7 @@ a seed of the evaluation and each example's number.
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def evaluate(
             each.note(portion, outcomes)
         return tallies, objective.counts(prepared)
 
-    engine = Engine(score)
+    engine = _quiet(Engine(score))
     sums = Sums()
     sums.attach(engine, "sums")
     model.eval()
@@ -209,6 +210,11 @@ def evaluate(
         # A loss that answers nothing has no predictions, or no rows.
         measures |= split.scorer(predicted) if predicted and all(predicted.values()) else {}
     return Scores(measures, objective.tables(totals))
+
+
+def _quiet(engine: Engine) -> Engine:
+    engine.logger.setLevel(logging.CRITICAL)  # an error is reported once, by the command
+    return engine
 
 
 def _name_first(

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from tests import tiny
 from transfer_cli.data.split import Split, TextStats
 from transfer_cli.engine.evaluation import EachExample, evaluate, portions, predictions, samples
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.source_distillation import SourceDistillation
 
 CASES = {
@@ -228,3 +229,13 @@ def test_samples_show_the_first_examples(case):
     found = samples(model, objective, Split("test", data), count=3, precision=tiny.FP32)
 
     assert len(found) == 3
+
+
+def test_an_error_in_an_evaluation_is_left_to_the_command(caplog):
+    objective = ReplacedTokens(width=None)
+    model = tiny.model(objective, direction="bidirectional")
+
+    with pytest.raises(RunError, match="there is no generator"):
+        tiny.measures(model, objective, tiny.blocks(tokens=100), batch=32)
+
+    assert not caplog.records

@@ -147,7 +147,7 @@ class Explainer:
         self._subject, self._model, self._objective = subject, subject.model, subject.objective
         objective, has_mask = self._objective, subject.tokenizer.has_mask
         if not isinstance(objective, SequenceObjective | CausalLM):
-            what = objective.task or "masked language modelling"
+            what = objective.task or type(objective).__name__
             raise ConfigError(
                 f"run: {subject.opened.path} was trained for {what}, and attributions explain one "
                 "number for a text; they take runs of classification, multilabel, regression, "

@@ -7,6 +7,7 @@ from transfer_cli.engine.evaluation import Scores, evaluate
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.objectives.base import declared_metrics
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 
 
 def check_task(subject: Subject) -> None:
@@ -36,6 +37,11 @@ def judged_split(subject: Subject, most: int | None) -> Split:
     if subject.objective.task is not None and tuple(subject.material.names) == (INPUT,):
         raise ConfigError(
             "input: texts of a file have no answers to judge a model by; name labelled data (data=)"
+        )
+    if isinstance(subject.objective, ReplacedTokens):
+        raise ConfigError(
+            f"run: {subject.opened.path} was trained on tokens that a generator replaces, which is "
+            "no part of the model; adapt it to a task (transfer finetune), and ask that run"
         )
     check_task(subject)
     split = subject.split
