@@ -501,7 +501,7 @@ def test_a_language_model_has_no_labels_to_give(transfer, pretrained):
     ended = transfer("predict", f"run={pretrained}", "input=-")
 
     assert ended.code == 2
-    assert "is a language model; predict needs a fine-tuned run" in ended.err
+    assert "has learnt from text without labels; predict needs a fine-tuned run" in ended.err
 
 
 def test_the_output_never_replaces_the_input(transfer, finetuned, tmp_path):

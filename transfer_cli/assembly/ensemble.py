@@ -41,7 +41,8 @@ class Ensemble:
             task = trained.start.task
             if task is None:
                 raise CheckpointError(
-                    f"run: {path} is a language model; predict needs a fine-tuned run"
+                    f"run: {path} has learnt from text without labels; predict needs a fine-tuned "
+                    "run"
                 )
             self._runs.append((trained, task))
         self.task = self._runs[0][1]

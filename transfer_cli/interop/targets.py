@@ -87,7 +87,8 @@ class Target:
     def describe(self) -> str:
         """Return in words what it is written as."""
         if self.code is None:
-            return f"a {self.name} (transformers.{self.architecture})"
+            article = "an" if self.name[0] in "AE" else "a"
+            return f"{article} {self.name} (transformers.{self.architecture})"
         return f"a {self.name}, for transformers with trust_remote_code=True"
 
 

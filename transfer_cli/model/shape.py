@@ -182,6 +182,8 @@ class BackboneShape:
 
     def _check_sparse(self) -> None:
         _check_size("summary", self.summary_size, 1, self.window)
+        if self.summary is not None and self.attention != "fixed":
+            raise ValueError(f"summary is for attention=fixed, and this one is {self.attention}")
         if self.attention not in KINDS:
             return
         if self.direction == "bidirectional":
@@ -198,6 +200,11 @@ class BackboneShape:
             raise ValueError(
                 f"attention={self.attention} with sparse=split halves the heads, and there are "
                 f"{self.heads}; take sparse=alternate"
+            )
+        if self.sparse == "alternate" and self.depth == 1:
+            raise ValueError(
+                f"attention={self.attention} with sparse=alternate takes turns by block, and there "
+                "is 1; take sparse=split"
             )
 
     def least_bytes(self, vocabulary: int) -> int:

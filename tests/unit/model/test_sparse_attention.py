@@ -45,7 +45,8 @@ def seen(length, *parts):
 
 
 def backbone_of(attention="strided", sparse="split", **changes):
-    backbone = tiny.backbone(attention=attention, sparse=sparse, window=4, summary=2, **changes)
+    own = {"summary": 2} if attention == "fixed" else {}
+    backbone = tiny.backbone(attention=attention, sparse=sparse, window=4, **own, **changes)
     tiny.lively(backbone)
     return backbone.double().eval()
 
@@ -224,6 +225,8 @@ def test_edits_see_what_the_model_sees():
         ({"position_kind": "relative_bias"}, "has no scores of distances"),
         ({"position_kind": "relative", "direction": "causal"}, "has no scores of distances"),
         ({"summary": 5}, "summary must be at most 4"),
+        ({"summary": 2}, "summary is for attention=fixed, and this one is strided"),
+        ({"sparse": "alternate", "depth": 1}, "takes turns by block, and there is 1"),
         ({"sparse": "merged"}, "sparse: 'merged' is not one of split, alternate"),
     ],
 )
