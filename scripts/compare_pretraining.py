@@ -17,10 +17,7 @@ and prints the tables anew where nothing is left to do.
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare_schemes import ALL, is_finished, label_count, markdown, whole_path
+from compare_schemes import ALL, label_count, markdown, whole_path
+from logged_run import CPU, is_finished, train
 
 REFERENCE = "mlm"
 """The method whose steps are given."""
@@ -91,27 +89,13 @@ class Setting:
             RuntimeError: It failed.
         """
         folder = self.out / name
-        if is_finished(folder) and (folder / "cpu.json").exists():
+        if is_finished(folder) and (folder / CPU).exists():
             return
-        shutil.rmtree(folder, ignore_errors=True)  # a run that was broken off
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        print(f"running {name}", file=sys.stderr, flush=True)
         own = (f'data_dir="{self.data_dir}"', f'run.dir="{folder}"', "device=cpu")
         # What is said later wins, such as another model.
         last = {word.partition("=")[0]: word for word in (*words, *own)}
-        log = folder.with_name(f"{folder.name}.log")
-        with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "transfer_cli", command, *last.values()],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            _, status, used = os.wait4(process.pid, 0)
-        if status:
-            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise RuntimeError(f"{name}: {said[-1] if said else 'no word'} (see {log})")
-        (folder / "cpu.json").write_text(json.dumps(used.ru_utime + used.ru_stime))
+        if reason := train(command, list(last.values()), folder, name):
+            raise RuntimeError(reason)
 
     def read(self, name: str, file: str = "results.json") -> Any:
         """Return what a JSON file of a finished run holds."""
@@ -212,7 +196,7 @@ def step_of(method: str, setting: Setting) -> Step:
     runs = runs[1:]
     taken = LONG - SHORT
     short, long = (setting.read(run.name)["cost"]["flops"] for run in runs)
-    before, after = (setting.read(run.name, "cpu.json") for run in runs)
+    before, after = (setting.read(run.name, CPU) for run in runs)
     return Step((long - short) / taken, (after - before) / taken)
 
 
@@ -297,7 +281,9 @@ def pretraining_cells(row: Row, setting: Setting) -> list[str]:
         return [""] * 5
     own = row.starts
     results = [setting.read(start.name) for start in own]
-    monitored = ("token_perplexity", "masked_token_perplexity", "detection_loss", "loss")
+    monitored = (
+        "token_perplexity", "masked_token_perplexity", "detect_excess", "restored_perplexity",
+    )  # fmt: skip
     found = next(name for name in monitored if name in results[0]["measures"]["validation"])
     measured = [result["measures"]["validation"][found] for result in results]
     return [
@@ -327,8 +313,21 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run what is missing and print a table for each kind of equality."""
-    chosen = arguments()
+    """Run what is missing and print a table for each kind of equality; return 1 where one fails."""
+    try:
+        compare(arguments())
+    except RuntimeError as error:
+        print(f"nothing came of {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def compare(chosen: argparse.Namespace) -> None:
+    """Run what is missing and print the tables.
+
+    Raises:
+        RuntimeError: A run failed.
+    """
     setting = Setting(chosen.out, chosen.data_dir)
     methods = list(dict.fromkeys((REFERENCE, *chosen.methods)))
     taken = {method: step_of(method, setting) for method in methods}
@@ -354,7 +353,6 @@ def main() -> int:
     for equal, starts in kinds.items():
         print(f"\n### Equal {equal}, seeds {', '.join(map(str, chosen.seeds))}\n")
         print(table(starts, chosen.labels, chosen.rates, setting))
-    return 0
 
 
 if __name__ == "__main__":

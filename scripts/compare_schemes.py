@@ -14,16 +14,15 @@ Settings are chosen on validation, with the test set out of sight:
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from logged_run import is_finished, train
 
 ALL = "all"
 """How people write that no label is left out."""
@@ -156,32 +155,7 @@ def perform(run: Run, setting: Setting) -> str | None:
     folder = setting.out / run.name
     if is_finished(folder):
         return None
-    if (folder / "config.yaml").exists():
-        shutil.rmtree(folder)  # a run that was broken off
-    log = folder.with_name(f"{folder.name}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    print(f"running {run.name}", file=sys.stderr, flush=True)
-    with log.open("w", encoding="utf-8") as output:
-        done = subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "transfer_cli", "finetune", *overrides(run, setting)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-    if is_finished(folder):
-        return None
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no word"]
-    return f"{run.name}: exit code {done.returncode}: {said[-1]} (see {log})"
-
-
-def is_finished(folder: Path) -> bool:
-    """Return whether a run directory is complete."""
-    try:
-        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return bool(status == "finished")
+    return train("finetune", overrides(run, setting), folder, run.name)
 
 
 def results_of(runs: Iterable[Run], out: Path) -> dict[Run, dict[str, Any]]:

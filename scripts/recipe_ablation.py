@@ -14,17 +14,15 @@ where nothing is left to do.
 
 import argparse
 import json
-import os
-import resource
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from logged_run import CPU, train
 
 MODEL = (
     "model.width=192", "model.depth=4", "model.heads=3", "model.feedforward=768",
@@ -128,30 +126,9 @@ def folder_of(variant: str, seed: int, setting: Setting) -> Path:
 def perform(variant: str, seed: int, setting: Setting) -> str | None:
     """Train, unless it is done; return why nothing came of it, None when something did."""
     folder = folder_of(variant, seed, setting)
-    if (folder / "cpu.json").exists():
+    if (folder / CPU).exists():
         return None
-    shutil.rmtree(folder, ignore_errors=True)  # a run that was broken off
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    print(f"running {variant}, seed {seed}", file=sys.stderr, flush=True)
-    log = folder.with_name(f"{folder.name}.log")
-    with log.open("w", encoding="utf-8") as output:
-        command = [sys.executable, "-m", "transfer_cli", "pretrain"]
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            [*command, *overrides(variant, seed, setting)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        _, status, used = os.wait4(process.pid, 0)
-    if status:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"{variant}: {said[-1] if said else 'no word'} (see {log})"
-    (folder / "cpu.json").write_text(json.dumps(_seconds(used)))
-    return None
-
-
-def _seconds(used: resource.struct_rusage) -> float:
-    return used.ru_utime + used.ru_stime
+    return train("pretrain", overrides(variant, seed, setting), folder, f"{variant}, seed {seed}")
 
 
 @dataclass(frozen=True)
@@ -173,7 +150,7 @@ def outcome(folder: Path) -> Outcome:
     """Return what a finished run came to."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     loss = results["measures"]["validation"]["loss"]
-    cpu_s = json.loads((folder / "cpu.json").read_text(encoding="utf-8"))
+    cpu_s = json.loads((folder / CPU).read_text(encoding="utf-8"))
     return Outcome(results["seen"]["steps"], loss, cpu_s)
 
 
@@ -222,7 +199,7 @@ def main(words: Sequence[str] | None = None) -> int:
     found: dict[str, list[Outcome]] = {}
     for variant in chosen.variants:
         folders = [folder_of(variant, seed, setting) for seed in chosen.seeds]
-        done = [outcome(folder) for folder in folders if (folder / "cpu.json").exists()]
+        done = [outcome(folder) for folder in folders if (folder / CPU).exists()]
         if done:
             found[variant] = done
     print(table(found))

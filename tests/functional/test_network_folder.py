@@ -1,7 +1,6 @@
 """Runs, sweeps and the cache in a network folder: nothing is lost, all ends as on a disk of one."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import pytest
 
 from tests.killing import CONTEXT, Commands, Moment
 from tests.network_folder import Disk
-from transfer_cli.config.locate import conf_dir
+from tests.scripting import imported
 from transfer_cli.runs.sweep import JobState, SweepDirectory
 
 pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
@@ -25,11 +24,8 @@ LOCKS = pytest.mark.parametrize("locks", ["own", pytest.param("none", marks=pyte
 @pytest.fixture(scope="module")
 def differences():
     """Return what compares two runs."""
-    file = conf_dir().parent / "scripts" / "compare_runs.py"
-    spec = importlib.util.spec_from_file_location("compare_runs", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.differences
+    with imported("compare_runs") as module:
+        yield module.differences
 
 
 @pytest.fixture

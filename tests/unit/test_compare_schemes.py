@@ -1,24 +1,17 @@
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tests.scripting import imported
 from transfer_cli.config.locate import conf_dir
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_schemes.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("compare_schemes", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with imported("compare_schemes") as module:
+        yield module
 
 
 def results(test=10.0, validation=20.0, **changes):
@@ -99,7 +92,7 @@ def test_a_setting_of_a_scheme_wins_over_the_common_one(script, monkeypatch):
 def test_a_run_that_is_finished_is_left_as_it_is(script, tmp_path, monkeypatch):
     run = script.Run("full", "100", 0)
     finished(tmp_path / run.name, results())
-    monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: pytest.fail("was run again"))
+    monkeypatch.setattr(script, "train", lambda *_, **__: pytest.fail("was run again"))
 
     assert script.perform(run, script.Setting(Path("/ckpt"), tmp_path)) is None
 

@@ -1,19 +1,16 @@
 """A small GGUF file, written here by the format's description, as a folder that is read."""
 
-import importlib.util
 import io
 import struct
-import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.scripting import imported
 from transfer_cli.interop.published_folder import open_folder
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 PIECES = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abcdefgh0123456789", "Ġ", "ab", "Ġa"]
 WIDTH, HEADS, SHARED, INNER = 32, 2, 1, 64
 VALUES = {
@@ -31,12 +28,8 @@ VALUES = {
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location("published", SCRIPTS / "published_weights.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(SCRIPTS))
+    with imported("published_weights") as module:
+        yield module
 
 
 def text(value):

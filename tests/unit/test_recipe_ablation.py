@@ -1,27 +1,20 @@
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tests.scripting import imported
 from transfer_cli.config import launch
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "recipe_ablation.py"
-
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("recipe_ablation", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with imported("recipe_ablation") as module:
+        yield module
 
 
 @pytest.fixture

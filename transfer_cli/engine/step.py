@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -244,18 +245,18 @@ class TrainStep:
             **({} if self._lanes is None else {"lanes": self._lanes.state_dict()}),
         }
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where `state_dict` left off.
 
         Raises:
             KeyError, TypeError, ValueError: The state is not one of this step.
         """
         self.optimizer.load_state_dict(checked_state(self.optimizer, state["optimizer"]))
-        self._scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
-        self.stages.load_state_dict(state["stages"])  # type: ignore[arg-type]
-        self._skipped.in_a_row = int(state["bad_steps"])  # type: ignore[call-overload]
+        self._scaler.load_state_dict(state["scaler"])
+        self.stages.load_state_dict(state["stages"])
+        self._skipped.in_a_row = int(state["bad_steps"])
         if self._lanes is not None:
-            self._lanes.load_state_dict(state["lanes"])  # type: ignore[arg-type]
+            self._lanes.load_state_dict(state["lanes"])
 
     def _weights(self, step: int) -> dict[str, float]:
         """Return the weight of each loss term at a step."""

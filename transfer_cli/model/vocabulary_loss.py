@@ -42,10 +42,7 @@ def summed_cross_entropy(
                 on_logits(logits_RV, rows)
             return work(logits_RV, target_N[rows, None])
 
-        total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
-            hidden_ND, table_VD, bias_V, of_targets
-        )
-        return total
+        return _summed(hidden_ND, table_VD, bias_V, of_targets)
     total = torch.zeros((), device=hidden_ND.device)
     for rows in _chunks(hidden_ND, len(table_VD)):
         logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V).float()
@@ -83,10 +80,7 @@ def summed_divergence(
         gradient_RV = own_RV.exp_().sub_(p_RV).mul_(temperature)
         return temperature**2 * divergence_R.sum(dtype=torch.float64), gradient_RV
 
-    total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, table_VD, bias_V, of_teacher
-    )
-    return total
+    return _summed(hidden_ND, table_VD, bias_V, of_teacher)
 
 
 def summed_copy_loss(
@@ -130,11 +124,22 @@ def summed_copy_loss(
         gradient_RV.scatter_add_(1, target_N[rows, None], -share_R1)
         return -log_p_R.sum(dtype=torch.float64), gradient_RV
 
-    total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, table_VD, bias_V, of_targets
-    )
+    total = _summed(hidden_ND, table_VD, bias_V, of_targets)
     # Nothing, but for its gradient.
     return total + ((gate_N - gate_N.detach()) * by_gate_N).sum()
+
+
+def _summed(
+    hidden_ND: Tensor,
+    table_VD: Tensor,
+    bias_V: Tensor | None,
+    loss_and_gradient: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
+) -> Tensor:
+    # torch says nothing of the types of `apply`.
+    total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, table_VD, bias_V, loss_and_gradient
+    )
+    return total
 
 
 def _wide(values: Tensor) -> Tensor:

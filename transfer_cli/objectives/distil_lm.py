@@ -20,7 +20,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Sample, TaskInfo
-from transfer_cli.objectives.language_model import HEAD, LanguageModel
+from transfer_cli.objectives.language_model import HEAD, LanguageModel, language_model_head
 from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.seeds import ExampleNoise
 
@@ -189,10 +189,9 @@ class DistilLM(WithTeachers):
             each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in found])
             return each_KRV.logsumexp(0) - math.log(len(found))
 
-        total: Tensor = model.heads[HEAD].summed_divergence(  # type: ignore[operator]
+        return language_model_head(model).summed_divergence(
             own.index_select(0, rows_N),
             model.backbone.token_embedding.weight,
             logits,
             self.temperature,
         )
-        return total

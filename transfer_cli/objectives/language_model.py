@@ -4,6 +4,7 @@ Legend: B batch, T positions, N targets, D width, V vocabulary.
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,11 @@ SHOWN_PLACES = 8
 """Number of targets of a text in a sample."""
 
 
+def language_model_head(model: TransferModel) -> LanguageModelHead:
+    """Return the head that gives a token's probability."""
+    return cast("LanguageModelHead", model.heads[HEAD])
+
+
 class LanguageModel(Objective):
     """Cross-entropy of the tokens in `target`, which a subclass's `prepare` adds to the batch."""
 
@@ -42,7 +48,7 @@ class LanguageModel(Objective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the targets, in nats, from their logits alone."""
         rows_N = rows_with_target(batch)
-        loss = model.heads[HEAD].summed_loss(  # type: ignore[operator]
+        loss = language_model_head(model).summed_loss(
             encoded.top.flatten(0, 1).index_select(0, rows_N),
             model.backbone.token_embedding.weight,
             batch["target"].flatten().index_select(0, rows_N),

@@ -28,7 +28,12 @@ from transfer_cli.objectives.base import (
     Objective,
     TaskInfo,
 )
-from transfer_cli.objectives.language_model import HEAD, draw_tokens, exponential
+from transfer_cli.objectives.language_model import (
+    HEAD,
+    draw_tokens,
+    exponential,
+    language_model_head,
+)
 from transfer_cli.objectives.masked_lm import MaskedLM, Masks
 from transfer_cli.seeds import ExampleNoise
 
@@ -113,6 +118,7 @@ class ReplacedTokens(Objective):
         self.generator_weight = generator_weight
         self.detect_weight = detect_weight
         self.detects = mode in ("detect", "detect_selected")
+        self.published_as = "replaced_tokens" if self.detects else "language_model"
 
     @property
     def term(self) -> str:
@@ -134,11 +140,6 @@ class ReplacedTokens(Objective):
     def training_heads(self) -> Set[str]:
         """The generator, if there is one."""
         return set() if self.width is None else {GENERATOR}
-
-    @property
-    def published_as(self) -> str:  # type: ignore[override]
-        """A discriminator, or a language model."""
-        return "replaced_tokens" if self.detects else "language_model"
 
     def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
         """Return the generator, as a masked language model."""
@@ -318,7 +319,7 @@ class ReplacedTokens(Objective):
         def draw(logits_RV: Tensor, rows: slice) -> None:
             drawn_N[rows] = draw_tokens(logits_RV.detach() / self.temperature, draw_N[rows])
 
-        loss = generator.heads[HEAD].summed_loss(  # type: ignore[operator]
+        loss = language_model_head(generator).summed_loss(
             Encoding(generator, batch).top.flatten(0, 1).index_select(0, rows_N),
             model.backbone.token_embedding.weight,
             batch["target"].flatten().index_select(0, rows_N),
@@ -353,15 +354,11 @@ class ReplacedTokens(Objective):
     def _restore(
         self, model: TransferModel, top_ND: Tensor, original_N: Tensor, is_read_N: Tensor
     ) -> Tensor:
-        head, table_VD = model.heads[HEAD], model.backbone.token_embedding.weight
+        head, table_VD = language_model_head(model), model.backbone.token_embedding.weight
         if self.mode == "replace":
-            loss: Tensor = head.summed_loss(top_ND, table_VD, original_N)  # type: ignore[operator]
-            return loss
+            return head.summed_loss(top_ND, table_VD, original_N)
         gate_N = model.heads[COPY](top_ND).squeeze(-1)
-        copied: Tensor = head.summed_copy_loss(  # type: ignore[operator]
-            top_ND, table_VD, gate_N, original_N, is_read_N
-        )
-        return copied
+        return head.summed_copy_loss(top_ND, table_VD, gate_N, original_N, is_read_N)
 
 
 def entropy(share: float) -> float:
