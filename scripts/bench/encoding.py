@@ -28,13 +28,14 @@ from pathlib import Path
 
 import measuring
 from measuring import Command, Goal, Report
-from prepare import MB, RECIPES, SIZE, TRIAL_SIZE, make_tokenizer, source_in, write_text
+from prepare import MB, RECIPES, SIZE, TRIAL_SIZE, make_tokenizer, show_parts, write_text
 
 SIZES = (1, 4)
 """Corpora whose memory is measured, in multiples of `--megabytes`."""
 
 _LIBRARY = """
 import sys
+import tempfile
 from pathlib import Path
 import tokenizers
 function, tokenizer, *files = sys.argv[1:]
@@ -55,6 +56,7 @@ for file in files:
 
 _READER = """
 import sys
+import tempfile
 from pathlib import Path
 import numpy as np
 from transfer_cli.data.corpus import TextBlocks
@@ -111,7 +113,7 @@ def environment(folder: Path, threads: int) -> dict[str, str]:
 
 def speed(asked: argparse.Namespace, folder: Path, name: str, source: Path | None) -> Report:
     """Compare with the library, for one kind of tokenizer."""
-    files = write_files(folder, asked.megabytes, asked.files, source)
+    files = write_files(folder, *corpus_of(asked), source)
     write_text(folder / "validation.txt", 0.01, source)
     tokenizer = folder / f"{RECIPES[name]}.json"
     size = TRIAL_SIZE if asked.quick else SIZE
@@ -206,8 +208,9 @@ def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Repo
     env = environment(folder, asked.threads)
     rows = [["corpus, MB", "prepare, largest process", "all processes", "reading blocks"]]
     found = []
+    megabytes, count = corpus_of(asked)
     for number, times in enumerate(SIZES):
-        files = write_files(folder, asked.megabytes * times, asked.files * times, source)
+        files = write_files(folder, megabytes * times, count * times, source)
         if number == 0:
             size = TRIAL_SIZE if asked.quick else SIZE
             making = make_tokenizer(RECIPES["WordPiece"], size, files[0], tokenizer)
@@ -216,9 +219,7 @@ def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Repo
         one, together = anonymous_peaks(prepare_words(folder, tokenizer, asked.threads), env)
         reader = [sys.executable, "-c", _READER, str(tokenizer), str(folder / "cache")]
         reading, _ = anonymous_peaks([*reader, str(folder / "corpus")], env)
-        rows.append(
-            [f"{asked.megabytes * times:g}", f"{one:.0f}", f"{together:.0f}", f"{reading:.0f}"]
-        )
+        rows.append([f"{megabytes * times:g}", f"{one:.0f}", f"{together:.0f}", f"{reading:.0f}"])
         found.append((one, together, reading))
     last, first = found[-1], found[0]
     goals = [
@@ -233,24 +234,18 @@ def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Repo
     return Report("Memory of a corpus of many files", (), goals, rows, notes)
 
 
+def corpus_of(asked: argparse.Namespace) -> tuple[float, int]:
+    """Return the megabytes of a corpus, and of how many files it is."""
+    megabytes, files = (0.4, 4) if asked.quick else (64.0, 8)
+    return asked.megabytes or megabytes, asked.files or files
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
     parser = measuring.parser(__doc__)
-    measuring.add_data_dir(parser)
-    parser.add_argument("--megabytes", type=float, default=64.0, help="of the corpus")
-    parser.add_argument("--files", type=int, default=8, help="that it is cut into")
-    parser.add_argument("--only", choices=("speed", "memory"), help="one of the two parts")
-    asked = parser.parse_args(argv)
-    if asked.quick:
-        asked.megabytes, asked.files = 0.4, 4
-    source = source_in(asked.data_dir)
-    found = []
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        if asked.only != "memory":
-            found += [speed(asked, Path(folder), name, source) for name in RECIPES]
-        if asked.only != "speed":
-            found.append(memory(asked, Path(folder), source))
-    measuring.show(found, asked)
+    parser.add_argument("--megabytes", type=float, help="of the corpus; 64 if not given")
+    parser.add_argument("--files", type=int, help="that it is cut into; 8 if not given")
+    show_parts(parser, argv, speed, memory)
 
 
 if __name__ == "__main__":

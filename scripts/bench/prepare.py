@@ -17,12 +17,11 @@ else one of made-up words; repeated where more is asked for than there is.
 import argparse
 import itertools
 import lzma
-import os
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -77,9 +76,8 @@ def _made_lines() -> Iterator[bytes]:
         yield f"{' '.join(line)} .\n".encode()
 
 
-def source_in(data_dir: Path | None) -> Path | None:
+def source_in(folder: Path) -> Path | None:
     """Return the largest text that lies in a folder, None where there is none."""
-    folder = data_dir or Path(os.environ.get("TRANSFER_DATA", "~/.cache/transfer")).expanduser()
     return next((folder / place for place in _PLACES if (folder / place).is_file()), None)
 
 
@@ -231,8 +229,18 @@ def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Repo
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
     parser = measuring.parser(__doc__)
-    parser.add_argument("--data-dir", type=Path, help="where texts lie")
     parser.add_argument("--large", action="store_true", help="1 GB of text as well")
+    show_parts(parser, argv, speed, memory)
+
+
+def show_parts(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    speed: Callable[[argparse.Namespace, Path, str, Path | None], Report],
+    memory: Callable[[argparse.Namespace, Path, Path | None], Report],
+) -> None:
+    """Measure speed, once for each kind of tokenizer, and memory, or one of the two."""
+    measuring.add_data_dir(parser)
     parser.add_argument("--only", choices=("speed", "memory"), help="one of the two parts")
     asked = parser.parse_args(argv)
     source = source_in(asked.data_dir)
