@@ -58,7 +58,13 @@ def written(model, *, cached, rows=1, most=20, sampling=None, seed=0, prompt=PRO
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape.values()))
-@pytest.mark.parametrize("edited", ["plain", *EDITS, "adapters", "scalar_mix"])
+@pytest.mark.parametrize(
+    "edited",
+    [
+        "plain",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (*EDITS, "adapters", "scalar_mix")),
+    ],
+)
 def test_the_cache_changes_no_token(shape, edited):
     model = lively_model(edited, **shape)
     samplings = (Sampling(0.0), Sampling(1.0, top_k=20, top_p=0.95), Sampling(2.0))

@@ -128,7 +128,10 @@ def ours_of(folder, head=LANGUAGE_MODEL):
     )
 
 
-@pytest.mark.parametrize(("family", "variant"), CASES)
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [c if c[1] == "plain" else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
+)
 def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, family, variant):
     kind = "MaskedLM" if family in ENCODERS else "CausalLM"
     theirs = publish(tmp_path / "first", family, kind, **VARIANTS[variant])
