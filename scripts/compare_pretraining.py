@@ -1,15 +1,15 @@
-"""Compare ways to pretrain at equal operations or equal time: run what is missing, print tables.
+"""Compare ways to pretrain at equal operations and time: run what is missing, print tables.
 
-    python scripts/compare_pretraining.py OUT_DIR --data-dir DIR [--equal flops time]
+    python scripts/compare_pretraining.py OUT_DIR --data-dir DIR [--time]
         [--steps 1000] [--seeds 0 1 2] [--labels 100 all] [--rates 2e-4 5e-4 1.5e-3]
         [--methods NAME ...] [--jobs 1]
 
 DIR holds `enwiki-2015/train.txt.xz`, `enwiki-2015/valid.txt` and `trec/`. `--steps` are those of
-`mlm`; another method takes as many as make its operations, or its CPU time, the same. What a step
-takes is measured first, by short runs of each method, one method after the other; for the time
-this wants a quiet machine. Each pretrained model is then fine-tuned on TREC-6. The rate is chosen
-for each method and count of labels by the validation error of the first seed; the other seeds run
-at that rate alone.
+`mlm`; another method takes as many as make its operations the same, which two short runs count.
+With `--time` each is run once more, for as many steps as make the CPU time the same; what a step
+takes is measured by the runs of equal operations, which wants a machine that does nothing else.
+Each pretrained model is then fine-tuned on TREC-6. The rate is chosen for each method and count of
+labels by the validation error of the first seed; the other seeds run at that rate alone.
 
 Runs that are finished stay as they are, so the same line goes on where an earlier one was stopped,
 and prints the tables anew where nothing is left to do.
@@ -22,7 +22,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,13 @@ FINE_TUNING = (
     "checkpoint.every=1000 epochs",
 )  # fmt: skip
 FEW = ("loop.epochs=20", "loop.evaluate_every=2 epochs")
-MANY = ("data.labelled=null", "loop.epochs=3", "loop.evaluate_every=0.5 epochs")
+MANY = ("data.labelled=null", "loop.epochs=2", "loop.evaluate_every=0.5 epochs")
 
-FIRST, SHORT, LONG = 1, 10, 50
-"""Steps of three runs: the first encodes the text, the others differ by what steps take."""
+FIRST, SHORT = 1, 10
+"""Steps of two runs, which differ by what nine steps take; the first one encodes the text."""
+
+SAME = 0.03
+"""Steps for equal time that are so near those for equal operations are not run once more."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,14 @@ class Pretraining:
         """The folder of the run, below the script's own."""
         return f"pretraining/{file_name(self.method)}-{self.steps}/seed-{self.seed}"
 
-    def run(self, setting: Setting, evaluate_every: str) -> None:
+    def run(self, setting: Setting) -> None:
         """Train, unless it is done."""
         text = setting.data_dir / "enwiki-2015"
         words = (
             *PRETRAINING,
             f'data.train="{text}/train.txt.xz"', f'data.validation="{text}/valid.txt"',
             *METHODS[self.method], f"loop.steps={self.steps}", f"seed={self.seed}",
-            f"loop.evaluate_every={evaluate_every}",
+            "loop.evaluate_every=1000 epochs",
         )  # fmt: skip
         setting.transfer("pretrain", self.name, words)
 
@@ -175,37 +177,49 @@ class FineTuning:
         return float(setting.read(self.name)["measures"][split]["error_rate"])
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a step of a method takes: operations, and CPU-seconds on this machine."""
-
-    flops: float
-    seconds: float
-
-
 def file_name(method: str) -> str:
     """Return a method's name as that of a folder."""
     return method.replace(",", "").replace("'", "").replace(" + ", "-").replace(" ", "-")
 
 
-def step_of(method: str, setting: Setting) -> Step:
-    """Measure a step by the difference of two short runs."""
-    runs = [Pretraining(method, steps, seed=0) for steps in (FIRST, SHORT, LONG)]
+def flops_of_step(method: str, setting: Setting) -> float:
+    """Return the operations of a step, by the two short runs."""
+    first, short = (
+        setting.read(Pretraining(method, steps, seed=0).name)["cost"]["flops"]
+        for steps in (FIRST, SHORT)
+    )
+    return float(short - first) / (SHORT - FIRST)
+
+
+def seconds_of_step(runs: Sequence[Pretraining], setting: Setting) -> float:
+    """Return the CPU-seconds of a step, by whole runs of one method and a short one."""
+    short = setting.read(Pretraining(runs[0].method, SHORT, seed=0).name, CPU)
+    long = statistics.mean(setting.read(run.name, CPU) for run in runs)
+    return float(long - short) / (runs[0].steps - SHORT)
+
+
+def of_equal_flops(
+    methods: Sequence[str], seeds: Sequence[int], steps: int, setting: Setting
+) -> list[Pretraining]:
+    """Return the runs that take the operations of `steps` of the reference, seed by seed."""
+    taken = {method: flops_of_step(method, setting) for method in methods}
+    return [
+        Pretraining(method, round(steps * taken[REFERENCE] / taken[method]), seed)
+        for seed in seeds
+        for method in methods
+    ]
+
+
+def of_equal_time(runs: Sequence[Pretraining], setting: Setting) -> list[Pretraining]:
+    """Return the runs that take the CPU time of the reference, given those of equal operations."""
+    by_method = {run.method: [own for own in runs if own.method == run.method] for run in runs}
+    taken = {method: seconds_of_step(own, setting) for method, own in by_method.items()}
+    found = []
     for run in runs:
-        run.run(setting, "1000 epochs")
-    runs = runs[1:]
-    taken = LONG - SHORT
-    short, long = (setting.read(run.name)["cost"]["flops"] for run in runs)
-    before, after = (setting.read(run.name, CPU) for run in runs)
-    return Step((long - short) / taken, (after - before) / taken)
-
-
-def steps_of(method: str, taken: dict[str, Step], steps: int, equal: str) -> int:
-    """Return how many steps of a method take what `steps` of the reference do."""
-    reference, own = taken[REFERENCE], taken[method]
-    if equal == "flops":
-        return round(steps * reference.flops / own.flops)
-    return round(steps * reference.seconds / own.seconds)
+        steps = by_method[REFERENCE][0].steps * taken[REFERENCE] / taken[run.method]
+        near = abs(steps / run.steps - 1) <= SAME
+        found.append(run if near else Pretraining(run.method, round(steps), run.seed))
+    return found
 
 
 @dataclass(frozen=True)
@@ -302,7 +316,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("out", type=whole_path, help="folder for the run directories")
     parser.add_argument("--data-dir", type=whole_path, required=True)
-    parser.add_argument("--equal", nargs="+", choices=("flops", "time"), default=["flops"])
+    parser.add_argument("--time", action="store_true", help="compare at equal time, too")
     parser.add_argument("--steps", type=int, default=1000, help=f"of {REFERENCE}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--labels", type=label_count, nargs="+", default=["100", ALL])
@@ -330,27 +344,28 @@ def compare(chosen: argparse.Namespace) -> None:
     """
     setting = Setting(chosen.out, chosen.data_dir)
     methods = list(dict.fromkeys((REFERENCE, *chosen.methods)))
-    taken = {method: step_of(method, setting) for method in methods}
-    kinds = {
-        equal: [
-            Pretraining(method, steps_of(method, taken, chosen.steps, equal), seed)
-            for seed in chosen.seeds
-            for method in methods
-        ]
-        for equal in chosen.equal
-    }
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        pretrain = partial(Pretraining.run, setting=setting, evaluate_every="1000 epochs")
-        every = dict.fromkeys(start for starts in kinds.values() for start in starts)
-        list(pool.map(pretrain, every))
-        rows = [(row, labels) for starts in kinds.values() for row in rows_of(starts)
-                for labels in chosen.labels]  # fmt: skip
-        tune = partial(FineTuning.run, setting=setting)
-        tried = [run for row, labels in rows for run in row.tried(labels, chosen.rates)]
-        list(pool.map(tune, dict.fromkeys(tried)))
-        best = [run for row, labels in rows for run in row.chosen(labels, chosen.rates, setting)]
-        list(pool.map(tune, dict.fromkeys(best)))
-    for equal, starts in kinds.items():
+
+        def run(all_of: Iterable[Pretraining | FineTuning]) -> None:
+            list(pool.map(lambda each: each.run(setting), dict.fromkeys(all_of)))
+
+        # Alone, since it makes the tokenizer and encodes the text for the others.
+        run([Pretraining(REFERENCE, FIRST, seed=0)])
+        run(Pretraining(method, steps, seed=0) for method in methods for steps in (FIRST, SHORT))
+        tables = {"operations": of_equal_flops(methods, chosen.seeds, chosen.steps, setting)}
+        run(tables["operations"])
+        if chosen.time:
+            tables["CPU time"] = of_equal_time(tables["operations"], setting)
+            run(tables["CPU time"])
+        rows = [
+            (row, labels)
+            for starts in tables.values()
+            for row in rows_of(starts)
+            for labels in chosen.labels
+        ]
+        run(tried for row, labels in rows for tried in row.tried(labels, chosen.rates))
+        run(best for row, labels in rows for best in row.chosen(labels, chosen.rates, setting))
+    for equal, starts in tables.items():
         print(f"\n### Equal {equal}, seeds {', '.join(map(str, chosen.seeds))}\n")
         print(table(starts, chosen.labels, chosen.rates, setting))
 

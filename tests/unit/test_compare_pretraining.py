@@ -44,7 +44,7 @@ def test_each_method_is_given_each_key_once(script, asked, tmp_path):
     setting = script.Setting(tmp_path, Path("/data, too"))
 
     for method in script.METHODS:
-        script.Pretraining(method, 700, seed=2).run(setting, "1000 epochs")
+        script.Pretraining(method, 700, seed=2).run(setting)
 
     assert len({folder for _, _, folder in asked}) == len(script.METHODS)
     for _, words, _ in asked:
@@ -57,7 +57,7 @@ def test_what_each_method_is_given_is_a_config(script, asked, tmp_path):
     setting = script.Setting(tmp_path, Path("/data"))
     for method in script.METHODS:
         start = script.Pretraining(method, 700, seed=2)
-        start.run(setting, "1000 epochs")
+        start.run(setting)
         script.FineTuning(start, scratch=True, labels="100", rate=1e-3).run(setting)
 
     for command, words, _ in asked:
@@ -68,17 +68,34 @@ def test_a_run_that_is_finished_is_left_as_it_is(script, asked, tmp_path):
     start = script.Pretraining("mlm", 700, seed=0)
     finished(tmp_path / start.name, {})
 
-    start.run(script.Setting(tmp_path, Path("/data")), "1000 epochs")
+    start.run(script.Setting(tmp_path, Path("/data")))
 
     assert asked == []
 
 
-def test_steps_make_operations_or_time_equal(script):
-    taken = {"mlm": script.Step(flops=2.0, seconds=3.0), "clm": script.Step(4.0, 2.0)}
+def test_steps_make_operations_and_time_equal(script, tmp_path):
+    setting = script.Setting(tmp_path, Path("/data"))
+    for method, flops, cpu_s in (("mlm", 2e9, 3), ("clm", 4e9, 2), ("electra", 2e9, 2.95)):
+        for steps in (script.FIRST, script.SHORT):
+            short = script.Pretraining(method, steps, seed=0)
+            finished(tmp_path / short.name, {}, 7e9 + flops * steps, 20 + cpu_s * steps)
 
-    assert script.steps_of("clm", taken, 1000, "flops") == 500
-    assert script.steps_of("clm", taken, 1000, "time") == 1500
-    assert script.steps_of("mlm", taken, 1000, "time") == 1000
+    by_flops = script.of_equal_flops(["mlm", "clm", "electra"], [0, 1], 1000, setting)
+
+    assert [(run.method, run.steps, run.seed) for run in by_flops] == [
+        ("mlm", 1000, 0), ("clm", 500, 0), ("electra", 1000, 0),
+        ("mlm", 1000, 1), ("clm", 500, 1), ("electra", 1000, 1),
+    ]  # fmt: skip
+    for run, cpu_s in zip(by_flops, (3000, 1000, 2950, 3020, 1020, 2970), strict=True):
+        finished(tmp_path / run.name, {}, cpu_s=cpu_s + 10)
+
+    by_time = script.of_equal_time(by_flops, setting)
+
+    # 1,000 x 3.0 s = 1,500 x 2.0 s; `electra` is less than 3 % away and stays.
+    assert [(run.method, run.steps, run.seed) for run in by_time] == [
+        ("mlm", 1000, 0), ("clm", 1500, 0), ("electra", 1000, 0),
+        ("mlm", 1000, 1), ("clm", 1500, 1), ("electra", 1000, 1),
+    ]  # fmt: skip
 
 
 def test_the_rate_is_chosen_by_the_first_seed_without_the_test_set(script, tmp_path):
