@@ -24,7 +24,7 @@ def by_task(runs: Sequence[Run]) -> list[list[Run]]:
     """
     parts: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in _adopted(runs):
-        parts[(run.command, *sorted(_data_of(run).items()), _objective(run))].append(run)
+        parts[(run.command, *sorted(_data_of(run).items()), *_objective(run))].append(run)
     apart = [labelled for part in parts.values() for labelled in _by_labels(part)]
     return sorted(apart, key=len, reverse=True)
 
@@ -46,10 +46,11 @@ def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     firsts = [runs[0] for runs in tasks]
     found = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
     objectives = (
-        run.settings.get("objective") or _objective(run).rpartition(".")[2] for run in firsts
+        run.settings.get("objective") or _objective(run)[0].rpartition(".")[2] for run in firsts
     )
     for further in (
         [printable(str(each)) for each in objectives],
+        [printable(f"objective.mode={_objective(run)[1]}") for run in firsts],
         _what_differs(firsts),
         [f"{max(len(run.labels) for run in runs)} labels" for runs in tasks],
         [f"number {place}" for place in range(1, len(tasks) + 1)],
@@ -68,8 +69,10 @@ def _data_of(run: Run) -> dict[str, str]:
     }
 
 
-def _objective(run: Run) -> str:
-    return str(run.settings.get("objective._target_", ""))
+def _objective(run: Run) -> tuple[str, str]:
+    """Return the class of the objective and its mode: losses of two modes are not alike."""
+    kind, mode = (run.settings.get(f"objective.{key}", "") for key in ("_target_", "mode"))
+    return str(kind), str(mode)
 
 
 def _by_labels(runs: Sequence[Run]) -> list[list[Run]]:

@@ -442,6 +442,17 @@ def test_language_models_are_compared_by_the_perplexity_of_their_blocks(tmp_path
     assert best.is_best
 
 
+def test_modes_of_an_objective_are_not_compared(tmp_path):
+    for mode in ("detect", "replace"):
+        write_run(tmp_path / mode, command="pretrain", objective__mode=mode)
+
+    names = [task.name for task in report(tmp_path)]
+
+    assert [name.partition(" (")[2] for name in names] == [
+        "objective.mode=detect)", "objective.mode=replace)",
+    ]  # fmt: skip
+
+
 def test_a_measure_that_is_no_sum_over_items_is_compared_by_the_error_rate(tmp_path):
     for name in ("full", "lora"):
         path = write_run(tmp_path / name, adaptation=name, wrong=range(len(name)))
