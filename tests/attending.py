@@ -9,8 +9,8 @@ from tests import tiny
 from transfer_cli.analysis.analysis import Material, Subject
 from transfer_cli.assembly.finished_run import Opened
 from transfer_cli.assembly.init_from import Pretrained
+from transfer_cli.data.labelled import INPUT, Example
 from transfer_cli.data.split import Split
-from transfer_cli.data.tasks import INPUT, Example
 from transfer_cli.data.tokenizer import BytePairs, Tokenizer
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel

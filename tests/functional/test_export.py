@@ -19,7 +19,7 @@ from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import with_facts
 from transfer_cli.data.encoded_task import encode_texts
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import pip_install
 from transfer_cli.interop import inputs

@@ -19,13 +19,13 @@ from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.encoding import cached_tokenizer
 from transfer_cli.data.folders import cache_folder, data_folder
+from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.rest import Rest, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
-from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_cli.data import identity
 from transfer_cli.data.identity import SplitIdentity
-from transfer_cli.data.tasks import LabelledData
+from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of

@@ -17,9 +17,9 @@ from transfer_cli.commands.json_lines import check_ending
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data import readers
+from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
 from transfer_cli.data.split import Split
-from transfer_cli.data.tasks import INPUT, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import EachExample, Scores

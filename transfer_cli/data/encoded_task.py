@@ -31,7 +31,7 @@ from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.progress import progress
 
 if TYPE_CHECKING:
-    from transfer_cli.data.tasks import Example
+    from transfer_cli.data.labelled import Example
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from transfer_cli.data.tasks import LabelledData
+from transfer_cli.data.labelled import LabelledData
 from transfer_cli.errors import ConfigError
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 from transfer_cli.data import catalog, readers, sample, text_files
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
+from transfer_cli.data.labelled import TaskData
 from transfer_cli.data.split import WeightedSource
-from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text_split import (
     TITLE,
     Begins,

@@ -17,7 +17,7 @@ import tokenizers
 import torch
 
 from transfer_cli.data.encoded_task import Truncate, encode_texts
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.files import dump_json

@@ -2,7 +2,7 @@
 
 A task reads, encodes and collates examples, turns the model's outputs into answers, and writes
 them. Its loss, head and measures belong to an objective that names the task (`Objective.task`).
-Data sources (`data.tasks.TaskData`) and `model.json` name the class of the task, as a config does.
+Data sources (`data.labelled.TaskData`) and `model.json` name the class of a task, as a config does.
 
 A *row* passes through the model; an *example* is labelled by people and gets an answer. A long
 example may be several rows, its windows; any other is one row.
@@ -20,9 +20,9 @@ import numpy as np
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_task import Truncate
+from transfer_cli.data.labelled import CLASSIFICATION, LabelledFiles
 from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.split import Dataset
-from transfer_cli.data.tasks import CLASSIFICATION, LabelledFiles
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from transfer_cli.data.tasks import Example, Table
+from transfer_cli.data.labelled import Example
+from transfer_cli.data.tasks import Table
 from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
 from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
 from transfer_cli.tasks.texts import TextsTask

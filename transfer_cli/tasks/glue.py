@@ -12,7 +12,7 @@ from typing import Any
 
 from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import Truncate
-from transfer_cli.data.tasks import Drawn, Example, LabelledData, Submission
+from transfer_cli.data.labelled import Drawn, Example, LabelledData, Submission
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.regression.data import Numbered, problem_of, with_scale

@@ -19,8 +19,8 @@ from transfer_cli.analysis.attention.attention_section import plain_text
 from transfer_cli.analysis.attention.read_sequences import sequences_of
 from transfer_cli.analysis.attention.text_maps import maps_of
 from transfer_cli.batch import with_facts
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
-from transfer_cli.data.tasks import Example
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
 from transfer_cli.model.captures import attention_by_place

@@ -16,7 +16,7 @@ from transfer_cli.analysis.attributions.attributions import METHODS, Attribution
 from transfer_cli.analysis.attributions.chosen_texts import ChosenTexts
 from transfer_cli.analysis.attributions.explained_text import Explainer, words_of
 from transfer_cli.analysis.attributions.faithfulness import faithfulness
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM

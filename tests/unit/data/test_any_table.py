@@ -9,8 +9,9 @@ import pytest
 
 from transfer_cli.data import sheets
 from transfer_cli.data.columns import Wanted, choose
+from transfer_cli.data.labelled import INPUT, Example
 from transfer_cli.data.layout import Layout, delimiter_of, encoding_of, has_header
-from transfer_cli.data.tasks import INPUT, Example, Table
+from transfer_cli.data.tasks import Table
 from transfer_cli.errors import DataError
 
 TEXT = "the film was really good and bad , we liked it a lot ; but not an end"

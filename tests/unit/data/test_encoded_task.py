@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.data.encoded_task import encode_texts, warn_of_cuts
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import ConfigError, DataError
 

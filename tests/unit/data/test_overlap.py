@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from transfer_cli.data import overlap
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.overlap import say_overlap
-from transfer_cli.data.tasks import Example, SampleQuestions, Table
+from transfer_cli.data.tasks import SampleQuestions, Table
 
 
 def examples(*texts, pair=None):

@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
 from transfer_cli.data import tasks
-from transfer_cli.data.tasks import (
-    Example,
-    SampleQuestions,
-    Table,
-    TaskData,
-    Trec,
-    hold_out,
-    keep_few,
-)
+from transfer_cli.data.drawing import hold_out, keep_few
+from transfer_cli.data.labelled import Example, TaskData
+from transfer_cli.data.tasks import SampleQuestions, Table, Trec
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.multilabel.data import LabelsTable
 from transfer_cli.tasks.regression.data import NumberTable

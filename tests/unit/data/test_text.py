@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
-from transfer_cli.data.tasks import LabelledData, SampleQuestions, Table, TaskData
+from transfer_cli.data.labelled import LabelledData, TaskData
+from transfer_cli.data.tasks import SampleQuestions, Table
 from transfer_cli.data.text import SampleText, TaskText, TextData, TextFiles, WikiText
 from transfer_cli.errors import ConfigError, DataError
 

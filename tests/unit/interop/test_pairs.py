@@ -9,7 +9,7 @@ import pytest
 
 from tests.published import TEXT, publish, reference, sentence_pieces
 from transfer_cli.data.encoded_task import encode_texts
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.errors import DataError
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.vocabulary import read_tokenizer

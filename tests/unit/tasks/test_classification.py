@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split, some_of
-from transfer_cli.data.tasks import Example
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.tasks.base import Task, by_example, task_of
 from transfer_cli.tasks.classification import ClassificationTask

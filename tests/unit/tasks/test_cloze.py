@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.tokenizer import BytePairs, WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps

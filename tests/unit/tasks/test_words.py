@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.tasks import words
 from transfer_cli.tasks.words import right_by_words
 

@@ -12,7 +12,7 @@ from tests.records import read_metrics
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.config.build import build
-from transfer_cli.data.tasks import TaskData
+from transfer_cli.data.labelled import TaskData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, DivergedError, FinishedError

@@ -19,8 +19,8 @@ from transfer_cli.analysis.attention.attention_section import SCRIPT, attention_
 from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
 from transfer_cli.analysis.attention.read_sequences import ReadSequence, batch_of, sequences_of
 from transfer_cli.analysis.attention.text_maps import FloatArray, TextMaps, in_units, maps_of
+from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import Split
-from transfer_cli.data.tasks import INPUT
 from transfer_cli.errors import DataError, NotFiniteError, between
 from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.captures import attention_by_place

@@ -11,7 +11,7 @@ from transfer_cli.analysis.attributions.explained_text import ExplainedText, Exp
 from transfer_cli.analysis.importance.judged_split import check_task
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.batch import Batch, to_device
-from transfer_cli.data.tasks import INPUT
+from transfer_cli.data.labelled import INPUT
 from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM

@@ -1,8 +1,8 @@
 """A split on which a model's answers can be judged, and the measure that judges them."""
 
 from transfer_cli.analysis.analysis import Subject
+from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import Split, some_of
-from transfer_cli.data.tasks import INPUT
 from transfer_cli.engine.evaluation import Scores, evaluate
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric, by_preference

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask

@@ -19,10 +19,10 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.cloze import ClozeTexts
 from transfer_cli.data.columns import Wanted
+from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import Split
-from transfer_cli.data.tasks import INPUT, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.weights import DESCRIPTION

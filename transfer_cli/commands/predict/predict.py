@@ -19,9 +19,9 @@ from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data import any_table, readers
 from transfer_cli.data.any_table import OpenTable, Skipped
 from transfer_cli.data.columns import ANY, Chosen, Wanted
+from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import SHEET_FORMATS, OnError
-from transfer_cli.data.tasks import Submission
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision

@@ -19,9 +19,9 @@ from typing import Any
 from transfer_cli.data import any_table, readers
 from transfer_cli.data.any_table import OpenTable
 from transfer_cli.data.columns import Wanted
+from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError, Record
-from transfer_cli.data.tasks import Submission
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 

@@ -14,8 +14,8 @@ import torch
 
 from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.commands.score.findings import Findings
+from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.split import TextStats
-from transfer_cli.data.tasks import LabelledData
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.likelihood import Ending, Gap, ReadBeginning, score_gaps

@@ -20,8 +20,8 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.cloze import ClozeTexts
+from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.minimal_pairs import PairsOfSentences
-from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, one_of

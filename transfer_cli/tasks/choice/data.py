@@ -7,7 +7,7 @@ from typing import Literal
 
 from transfer_cli.data import sample
 from transfer_cli.data.columns import Wanted
-from transfer_cli.data.tasks import INPUT, Drawn, LabelledData, LabelledFiles
+from transfer_cli.data.labelled import INPUT, Drawn, LabelledData, LabelledFiles
 from transfer_cli.errors import one_of
 from transfer_cli.tasks.choice.readers import FORMATS, read_examples
 from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask

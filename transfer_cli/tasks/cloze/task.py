@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from transfer_cli.data.encoded_task import EncodedRows, label_targets
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.language_model import HEAD

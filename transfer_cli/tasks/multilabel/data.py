@@ -9,18 +9,10 @@ from typing import Any, ClassVar
 
 from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import FEW_ROWS, Chosen, Wanted, parts_of
+from transfer_cli.data.labelled import Drawn, LabelledData
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.readers import Record
-from transfer_cli.data.tasks import (
-    Drawn,
-    LabelledData,
-    Table,
-    TableRow,
-    TableRows,
-    joined_by,
-    numbers_of,
-    sorted_labels,
-)
+from transfer_cli.data.tasks import Table, TableRow, TableRows, joined_by, numbers_of, sorted_labels
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.multilabel.task import SEPARATOR, LabelsExample, MultilabelTask
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from transfer_cli.data import sample
 from transfer_cli.data.columns import Chosen
+from transfer_cli.data.labelled import Drawn, LabelledData
 from transfer_cli.data.readers import Record
-from transfer_cli.data.tasks import Drawn, LabelledData, Table, TableRow, TableRows
+from transfer_cli.data.tasks import Table, TableRow, TableRows
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
 

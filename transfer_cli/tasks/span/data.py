@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeVar
 
 from transfer_cli.data import any_table, readers, sample
 from transfer_cli.data.columns import Wanted
+from transfer_cli.data.drawing import hold_out
+from transfer_cli.data.labelled import INPUT, Drawn, LabelledData, LabelledFiles
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.split import Whole
-from transfer_cli.data.tasks import INPUT, Drawn, LabelledData, LabelledFiles, hold_out
 from transfer_cli.errors import DataError, at_least, one_of
 from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.tasks.span.task import SpanExample, SpanTask

@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 
 from transfer_cli.data import sample
 from transfer_cli.data.columns import Wanted
+from transfer_cli.data.labelled import INPUT, Drawn, LabelledData, LabelledFiles
 from transfer_cli.data.split import Whole
-from transfer_cli.data.tasks import INPUT, MAX_LABELS, Drawn, LabelledData, LabelledFiles
+from transfer_cli.data.tasks import MAX_LABELS
 from transfer_cli.errors import DataError, at_least, listed, nearest, one_of
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import FIELDS, Sentence, TagColumns, format_of, sentences

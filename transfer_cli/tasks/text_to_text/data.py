@@ -8,8 +8,9 @@ from typing import Any
 from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import Chosen, Wanted
 from transfer_cli.data.encoded_task import Truncate
+from transfer_cli.data.labelled import Drawn, LabelledData
 from transfer_cli.data.readers import Record
-from transfer_cli.data.tasks import Drawn, LabelledData, Table, TableRow, TableRows
+from transfer_cli.data.tasks import Table, TableRow, TableRows
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
 

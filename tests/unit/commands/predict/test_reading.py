@@ -13,8 +13,8 @@ from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, rows
 from transfer_cli.data import any_table
 from transfer_cli.data.any_table import MOST_NAMED, Refuse, Skipped
 from transfer_cli.data.columns import Wanted
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.tasks import Example
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.classification import ClassificationTask
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import FORMATS, format_of
 from transfer_cli.data import readers
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.labelled import Example
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
 

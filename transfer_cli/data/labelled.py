@@ -1,0 +1,315 @@
+"""Labelled data: examples with what people said of them, and where they come from.
+
+Missing splits are drawn from the training examples: the validation split first, then the few-label
+subset, so that the number of labels does not change the validation split.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transfer_cli.data.columns import FEW_ROWS, Wanted
+from transfer_cli.data.drawing import hold_out, keep_few
+from transfer_cli.data.overlap import say_overlap
+from transfer_cli.data.split import Whole
+from transfer_cli.errors import ConfigError, DataError, at_least, listed
+
+CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
+"""The class of the task of examples with one label."""
+
+INPUT = "input"
+"""The split that all rows of a file are."""
+
+_SUBMITTED_DECIMALS = 3
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class Example:
+    """A text, or two, and the number of its label; `line` is that of its file, if it has one."""
+
+    text: str
+    label: int | None = None
+    pair: str | None = None
+    line: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """A task's examples.
+
+    Args:
+        name: The name of the data set.
+        labels: The labels' names, in the order of their numbers.
+        splits: `train`, `validation` and perhaps `test`, with examples of the task's own class;
+            `Example` for classification.
+        task: The config node of its task's class (`tasks.base.Task.node`), with values found in the
+            data; None: classification.
+        files: Where splits come from; one that is not named is drawn from the training examples.
+        part_of: What splits are parts of, by name; the others are complete.
+        rest: The training examples that few labels leave out, without their labels.
+        cells: Returns what stands in a column of a table, by line, given its file and the column's
+            name; None: examples are no rows of tables.
+        words: Words for labels that are none themselves, for objectives that ask a language model.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    splits: Mapping[str, Sequence[Any]]
+    task: Mapping[str, Any] | None = None
+    part_of: Mapping[str, Whole] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    rest: Sequence[Any] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    cells: Callable[[Path, str], Mapping[int, str]] | None = field(default=None, compare=False)
+
+    def column(self, split: str, name: str) -> list[str]:
+        """Return what stands in a column of the rows of a split.
+
+        Raises:
+            DataError: There is no such column.
+        """
+        path = self.files.get(split) or self.files.get("train")
+        if self.cells is None or path is None:
+            raise DataError(
+                f"{self.name}: its examples are no rows of a table, so they have no column {name!r}"
+            )
+        found = self.cells(path, name)
+        return [found[example.line] for example in self.splits[split]]
+
+    def source(self, split: str) -> str:
+        """Return what a split comes from, for messages."""
+        return str(self.files.get(split) or self.files.get("train") or self.name)
+
+    def numbered_as(self, labels: tuple[str, ...]) -> "LabelledData":
+        """Return the same data with the numbers that `labels` have.
+
+        Raises:
+            DataError: A label is new, or its examples cannot be numbered again.
+        """
+        if self.labels == labels:
+            return self
+        new = [label for label in self.labels if label not in labels]
+        if new:
+            line = self._line_of(self.labels.index(new[0]))
+            place = self.source("train") + ("" if line is None else f", line {line}")
+            raise DataError(
+                f"{place}: a new label, {listed(map(repr, new))}. This run knows "
+                f"{listed(labels, 10)}, and keeps its labels: leave it out, or train a new run."
+            )
+        numbers = [labels.index(label) for label in self.labels]
+        splits = {
+            name: tuple(_renumbered(example, numbers) for example in examples)
+            for name, examples in self.splits.items()
+        }
+        return replace(self, labels=labels, splits=splits)
+
+    def _line_of(self, number: int) -> int | None:
+        """Return the line of the first example with a label; None: its task does not say."""
+        examples = itertools.chain.from_iterable(self.splits.values())
+        with_it = (each for each in examples if getattr(each, "label", None) == number)
+        return getattr(next(with_it, None), "line", None)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How a benchmark wants the answers to a test file of a data set.
+
+    Args:
+        files: A word in the test file's name -> the name of the file of answers; the first that
+            fits counts, and "" fits all.
+        texts: The columns of the texts.
+        bounds: The least and the greatest number that an answer may be; None: answers are labels.
+    """
+
+    files: Mapping[str, str]
+    texts: tuple[str, ...]
+    bounds: tuple[float, float] | None = None
+
+    def name_of(self, test: str) -> str:
+        """Return the name of the file of answers.
+
+        Raises:
+            ConfigError: The name of the test file does not tell.
+        """
+        found = next((file for word, file in self.files.items() if word in Path(test).stem), None)
+        if found is None:
+            raise ConfigError(
+                f"input: {test!r} is called neither {listed(map(repr, self.files))}, so it does "
+                "not tell what its answers are called; name the file in output=, with .tsv"
+            )
+        return found
+
+    def shown(self, answer: str | float) -> str:
+        """Return an answer as it is written: a label, or a number within the bounds."""
+        if self.bounds is None:
+            return str(answer)
+        least, greatest = self.bounds
+        return f"{min(greatest, max(least, float(answer))):.{_SUBMITTED_DECIMALS}f}"
+
+
+@dataclass(kw_only=True)
+class TaskData(ABC):
+    """A labelled data set.
+
+    Args:
+        length: The longest input in tokens; None: as many as the model has positions.
+    """
+
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length is not None:
+            at_least("length", self.length, 2)
+
+    def submission(self) -> Submission | None:
+        """Return how answers to its test files are handed in; None: it is of no benchmark."""
+        return None
+
+    @abstractmethod
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """Find the examples, or fetch them, and draw the splits that are not given.
+
+        Args:
+            data_dir: The folder of data sets.
+            seed: The run's seed, which the drawn splits depend on.
+
+        Raises:
+            DataError: A file is missing or broken, or nothing can be learnt from the labels.
+        """
+
+
+@dataclass(kw_only=True)
+class Drawn(TaskData):
+    """A labelled data set whose missing splits are drawn from the training examples.
+
+    Args:
+        labelled: Number of training examples to use, a smaller subset being part of a larger one;
+            None: all.
+    """
+
+    labelled: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labelled is not None:
+            at_least("labelled", self.labelled, 1)
+
+    def texts(self, example: Any) -> Sequence[str]:
+        """Return the texts of an example, the one to show first."""
+        return (example.text,) if example.pair is None else (example.text, example.pair)
+
+    def unlabelled(self, example: Any) -> Any:
+        """Return an example without what is asked for."""
+        return replace(example, label=None)
+
+    def strata(self, examples: Sequence[Any]) -> Sequence[int]:
+        """Return the number of the stratum that each example is drawn from: that of its label."""
+        return [each.label for each in examples]
+
+    def check(self, train: Sequence[Any], labels: Sequence[str], where: str) -> None:
+        """Raise `DataError` unless something can be learnt from the training examples."""
+        _check_classes(train, labels, where)
+
+    def held_out(
+        self, train: Sequence[Any], share: float, seed: int, where: str
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the training examples without a share of them, and that share; see `hold_out`."""
+        return hold_out(train, share, seed, where, self.strata(train))
+
+    def _drawn(self, data: LabelledData, seed: int, share: float = 0) -> LabelledData:
+        """Return data with a validation split of `share`, unless it has one, and few labels."""
+        splits = {name: tuple(examples) for name, examples in data.splits.items()}
+        train, where = splits["train"], data.source("train")
+        self.check(train, data.labels, where)
+        say_overlap(splits, where, self.texts)
+        whole, part_of, left_out = len(train), {}, []
+        rest: Sequence[Any] = ()
+        if "validation" not in splits:
+            train, splits["validation"] = self.held_out(train, share, seed, where)
+            part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
+            left_out.append(f"{len(splits['validation']):,} are held out for validation")
+        if self.labelled is not None:
+            train, others = keep_few(train, self.labelled, seed, where, self.strata(train))
+            if others:
+                left_out.append(f"{len(others):,} are beyond data.labelled")
+            rest = tuple(map(self.unlabelled, others))
+        if left_out:
+            part_of["train"] = Whole(where, whole, tuple(left_out))
+        return replace(data, splits=splits | {"train": train}, part_of=part_of, rest=rest)
+
+
+@dataclass(kw_only=True)
+class LabelledFiles(Drawn):
+    """Own labelled files, one for each split.
+
+    Args:
+        train: A file.
+        validation: A file. Without it a share of the training examples is held out.
+        test: A file; without it there is no test set.
+        validation_share: The share of the training examples held out, in (0, 1).
+    """
+
+    read_as_trained: ClassVar[tuple[str, ...]] = ()
+    """Options with which a run's own data were read, and with which other tables are."""
+
+    train: str
+    validation: str | None = None
+    test: str | None = None
+    validation_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("validation_share", self.validation_share)
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The file of each split that has one."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: Path(path).expanduser() for name, path in given.items() if path}
+
+    @abstractmethod
+    def whole(self, own: Wanted) -> LabelledData:
+        """Return all examples of the training file as one split, `input`, to score a run on.
+
+        Args:
+            own: The columns of the table that the run was trained on.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+
+
+def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
+    label = getattr(example, "label", None)
+    if label is None:
+        raise DataError("data: its labels are not those of the run, in another order or number")
+    several = isinstance(label, tuple)
+    new = tuple(numbers[each] for each in label) if several else numbers[label]
+    return replace(example, label=new)
+
+
+def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    if 2 * len(labels) > len(train) >= FEW_ROWS:
+        raise DataError(
+            f"{where}: {len(train):,} examples have {len(labels):,} different labels. Is that the "
+            "column of the label? Say data.text=COLUMN data.label=COLUMN; numbers are for "
+            "data=numbers objective=regression."
+        )
+    if len(labels) < 2:
+        raise DataError(
+            f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
+            "Name another label column."
+        )
+    found = {example.label for example in train}
+    missing = [repr(label) for number, label in enumerate(labels) if number not in found]
+    if missing:
+        raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
+
+
+def check_share(key: str, share: float) -> None:
+    """Raise `ValueError` unless an option is a share, between 0 and 1."""
+    if not 0 < share < 1:
+        raise ValueError(f"{key} is {share}, expected between 0 and 1.")
