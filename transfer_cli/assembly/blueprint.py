@@ -16,6 +16,17 @@ from torch import Tensor, nn
 from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
 from transfer_cli.adaptation.edits import Edit
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.checks import (
+    check_bounded_by_time,
+    check_memory,
+    check_rows,
+    check_stored,
+    is_sharded,
+    one_segment,
+    short_stages,
+    unread_labels,
+    warmup_as_long,
+)
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.init_from import (
@@ -27,7 +38,6 @@ from transfer_cli.assembly.init_from import (
     with_rows,
 )
 from transfer_cli.assembly.losses import (
-    Asked,
     bind_losses,
     build_objectives,
     objective_options,
@@ -46,9 +56,7 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
-from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.heads import BatchNorm
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
@@ -61,19 +69,13 @@ from transfer_cli.model.weights import (
     without_values,
 )
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
-from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
-from transfer_cli.objectives.relation_distillation import RelationDistillation
-from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
 from transfer_cli.seeds import derive
 
 DEPTH = "model.depth"
 """The key of a model that may be typed beside `init_from`: so many of its blocks."""
-
-FEWEST_STEPS = 20
-"""Steps from which on a stage is long enough to learn in, however small a part of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +224,11 @@ def draw(
     precision = device_and_precision(config.device, config.precision)
     loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
-    sharded = _is_sharded(config, asked, adaptation)
+    sharded = is_sharded(config, asked, adaptation)
     start, teachers = _start(config, command, typed, adaptation), meet_teachers(asked)
     inherits = _inherits(config, start)
-    shape = _with_rows_that_fit(with_direction(shape_of(config, start, command), asked), config)
+    shape = with_direction(shape_of(config, start, command), asked)
+    check_rows(shape, config)
     # As a number: what is stored, and compared with other runs, is what was used.
     config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
     with distributed.main_first():
@@ -256,14 +259,14 @@ def draw(
         report, inherited, fresh, edits = _fill_and_edit(
             model, data, start, tensors, nodes, adaptation.edits, config.seed
         )
-    _check_stored(adaptation.store, model, losses)
-    _check_memory(model, losses, data)
+    check_stored(adaptation.store, model, losses)
+    if _remembers(shape, data):
+        check_memory(model, losses)
     if adaptation.penalty is not None:
         adaptation.penalty.check(inherited)
     groups = layer_groups(model, inherited)
     stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
-    if loop.minutes is not None:
-        _check_bounded_by_time(stage_plans, mixing.target_only)
+    check_bounded_by_time(loop, stage_plans, mixing.target_only)
     if report is not None:
         check_fresh(fresh, stage_plans)
     decided = _finalize_options(losses, model, inherited, stage_plans)
@@ -295,10 +298,10 @@ def draw(
             metrics=metrics,
             monitor=monitor,
             warnings=(
-                *_warmup_problem(lr_scheduler, stage_plans),
-                *_short_stages(stage_plans, sizes.steps_per_epoch),
-                *_unread_labels(losses, data.info["main"]),
-                *_one_segment(model, data.info),
+                *warmup_as_long(lr_scheduler, stage_plans),
+                *short_stages(stage_plans, sizes.steps_per_epoch),
+                *unread_labels(losses, data.info["main"]),
+                *one_segment(model, data.info),
             ),
         ),
         config,
@@ -325,28 +328,6 @@ def _finalize_options(
 
 def _remembers(shape: BackboneShape, data: RunData) -> bool:
     return bool(shape.recurrence) and data.info["main"].task is None
-
-
-def _check_memory(model: TransferModel, losses: Sequence[Loss], data: RunData) -> None:
-    """Refuse what does not go with a memory of the text before a block, if there is one."""
-    if not _remembers(model.backbone.shape, data):
-        return
-    sites = [name for name, _ in model.backbone.blocks.named_modules()]
-    problems = {
-        f"losses: {', '.join(each.name for each in losses[1:])} beside the main one": losses[1:],
-        "objective: one that does not predict each next token of the text as it stands": (
-            not isinstance(losses[0].objective, CausalLM) or not losses[0].objective.keeps_tokens
-        ),
-        "adaptation.edits: an attention beside the blocks, which sees the block alone,": any(
-            name.endswith(f".{BESIDE_BLOCK}") for name in sites
-        ),
-    }
-    for problem, is_there in problems.items():
-        if is_there:
-            raise ConfigError(
-                f"{problem} does not go with a memory (model.recurrence="
-                f"{model.backbone.shape.recurrence}); leave it out, or take model.recurrence=0"
-            )
 
 
 def has_fixed_features(plan: Blueprint) -> bool:
@@ -456,25 +437,6 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
     return build(config.model, "model", BackboneShape)
 
 
-def _with_rows_that_fit(shape: BackboneShape, config: DictConfig) -> BackboneShape:
-    """Return a shape, unless rows hold several texts that its attention would take for one."""
-    if not any(shape.sparse_parts):
-        return shape
-    streams = {f"streams.{name}.data": config.streams[name].data for name in config.streams}
-    problems = {
-        f"{key}.documents=separate": node.get("documents") == "separate"
-        for key, node in {"data": config.data, **streams}.items()
-    }
-    for what, holds in {**problems, "loop.pack=true": config.loop.pack}.items():
-        if holds:
-            raise ConfigError(
-                f"{what.partition('=')[0]}: {what.partition('=')[2]} puts texts into a row, which "
-                "sparse attention (model.attention=strided or fixed) sees as one; leave it out, "
-                "or take model.attention=full or window"
-            )
-    return shape
-
-
 def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, seed: int) -> Sizes:
     """Return how long the run is, from the number of training examples of each stream.
 
@@ -502,18 +464,6 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
     return Sizes(epoch, total, mixture)
 
 
-def _check_bounded_by_time(stage_plans: Sequence[StagePlan], target_only: str | None) -> None:
-    """Refuse `loop.minutes` where parts of the run begin at steps that it might not reach."""
-    counted = f"adaptation.plan has {len(stage_plans)} stages" if len(stage_plans) > 1 else ""
-    if target_only is not None:
-        counted = "mixing.target_only is"
-    if counted:
-        raise ConfigError(
-            f"loop.minutes: {counted} counted in steps, which time may cut off; leave "
-            "loop.minutes out, and bound the run by loop.steps or loop.epochs"
-        )
-
-
 def _of_these_labels(
     tensors: Mapping[str, Tensor], start: Pretrained, info: Mapping[str, TaskInfo]
 ) -> Mapping[str, Tensor]:
@@ -529,57 +479,6 @@ def _of_these_labels(
     shapes = without_values(tensors)
     kept = {name: shape for name, shape in shapes.items() if not name.startswith(refused)}
     return LazyTensors(kept, tensors.__getitem__)
-
-
-def _unread_labels(losses: Sequence[Loss], info: TaskInfo) -> tuple[str, ...]:
-    """Warn about labelled data without a loss that reads the labels."""
-    if info.task is None or any(loss.objective.task == info.task.name for loss in losses):
-        return ()
-    return (
-        "objective: no loss reads the labels of data, only its texts; to learn the labels take "
-        f"objective={info.task.objective}",
-    )
-
-
-def _one_segment(model: TransferModel, info: Mapping[str, TaskInfo]) -> tuple[str, ...]:
-    """Warn about pairs of texts that a model reads without embeddings of segments."""
-    is_read = any(each.pairs is not None for each in info.values())
-    if not is_read or model.backbone.num_segments > 1:
-        return ()
-    return (
-        "model.segments: nothing but the separator tells this model both texts of a pair apart; a "
-        "fresh one learns them with model.segments=2",
-    )
-
-
-def _warmup_problem(
-    lr_scheduler: LRScheduler, stage_plans: tuple[StagePlan, ...]
-) -> tuple[str, ...]:
-    """Say so where a warm-up is as long as what it warms up, and never reaches its rate."""
-    whole = [("the run", lr_scheduler.total)]
-    if lr_scheduler.per_stage:
-        whole = [(f"stage {n + 1}", stage.end - stage.begin) for n, stage in enumerate(stage_plans)]
-    for what, steps in whole:
-        warmup = lr_scheduler.schedule.warmup_steps(steps)
-        if warmup >= steps > 1:
-            return (
-                f"schedule.warmup: its {warmup} steps are as long as {what}, which has {steps}; "
-                "make it shorter (a share such as 0.1 fits any run) or the run longer",
-            )
-    return ()
-
-
-def _short_stages(stage_plans: Sequence[StagePlan], steps_per_epoch: int) -> tuple[str, ...]:
-    """Say so where a stage is too short for what it unfreezes to learn anything."""
-    lengths = [stage.end - stage.begin for stage in stage_plans]
-    shortest = min(lengths)
-    if len(lengths) == 1 or shortest >= min(FEWEST_STEPS, steps_per_epoch):
-        return ()
-    return (
-        f"adaptation.plan: the shortest of {len(lengths)} stages has {shortest} step(s), too few "
-        "to learn in; make the run longer (loop.epochs, loop.steps), or the stages (the lengths in "
-        "adaptation.plan, such as adaptation.plan.every)",
-    )
 
 
 def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:
@@ -635,57 +534,3 @@ def _fill_and_edit(
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
     return report, inherited, fresh, before | structure
-
-
-def _check_stored(store: str, model: TransferModel, losses: Sequence[Loss]) -> None:
-    """Refuse ways to store a model that do not fit it."""
-    if store == "merged":
-        _check_mergeable(model)
-    parts = [name for each in losses for name in each.objective.parts_of(model.backbone.shape)]
-    if store == "trained" and parts:
-        raise ConfigError(
-            f"adaptation.store: trained leaves weights where init_from has them, and the "
-            f"{parts[0]} is written with them; take adaptation.store=all"
-        )
-
-
-def _check_mergeable(model: TransferModel) -> None:
-    """Refuse to store a model merged where nothing of it can be."""
-    stay = unmergeable_edits(model)
-    if not edits_in(model):
-        raise ConfigError(
-            "adaptation.store: merged folds edits into the base weights, and none adds anything; "
-            "add adaptation/edits=lora, or take store=all"
-        )
-    if not edits_in(model) - stay.keys():
-        raise ConfigError(
-            "adaptation.store: merged folds edits into the base weights, which cannot take over "
-            f"{', '.join(stay.values())}; take store=all or store=trained"
-        )
-
-
-def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
-    """Return whether each process is to hold a part of the model.
-
-    Raises:
-        ConfigError: Something in the run needs all of it in one process.
-    """
-    if config.parallel != "fsdp" or distributed.world_size() == 1:
-        return False
-    whole = {
-        "adaptation.penalty": chosen.penalty is not None,
-        "adaptation.store=merged": chosen.store == "merged",
-        "forgetting.data": config.forgetting.data is not None,
-        "source_distillation": any(
-            isinstance(loss.objective, SourceDistillation) for loss in asked.values()
-        ),
-        "relation_distillation": any(
-            isinstance(loss.objective, RelationDistillation) for loss in asked.values()
-        ),
-    }
-    for what in (name for name, needs in whole.items() if needs):
-        raise ConfigError(
-            f"parallel: with fsdp no process has the whole model, which {what} needs; leave one "
-            "of them out, or take parallel=ddp"
-        )
-    return True
