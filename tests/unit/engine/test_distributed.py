@@ -239,7 +239,9 @@ def assert_same_steps(alone, together, case):
     for found in together:
         assert found[case]["seen"] == alone[case]["seen"]
         assert found[case]["rates"] == alone[case]["rates"]
-        assert found[case]["losses"] == pytest.approx(alone[case]["losses"], abs=1e-6)
+        # Of a loss above 1, a float32 has fewer digits behind the point.
+        losses = pytest.approx(alone[case]["losses"], rel=1e-6, abs=1e-6)
+        assert found[case]["losses"] == losses
         assert found[case]["measures"] == pytest.approx(alone[case]["measures"], abs=1e-5)
         assert found[case]["norms"] == pytest.approx(alone[case]["norms"], rel=1e-4)
         for name, weight in alone[case]["weights"].items():
