@@ -834,7 +834,7 @@ FAULTS: Mapping[str, tuple[str, Callable[[Tensor], Any]]] = {
         "WaitError",
         lambda logits: logits.register_hook(lambda gradient: gradient * gradient.sum().item()),
     ),
-    "equal": ("WaitError", lambda logits: torch.equal(logits, logits)),
+    "equal": ("WaitError", lambda logits: torch.equal(logits, logits + 0)),
 }
 
 for _name, (_error, _fault) in FAULTS.items():

@@ -1,6 +1,6 @@
 """The group of processes at one run: this process's number, and small exchanges.
 
-torchrun starts the processes, Ignite joins them to a group, and NCCL (GPUs) or gloo (CPUs) carries
+torchrun starts the processes, torch joins them to a group, and NCCL (GPUs) or gloo (CPUs) carries
 the gradients. Counts, decisions and names are exchanged on the CPU, over a separate gloo group, so
 that an exchange never waits for a GPU. A process that misses an exchange for longer than a timeout
 is named (`watch`).
@@ -105,7 +105,11 @@ def join(device: torch.device, timeout_minutes: float) -> JoinedGroup:
     hidden = os.environ.pop("SLURM_JOB_ID", None)
     try:
         timeout = timedelta(minutes=timeout_minutes)
-        idist.initialize("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        if device.type == "cuda":
+            torch.cuda.set_device(local_rank())
+        # Ignite itself would give each process a GPU, even those that compute on the CPU.
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        idist.sync()
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise RunError(
