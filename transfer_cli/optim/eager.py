@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+NAMES = ("params", "layer", "scale")
+"""What a step does not read of a group, beside its parameters; see `assembly.optimizer`."""
+
 
 def bare(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method without its decorators."""
@@ -27,4 +30,32 @@ class EagerOptimizer(Optimizer):
 class AdamW(EagerOptimizer, torch.optim.AdamW):
     """Decoupled weight decay (Loshchilov and Hutter 2019); options as in `torch.optim.AdamW`."""
 
-    step = torch.no_grad()(bare(torch.optim.AdamW.step))
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Take a step.
+
+        The groups of layers that have the same settings are one for it: with each call for a group
+        the host is busy as long as with a step of some layers.
+        """
+        groups = self.param_groups
+        self.param_groups = _merged(groups)
+        try:
+            loss: float | None = bare(torch.optim.AdamW.step)(self, closure)
+        finally:
+            self.param_groups = groups
+        return loss
+
+
+def _merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups, with the parameters of those that differ in names alone put together."""
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        for other in found:
+            if all(other[key] == value for key, value in group.items() if key not in NAMES):
+                other["params"] = [*other["params"], *group["params"]]
+                break
+        else:
+            found.append({**group})
+    return found

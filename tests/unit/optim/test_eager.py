@@ -44,3 +44,33 @@ def test_it_computes_what_torch_does_and_reads_its_state():
     assert ours.state_dict()["state"][0]["exp_avg_sq"].equal(
         theirs.state_dict()["state"][0]["exp_avg_sq"]
     )
+
+
+def test_layers_with_the_same_settings_are_stepped_at_once(monkeypatch):
+    def groups():
+        return [
+            {"params": [torch.nn.Parameter(torch.full((3,), 1.0 + n))], "layer": str(n), "scale": 1}
+            | ({"weight_decay": 0.0} if n % 2 else {})
+            for n in range(6)
+        ]
+
+    calls = []
+    fused = torch.optim.adam._fused_adam
+    monkeypatch.setattr(
+        torch.optim.adam, "_fused_adam", lambda *a, **k: calls.append(len(a[0])) or fused(*a, **k)
+    )
+    settings = {"lr": 0.1, "weight_decay": 0.3, "fused": True}
+    ours, theirs = AdamW(groups(), **settings), torch.optim.AdamW(groups(), **settings)
+    for optimizer in (ours, theirs):
+        for number in range(3):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.2 if group["layer"] == "5" and number else 0.1
+                for weight in group["params"]:
+                    weight.grad = weight.detach().cos()
+            optimizer.step()
+        if optimizer is ours:  # decayed, not decayed, and the last layer once it has its own rate
+            assert calls == [3, 3, 3, 2, 1, 3, 2, 1]
+
+    for own, their in zip(ours.param_groups, theirs.param_groups, strict=True):
+        assert own["layer"] == their["layer"]
+        assert own["params"][0].equal(their["params"][0])
