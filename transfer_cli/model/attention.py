@@ -194,6 +194,10 @@ class SelfAttention(nn.Module):
             scores_BHTS = scores_BHTS.masked_fill(~seen, -math.inf)
         elif seen is not None:
             scores_BHTS = scores_BHTS + seen
+        else:
+            # On a GPU, torch's fused attention ends the process where a mask does not begin at a
+            # multiple of 16 bytes, and a part of another tensor need not.
+            scores_BHTS = scores_BHTS.clone(memory_format=torch.contiguous_format)
         return query_BHTW + u_H1W, replace(inputs, attn_mask=scores_BHTS, causal=False)
 
     def _mix_shared(

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 FLEX_WIDTH = 16
 """The narrowest head that `flex_attention` takes."""
 
+FLEX_TILE = 128
+"""Queries, and keys, of a tile, which it computes or leaves out as a whole."""
+
 
 @dataclass(frozen=True)
 class SparsePart(ABC):
@@ -45,6 +48,12 @@ class SparsePart(ABC):
     @abstractmethod
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether queries see keys, given the positions of both, broadcast."""
+
+    def sees_any(
+        self, first_query: Tensor, last_query: Tensor, first_key: Tensor, last_key: Tensor
+    ) -> Tensor:
+        """Return whether some of these queries may see some of these keys, broadcast."""
+        return first_key <= last_query
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -82,6 +91,12 @@ class Window(SparsePart):
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether they do."""
         return (key <= query) & (query - key < self.block)
+
+    def sees_any(
+        self, first_query: Tensor, last_query: Tensor, first_key: Tensor, last_key: Tensor
+    ) -> Tensor:
+        """Return whether some do."""
+        return (first_key <= last_query) & (first_query - last_key < self.block)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         """Return what blocks of queries make of their own and the previous block of keys."""
@@ -193,6 +208,18 @@ class Summary(SparsePart):
         is_summary = key % self.block >= self.block - self.count
         is_earlier = key // self.block < query // self.block
         return (is_summary & is_earlier) | ((key == query) & (query < self.block))
+
+    def sees_any(
+        self, first_query: Tensor, last_query: Tensor, first_key: Tensor, last_key: Tensor
+    ) -> Tensor:
+        """Return whether some do."""
+        within = first_key % self.block
+        # The first key that is one of a summary, and the first query behind its block.
+        summary = first_key + (self.block - self.count - within).clamp(min=0)
+        behind = first_key - within + self.block
+        is_there = (summary <= last_key) & (behind <= last_query)
+        is_own = (first_key <= last_query) & (first_query <= last_key)
+        return is_there | (is_own & (first_query < self.block))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         """Return what queries make of the M keys that were gathered."""
@@ -320,11 +347,19 @@ def _compiled() -> Callable[..., Any]:
 
 @lru_cache(maxsize=64)
 def _block_mask(part: SparsePart, length: int, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+    """Return which tiles the kernel computes, without the table of all pairs that torch's has."""
+    from torch.nn.attention.flex_attention import BlockMask
 
-    return create_block_mask(
-        lambda _batch, _head, query, key: part.sees(query, key),
-        None, None, length, length, device=device,
+    first = torch.arange(0, length, FLEX_TILE, device=device)
+    last = (first + FLEX_TILE).clamp(max=length) - 1
+    is_computed = part.sees_any(first[:, None], last[:, None], first, last)
+    numbers = is_computed.int().argsort(dim=1, descending=True, stable=True).int()[None, None]
+    count = is_computed.sum(1).int()[None, None]
+    # None counts as a tile of which every pair is seen: their masks are asked for all the same.
+    return BlockMask.from_kv_blocks(
+        count, numbers, torch.zeros_like(count), torch.zeros_like(numbers),
+        BLOCK_SIZE=FLEX_TILE, seq_lengths=(length, length),
+        mask_mod=lambda _batch, _head, query, key: part.sees(query, key),
     )  # fmt: skip
 
 

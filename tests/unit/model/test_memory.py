@@ -170,6 +170,20 @@ def test_a_cache_that_keeps_the_last_positions_is_a_memory():
     assert cache.length == 5
 
 
+def test_scores_of_one_token_begin_where_a_gpu_can_read_them():
+    backbone, text = lively_backbone(), tokens(8, rows=1)
+    projections = []
+    backbone.blocks[0].attention.on_projections = projections.append
+    cache = KVCache(3, 8)
+    for part in (text[:, :7], text[:, 7:]):
+        read(backbone, part, kv_cache=cache)
+
+    scores = projections[-1].inputs.attn_mask
+    assert scores.shape[2:] == (1, 8)
+    assert scores.storage_offset() == 0
+    assert scores.is_contiguous()
+
+
 def test_a_text_may_be_longer_than_a_block():
     model = tiny.model(CausalLM(), **XL, positions=8)
     tiny.lively(model)

@@ -21,6 +21,7 @@ from transfer_cli.model.sparse_attention import (
     Stride,
     Summary,
     Window,
+    _block_mask,
     by_flex,
 )
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -121,16 +122,37 @@ def test_dropout_keeps_the_mean_and_repeats_with_its_seed(kind):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention_has_the_same_masks():
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a")  # the mask is cheap to find anew
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flex_attention_has_the_same_masks(compiled):
     from torch.nn.attention.flex_attention import flex_attention
 
-    states = [each.detach() for each in drawn(1, 2, 37, 16, dtype=torch.float32)]
-    for kind in PARTS.values():
-        part = kind(block=8)
+    length, block = (300, 48) if compiled else (37, 8)
+    states = [each.detach() for each in drawn(1, 2, length, 16, dtype=torch.float32)]
+    for kind in (PARTS[name] for name in ("window", "summary")):
+        part = kind(block=block)
 
-        found = by_flex(part, *states, kernel=flex_attention)
+        # Only compiled it leaves out tiles.
+        work = partial(by_flex, part, kernel=flex_attention)
+        found = (torch.compile(work, fullgraph=True) if compiled else work)(*states)
 
         assert_close(found, part.attend(*states, 0.0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 100, 256, 517])
+@pytest.mark.parametrize("block", [9, 48, 200])
+@pytest.mark.parametrize("kind", ["window", "summary"])
+def test_the_tiles_are_those_that_torch_finds_in_a_table_of_all_pairs(kind, block, length):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    part, device = PARTS[kind](block=block), torch.device("cpu")
+    expected = create_block_mask(
+        lambda b, h, query, key: part.sees(query, key), None, None, length, length, device=device
+    ).to_dense()
+
+    found = _block_mask(part, length, device).to_dense()
+
+    assert torch.equal(found, expected)
 
 
 # --- in a model --------------------------------------------------------------------------------
