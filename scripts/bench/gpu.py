@@ -97,23 +97,27 @@ def variants(name: str, asked: argparse.Namespace, folder: Path) -> list[Variant
     return found
 
 
+def turns(ways: Sequence[Variant], rounds: int, threads: int) -> list[Figure]:
+    """Let variants take turns once each has compiled, which all do at the same time."""
+    samples: list[list[measuring.Turn]] = [[] for _ in ways]
+    with measuring.workers(ways, threads) as started:
+        for worker in started:
+            worker.go(2)
+        for worker in started:
+            worker.result()
+        for number in range(rounds):
+            order = list(range(len(started)))
+            for index in order if number % 2 == 0 else reversed(order):
+                started[index].go(1)
+                samples[index].append(started[index].result())
+    return [Figure.of(way.name, own) for way, own in zip(ways, samples, strict=True)]
+
+
 def measure(name: str, asked: argparse.Namespace, peak_tflops: float) -> Report:
     """Let the ways to train one size take turns."""
     size = _TRIAL if asked.quick else SIZES[name][1]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        ways = variants(name, asked, Path(folder))
-        samples: list[list[measuring.Turn]] = [[] for _ in ways]
-        with measuring.workers(ways, asked.threads) as started:
-            for worker in started:  # all compile at the same time
-                worker.go(2)
-            for worker in started:
-                worker.result()
-            for number in range(asked.rounds or 5):
-                order = list(range(len(started)))
-                for index in order if number % 2 == 0 else reversed(order):
-                    started[index].go(1)
-                    samples[index].append(started[index].result())
-    figures = [Figure.of(way.name, turns) for way, turns in zip(ways, samples, strict=True)]
+        figures = turns(variants(name, asked, Path(folder)), asked.rounds or 5, asked.threads)
     vocabulary = 512 if asked.quick else VOCABULARY
     sizes = size["width"], size["depth"], size["feedforward"], vocabulary
     flops = flops_per_token(*sizes, size["length"])
@@ -140,7 +144,7 @@ def measure(name: str, asked: argparse.Namespace, peak_tflops: float) -> Report:
     if name in MFU_GOALS:
         share = tokens / figures[0].wall_s * flops / (peak_tflops * 1e12)
         goals.append(Goal(f"{name}: MFU", share, MFU_GOALS[name], at_most=False))
-    notes = [] if TRAINER in {way.name for way in ways} else [measuring.NO_PEERS]
+    notes = [] if TRAINER in {figure.name for figure in figures} else [measuring.NO_PEERS]
     title = f"{name}: {size['batch']} x {size['length']} tokens a step on {asked.device}"
     return Report(title, figures, goals, rows=rows, notes=notes)
 

@@ -1,7 +1,7 @@
 """Score language models by what they see before each token, and time a memory against windows.
 
     python scripts/bench/memory.py RUN [RUN ...] [--data-dir DIR] [--contexts 0 64 128 256 512]
-        [--speed 128 512] [--tokens 2000] [--threads 1] [--json FILE]
+        [--speed 128 512] [--tokens 2000] [--threads 1] [--device cpu] [--json FILE]
 
 Each run is scored on its whole validation text, by windows and, if it has one, by memory, with at
 least so many tokens before each; contexts that a model has no positions for are left out. Then a
@@ -33,7 +33,6 @@ from transfer_cli.errors import ConfigError
 FASTER = 5.0
 """The goal: how many times as fast as windows that slide by one."""
 BATCH = 32
-PRECISION = Precision("fp32", torch.device("cpu"))
 
 
 def validation_of(trained: Trained, data_dir: Path) -> Split:
@@ -54,7 +53,8 @@ def timed(work: Callable[[], float]) -> tuple[float, float, float]:
 
 def loss_of(trained: Trained, split: Split) -> float:
     """Return the mean loss of a text, in nats a token."""
-    scores = evaluate(trained.model, trained.objective, split, batch=BATCH, precision=PRECISION)
+    precision = Precision("fp32", next(trained.model.parameters()).device)
+    scores = evaluate(trained.model, trained.objective, split, batch=BATCH, precision=precision)
     return scores.measures["loss"]
 
 
@@ -107,6 +107,7 @@ def main() -> None:
     words.add_argument("--speed", nargs="*", type=int, default=[128, 512])
     words.add_argument("--tokens", type=int, default=2000)
     words.add_argument("--threads", type=int, default=1)
+    words.add_argument("--device", default="cpu")
     words.add_argument("--json", type=Path)
     measuring.add_data_dir(words)
     asked = words.parse_args()
@@ -115,7 +116,7 @@ def main() -> None:
     timings = [["context", "memory CPU s", "windows CPU s", "times", "by the clock", "ppl", "ppl"]]
     goals: list[Goal] = []
     for path in asked.runs:
-        trained = open_trained(path, PRECISION)
+        trained = open_trained(path, Precision("fp32", torch.device(asked.device)))
         whole = validation_of(trained, asked.data_dir)
         scored += by_context(path, trained, whole, asked.contexts)
         if trained.start.description.shape.recurrence:

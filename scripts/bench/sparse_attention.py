@@ -1,12 +1,13 @@
 """Compare sparse attention with dense attention on texts of growing length.
 
     python scripts/bench/sparse_attention.py [--data-dir DIR] [--rounds N] [--steps N]
-        [--part times|losses] [--lengths 512 ...] [--quick] [--json FILE]
+        [--part times|losses] [--lengths 512 ...] [--device cuda] [--quick] [--json FILE]
 
 Time and memory of a step of `transfer pretrain` on the same number of tokens, in processes of their
 own that take turns, on one thread; then whole runs of equally many tokens of WikiText-2, and their
 loss on a part of its validation text, cut into texts of the same length. Blocks have about the
-square root of a text's positions.
+square root of a text's positions. On a GPU steps are timed of a larger model and more tokens, in
+bfloat16; memory is that of the GPU.
 """
 
 import argparse
@@ -14,17 +15,26 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import gpu
 import measuring
 import product
 from measuring import Command, Figure, Report, Variant
 
 DENSE = "full"
 KINDS = (DENSE, "strided", "fixed")
-BLOCKS = {512: 32, 1024: 32, 2048: 64, 4096: 64, 8192: 128}
+BLOCKS = {512: 32, 1024: 32, 2048: 64, 4096: 64, 8192: 128, 32768: 128}
 TRIAL = {32: 4, 64: 8}
+ON_A_GPU = (
+    "model=base", "model.dropout=0", "model.position_kind=rotary", "precision=bf16",
+)  # fmt: skip
+"""What is timed there: the model of `losses` leaves a GPU nothing to do."""
+TOKENS_OF_A_STEP, STEPS_OF_A_TURN = 65_536, 10
+"""There, too."""
+TOKENS = 8192
+"""Of a step."""
 TO_LEARN, TO_VALIDATE = 3_000_000, 120_000
 """Characters of both texts: no run sees all of the first."""
 
@@ -38,12 +48,14 @@ class Setting:
         length: Tokens of a text.
         block: `model.window`.
         tokens: Of a step.
+        device: Where it computes.
     """
 
     kind: str
     length: int
     block: int
     tokens: int
+    device: str
 
     @property
     def name(self) -> str:
@@ -55,7 +67,7 @@ class Setting:
         return [
             "model=small", "model.width=128", "model.heads=4", "model.depth=2",
             "model.feedforward=512", "model.dropout=0", "model.position_kind=rotary",
-            "tokenizer=bpe", "tokenizer.size=2048", "optimizer.lr=3e-3", "device=cpu",
+            "tokenizer=bpe", "tokenizer.size=2048", "optimizer.lr=3e-3", f"device={self.device}",
             f"model.attention={self.kind}", f"model.window={self.block}",
             f"model.positions={self.length}", f"loop.batch={self.tokens // self.length}",
         ]  # fmt: skip
@@ -91,6 +103,40 @@ def losses(settings: Sequence[Setting], steps: int, data: Sequence[str], folder:
         print(*rows[-1], file=sys.stderr, flush=True)
     tokens = f"{steps * settings[0].tokens:,} tokens, {steps} steps"
     return Report("Loss on validation, nats a token", rows=rows, notes=[f"After {tokens}."])
+
+
+def times_on_a_gpu(
+    settings: Sequence[Setting], rounds: int, data: Sequence[str], folder: Path
+) -> Report:
+    """Measure time and memory of steps on a GPU; those of one length take turns."""
+    header = ["length", "block", "attention", "ms a step", "of dense", "peak GPU MiB"]
+    rows, figures = [header], list[Figure]()
+    undisturbed = [
+        word for word in product.UNDISTURBED if not word.startswith(("device", "precision"))
+    ]
+    for first in range(0, len(settings), len(KINDS)):
+        of_length = [
+            replace(each, tokens=TOKENS_OF_A_STEP) for each in settings[first : first + len(KINDS)]
+        ]
+        variants = []
+        for each in of_length:
+            last = {word.partition("=")[0]: word for word in (*each.words(), *ON_A_GPU)}
+            for gone in ("model.width", "model.heads", "model.depth", "model.feedforward"):
+                del last[gone]
+            words = [*last.values(), *data, f"run.root={folder / 'runs'}", *undisturbed]
+            options = {"words": words, "steps": STEPS_OF_A_TURN, "device": each.device}
+            variants.append(Variant(each.name, "gpu", "transfer_run", options, env=_cache(folder)))
+        found = gpu.turns(variants, rounds, threads=2)
+        for setting, figure in zip(of_length, found, strict=True):
+            rows.append([
+                str(setting.length), str(setting.block), _called(setting.kind),
+                f"{1000 * figure.wall_s / STEPS_OF_A_TURN:.1f}",
+                f"{measuring.ratio(figure, found[0]):.2f}", f"{figure.noted('gpu_mib'):,.0f}",
+            ])  # fmt: skip
+            print(*rows[-1], file=sys.stderr, flush=True)
+        figures += found
+    notes = [f"{TOKENS_OF_A_STEP:,} tokens a step."]
+    return Report("Sparse and dense attention by length, on a GPU", figures, rows=rows, notes=notes)
 
 
 def times(settings: Sequence[Setting], rounds: int, data: Sequence[str], folder: Path) -> Report:
@@ -135,16 +181,19 @@ def _row(setting: Setting, figure: Figure, share: float) -> list[str]:
 def reports(asked: argparse.Namespace) -> list[Report]:
     """Compare at all lengths."""
     blocks = TRIAL if asked.quick else {n: BLOCKS[n] for n in asked.lengths}
-    tokens = max(TRIAL if asked.quick else BLOCKS)
+    tokens = max(TRIAL) if asked.quick else TOKENS
     settings = [
-        Setting(kind, length, block, tokens) for length, block in blocks.items() for kind in KINDS
+        Setting(kind, length, block, tokens, asked.device)
+        for length, block in blocks.items()
+        for kind in KINDS
     ]
     with tempfile.TemporaryDirectory(prefix="sparse-") as made:
         folder = Path(made)
         data = write_texts(asked.data_dir / "wikitext-2", folder)
         found = []
         if asked.part != "losses":
-            found.append(times(settings, asked.rounds or 3, data, folder))
+            measure = times if asked.device == "cpu" else times_on_a_gpu
+            found.append(measure(settings, asked.rounds or 3, data, folder))
         if asked.part != "times":
             found.append(losses(settings, asked.steps, data, folder))
     return found
@@ -155,7 +204,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = measuring.parser(__doc__)
     measuring.add_data_dir(parser)
     parser.add_argument("--part", choices=["times", "losses"], help="one of the two tables alone")
-    parser.add_argument("--lengths", type=int, nargs="+", choices=BLOCKS, default=list(BLOCKS))
+    parser.add_argument("--lengths", type=int, nargs="+", choices=BLOCKS, default=list(BLOCKS)[:-1])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=24, help="of the runs whose loss is compared")
     asked = parser.parse_args(argv)
     measuring.show(reports(asked), asked)

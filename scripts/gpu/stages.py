@@ -1,6 +1,8 @@
 """The jobs of each stage of `trial.py`, the most telling first."""
 
+import importlib.util
 import json
+import os
 import re
 import statistics
 import sys
@@ -90,13 +92,15 @@ DRY_PARTS = {
 
 
 def check(trial: Trial) -> list[Job]:
-    """Return the parts of `make test-gpu`."""
+    """Return the parts of `make test-gpu`; pytest-xdist, where it is, runs several at once."""
+    at_once = ["-n", str(min(8, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
     return [
         Job(
             part,
             [
                 sys.executable, "-m", "pytest", str(ROOT / TESTS), "-m", "gpu", "-q", "-k", names,
-                "-p", "no:cacheprovider", "-o", "addopts=", "-o", "junit_family=xunit1",
+                "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib",
+                "-W", "default", "-o", "junit_family=xunit1", *at_once,
                 f"--rootdir={ROOT}", f"--junit-xml={part}.xml",
             ],
             lambda folder, _, part=part: _tests(folder / f"{part}.xml"),

@@ -299,3 +299,27 @@ def test_an_exported_folder_goes_on_with_the_same_text(begin, transfer, tmp_path
     ]
     assert texts[0]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("model=xl-tiny", "model.recurrence=16"),
+        ("model=tiny", "model.attention=strided", "model.window=8"),
+        ("model=tiny", "model.attention=fixed", "model.window=8"),
+    ],
+    ids=["memory", "strided", "fixed"],
+)
+def test_what_a_device_has_trained_goes_on_with_the_same_text_on_the_host(
+    shape, transfer, tmp_path
+):
+    small = [word for word in TINY if not word.startswith("model=")]
+    run = tmp_path / "run"
+    ended = transfer("pretrain", *shape, *small, *LOOP, *ALIKE, f"run.dir={run}")
+    assert ended.code == 0, ended.err
+    greedy = ("temperature=0", "max_tokens=70", "precision=fp32", "prompt=The city")
+    texts = [
+        transfer("generate", f"run={run}", *greedy, f"device={name}").out for name in (NAME, "cpu")
+    ]
+    assert texts[0]
+    assert texts[0] == texts[1]
