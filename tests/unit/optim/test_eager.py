@@ -54,10 +54,10 @@ def test_layers_with_the_same_settings_are_stepped_at_once(monkeypatch):
             for n in range(6)
         ]
 
-    calls = []
-    fused = torch.optim.adam._fused_adam
+    calls, module = [], sys.modules["torch.optim.adam"]
+    fused = module._fused_adam
     monkeypatch.setattr(
-        torch.optim.adam, "_fused_adam", lambda *a, **k: calls.append(len(a[0])) or fused(*a, **k)
+        module, "_fused_adam", lambda *a, **k: calls.append(len(a[0])) or fused(*a, **k)
     )
     settings = {"lr": 0.1, "weight_decay": 0.3, "fused": True}
     ours, theirs = AdamW(groups(), **settings), torch.optim.AdamW(groups(), **settings)
