@@ -19,9 +19,9 @@ import torch
 from gpu import _TRIAL, SIZES, VOCABULARY
 from torch.profiler import ProfilerActivity, profile
 
-WARM = 12
-"""Steps before the profile: compilation, and what grows at first."""
-SHOWN = 10
+WARM = 50
+"""Steps before the profile: more than an epoch, one batch of which has padding and is compiled."""
+SHOWN = 30
 
 
 class Profiled:
@@ -67,11 +67,12 @@ class Profiled:
         total = sum(getattr(event, cost) for event in events)
         found: dict[str, Any] = {
             "ms a step": round(1000 * seconds / self._steps, 2),
+            "of which kernels": round(total / 1000 / self._steps, 2),
             "share of time without a kernel": round(1 - _covered(spans) / (1e6 * seconds), 4),
         }
         for event in events[:SHOWN]:
-            share = getattr(event, cost) / total
-            found[event.key[:80]] = f"{share:.1%}, {event.count / self._steps:g} a step"
+            each = getattr(event, cost) / 1000 / self._steps
+            found[event.key[:80]] = f"{each:.3f} ms, {event.count / self._steps:g} times"
         for name, value in found.items():
             print(f"{value!s:>24}  {name}")
         print(json.dumps(found))
