@@ -36,8 +36,7 @@ class AdamW(EagerOptimizer, torch.optim.AdamW):
     ) -> float | None:
         """Take a step.
 
-        The groups of layers that have the same settings are one for it: with each call for a group
-        the host is busy as long as with a step of some layers.
+        Groups that differ in names alone are stepped as one: each costs the host several launches.
         """
         groups = self.param_groups
         self.param_groups = _merged(groups)
