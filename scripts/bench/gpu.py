@@ -25,7 +25,7 @@ from typing import Any
 import measuring
 import product
 from growth import flops_per_token
-from measuring import Figure, Goal, Report, Variant, compare
+from measuring import Goal, Report, Variant, compare
 
 VOCABULARY = 29_056
 
@@ -80,7 +80,7 @@ def variants(name: str, asked: argparse.Namespace, folder: Path) -> list[Variant
         f"loop.compile={str(not asked.quick).lower()}",
         "loop.log_every=50",
         *material.words,
-        *(word for word in product.UNDISTURBED if not word.startswith(("device", "precision"))),
+        *product.ENDLESS,
         f"device={asked.device}",
         f"precision={'fp32' if asked.quick else 'bf16'}",
     ]
@@ -97,27 +97,15 @@ def variants(name: str, asked: argparse.Namespace, folder: Path) -> list[Variant
     return found
 
 
-def turns(ways: Sequence[Variant], rounds: int, threads: int) -> list[Figure]:
-    """Let variants take turns once each has compiled, which all do at the same time."""
-    samples: list[list[measuring.Turn]] = [[] for _ in ways]
-    with measuring.workers(ways, threads) as started:
-        for worker in started:
-            worker.go(2)
-        for worker in started:
-            worker.result()
-        for number in range(rounds):
-            order = list(range(len(started)))
-            for index in order if number % 2 == 0 else reversed(order):
-                started[index].go(1)
-                samples[index].append(started[index].result())
-    return [Figure.of(way.name, own) for way, own in zip(ways, samples, strict=True)]
-
-
 def measure(name: str, asked: argparse.Namespace, peak_tflops: float) -> Report:
     """Let the ways to train one size take turns."""
     size = _TRIAL if asked.quick else SIZES[name][1]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        figures = turns(variants(name, asked, Path(folder)), asked.rounds or 5, asked.threads)
+        ways, rounds = variants(name, asked, Path(folder)), asked.rounds or 5
+        # Two turns of each beside the others: all compile at the same time.
+        figures = measuring.take_turns(
+            ways, rounds=rounds, unmeasured=0, at_once=2, threads=asked.threads
+        )
     vocabulary = 512 if asked.quick else VOCABULARY
     sizes = size["width"], size["depth"], size["feedforward"], vocabulary
     flops = flops_per_token(*sizes, size["length"])
@@ -272,12 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="steps of a turn")
     parser.add_argument("--device", default="cuda")
     asked = parser.parse_args(argv)
-    if asked.device.startswith("cuda"):
-        import torch
-
-        if not torch.cuda.is_available():
-            print("gpu.py: there is no CUDA device here; --quick --device cpu tries the script")
-            return 2
+    if measuring.device_is_missing(asked.device):
+        return 2
     peak, line = peak_of(asked.device)
     print(line)
     reports = [measure(name, asked, peak) for name in asked.sizes]

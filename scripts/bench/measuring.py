@@ -435,6 +435,7 @@ def take_turns(
     rounds: int,
     steps: int = 1,
     unmeasured: int = 1,
+    at_once: int = 0,
     threads: int = 2,
 ) -> list[Figure]:
     """Let variants take turns; return a figure for each, in the same order.
@@ -444,6 +445,7 @@ def take_turns(
         rounds: Turns of each.
         steps: Steps of a turn.
         unmeasured: Turns before those: the first one of a loop is like no other.
+        at_once: Steps before all turns, taken at the same time, such as those that compile.
         threads: Of each worker.
 
     Raises:
@@ -451,6 +453,10 @@ def take_turns(
     """
     samples: list[list[Turn]] = [[] for _ in variants]
     with workers(variants, threads) as started:
+        for worker in started if at_once else ():
+            worker.go(at_once)
+        for worker in started if at_once else ():
+            worker.result()
         for number in range(-unmeasured, rounds):
             order = list(range(len(started)))
             for index in order if number % 2 == 0 else reversed(order):
@@ -459,6 +465,19 @@ def take_turns(
                 if number >= 0:
                     samples[index].append(turn)
     return [Figure.of(v.name, turns) for v, turns in zip(variants, samples, strict=True)]
+
+
+def device_is_missing(device: str) -> bool:
+    """Return whether a CUDA device is asked for and there is none, which is said then."""
+    if not device.startswith("cuda"):
+        return False
+    # Not for a CPU: whoever measures the memory of commands must not have imported it.
+    import torch
+
+    missing = not torch.cuda.is_available()
+    if missing:
+        print(f"{Path(sys.argv[0]).name}: there is no CUDA device here; take --device cpu")
+    return missing
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ token, with the same context. CPU seconds are those of this process, whatever ot
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,7 @@ from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.split import Split, TextStats
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, TransferError
 
 FASTER = 5.0
 """The goal: how many times as fast as windows that slide by one."""
@@ -99,7 +100,7 @@ def speed(trained: Trained, part: Split, contexts: list[int]) -> tuple[list[list
     return rows, goals
 
 
-def main() -> None:
+def main() -> int:
     """Score the runs, and print what came of it."""
     words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     words.add_argument("runs", nargs="+", metavar="RUN")
@@ -111,12 +112,18 @@ def main() -> None:
     words.add_argument("--json", type=Path)
     measuring.add_data_dir(words)
     asked = words.parse_args()
+    if measuring.device_is_missing(asked.device):
+        return 2
     torch.set_num_threads(asked.threads)
     scored = [["run", "context", "by", "perplexity", "CPU s", "s"]]
     timings = [["context", "memory CPU s", "windows CPU s", "times", "by the clock", "ppl", "ppl"]]
     goals: list[Goal] = []
     for path in asked.runs:
-        trained = open_trained(path, Precision("fp32", torch.device(asked.device)))
+        try:
+            trained = open_trained(path, Precision("fp32", torch.device(asked.device)))
+        except TransferError as error:
+            print(f"memory.py: {error}", file=sys.stderr)
+            return 2
         whole = validation_of(trained, asked.data_dir)
         scored += by_context(path, trained, whole, asked.contexts)
         if trained.start.description.shape.recurrence:
@@ -131,7 +138,8 @@ def main() -> None:
     print("\n\n".join(map(str, reports)))
     if asked.json is not None:
         asked.json.write_text(json.dumps([each.as_data() for each in reports]), "utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,14 +24,15 @@ _LINES = 200
 FOR_EVER = 10**6
 """Steps that no benchmark comes to the end of."""
 
-UNDISTURBED = (
-    "device=cpu",
-    "precision=fp32",
+ENDLESS = (
     f"loop.steps={FOR_EVER}",
     f"loop.evaluate_every={FOR_EVER} steps",
     f"checkpoint.every={FOR_EVER} steps",
 )
 """The engine, records and the progress bar are on; validation and checkpoints never come."""
+
+UNDISTURBED = ("device=cpu", "precision=fp32", *ENDLESS)
+"""The same on a CPU."""
 
 
 class _EnoughError(BaseException):

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import gpu
 import measuring
 import product
 from measuring import Command, Figure, Report, Variant
@@ -27,10 +26,14 @@ DENSE = "full"
 KINDS = (DENSE, "strided", "fixed")
 BLOCKS = {512: 32, 1024: 32, 2048: 64, 4096: 64, 8192: 128, 32768: 128}
 TRIAL = {32: 4, 64: 8}
+SMALL = (
+    "model=small", "model.width=128", "model.heads=4", "model.depth=2", "model.feedforward=512",
+    "model.dropout=0", "model.position_kind=rotary",
+)  # fmt: skip
 ON_A_GPU = (
     "model=base", "model.dropout=0", "model.position_kind=rotary", "precision=bf16",
 )  # fmt: skip
-"""What is timed there: the model of `losses` leaves a GPU nothing to do."""
+"""What is timed there, where `SMALL` would leave the GPU nothing to do."""
 TOKENS_OF_A_STEP, STEPS_OF_A_TURN = 65_536, 10
 """There, too."""
 TOKENS = 8192
@@ -62,13 +65,11 @@ class Setting:
         """Both, in words."""
         return f"{self.kind} {self.length}"
 
-    def words(self) -> list[str]:
+    def words(self, model: Sequence[str] = SMALL) -> list[str]:
         """Return the overrides that make `transfer` train this."""
         return [
-            "model=small", "model.width=128", "model.heads=4", "model.depth=2",
-            "model.feedforward=512", "model.dropout=0", "model.position_kind=rotary",
-            "tokenizer=bpe", "tokenizer.size=2048", "optimizer.lr=3e-3", f"device={self.device}",
-            f"model.attention={self.kind}", f"model.window={self.block}",
+            *model, "tokenizer=bpe", "tokenizer.size=2048", "optimizer.lr=3e-3",
+            f"device={self.device}", f"model.attention={self.kind}", f"model.window={self.block}",
             f"model.positions={self.length}", f"loop.batch={self.tokens // self.length}",
         ]  # fmt: skip
 
@@ -111,22 +112,23 @@ def times_on_a_gpu(
     """Measure time and memory of steps on a GPU; those of one length take turns."""
     header = ["length", "block", "attention", "ms a step", "of dense", "peak GPU MiB"]
     rows, figures = [header], list[Figure]()
-    undisturbed = [
-        word for word in product.UNDISTURBED if not word.startswith(("device", "precision"))
-    ]
+    words = [*data, f"run.root={folder / 'runs'}", *product.ENDLESS]
     for first in range(0, len(settings), len(KINDS)):
         of_length = [
             replace(each, tokens=TOKENS_OF_A_STEP) for each in settings[first : first + len(KINDS)]
         ]
-        variants = []
-        for each in of_length:
-            last = {word.partition("=")[0]: word for word in (*each.words(), *ON_A_GPU)}
-            for gone in ("model.width", "model.heads", "model.depth", "model.feedforward"):
-                del last[gone]
-            words = [*last.values(), *data, f"run.root={folder / 'runs'}", *undisturbed]
-            options = {"words": words, "steps": STEPS_OF_A_TURN, "device": each.device}
-            variants.append(Variant(each.name, "gpu", "transfer_run", options, env=_cache(folder)))
-        found = gpu.turns(variants, rounds, threads=2)
+        variants = [
+            Variant(
+                each.name, "gpu", "transfer_run",
+                {
+                    "words": [*each.words(ON_A_GPU), *words], "steps": STEPS_OF_A_TURN,
+                    "device": each.device,
+                },
+                env=_cache(folder),
+            )
+            for each in of_length
+        ]  # fmt: skip
+        found = measuring.take_turns(variants, rounds=rounds, unmeasured=0, at_once=2)
         for setting, figure in zip(of_length, found, strict=True):
             rows.append([
                 str(setting.length), str(setting.block), _called(setting.kind),
@@ -199,7 +201,7 @@ def reports(asked: argparse.Namespace) -> list[Report]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison from the command line."""
     parser = measuring.parser(__doc__)
     measuring.add_data_dir(parser)
@@ -208,8 +210,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=24, help="of the runs whose loss is compared")
     asked = parser.parse_args(argv)
+    if measuring.device_is_missing(asked.device):
+        return 2
     measuring.show(reports(asked), asked)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

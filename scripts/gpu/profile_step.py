@@ -104,7 +104,7 @@ def main() -> None:
             f"model.depth={size['depth']}", f"model.feedforward={size['feedforward']}",
             f"model.positions={size['length']}", f"loop.batch={size['batch']}",
             f"loop.compile={str(not asked.quick).lower()}", *material.words,
-            *(word for word in product.UNDISTURBED if not word.startswith(("device", "precision"))),
+            *product.ENDLESS,
             f"device={asked.device}", f"precision={'fp32' if asked.quick else 'bf16'}",
         ]  # fmt: skip
         import os

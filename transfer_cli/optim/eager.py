@@ -31,7 +31,7 @@ class AdamW(EagerOptimizer, torch.optim.AdamW):
     """Decoupled weight decay (Loshchilov and Hutter 2019); options as in `torch.optim.AdamW`."""
 
     @torch.no_grad()
-    def step(  # type: ignore[override]
+    def step(  # type: ignore[override]  # torch has an overload for each use
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Take a step.
