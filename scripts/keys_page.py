@@ -78,7 +78,10 @@ def _own_keys(option: Option) -> Iterator[KeyText]:
 
 def _value(text: str) -> str:
     shown = text.strip("\"'")
-    known = {"MISSING": "needed", "???": "needed", "None": "null", "True": "true", "False": "false"}
+    known = {
+        "MISSING": "needed", "???": "needed", "None": "null", "True": "true", "False": "false",
+        "field(default_factory=dict)": "{}",
+    }  # fmt: skip
     shown = known.get(shown, shown)
     return f"`{shown}`" if shown and shown != "needed" else shown
 

@@ -137,14 +137,19 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
     if not options:
         return f"{found[1]}: there is no such config; see `transfer {command} --help`"
     if group == "data" and Path(name).is_file():
-        option = "text" if command in ("pretrain", "prepare") else "table"
-        return f"{group}={name}: this is a file; type data={option} data.train={name}"
+        return f"{group}={name}: this is a file; type {_reads(name, command)}"
     typed = any(word.rpartition("=")[2] == name for word in request.overrides)
     where = "" if typed else _where(error)
     return (
         f"{group}={name}: no such option{where}.{nearest(name, options)} "
         f"There are {', '.join(options)}"
     )
+
+
+def _reads(file: str, command: str) -> str:
+    """Return the words by which a command trains on a file."""
+    option = "text" if command in ("pretrain", "prepare") else "table"
+    return f"data={option} data.train={file}"
 
 
 # --- overrides ---------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ def _broken_override(override: str, command: str, request: Request) -> str:
         return f"{override}: several values have no space between them: KEY=A,B"
     if "=" not in override:
         if Path(override).is_file():
-            return f"{override}: say what it is for, such as data=table data.train={override}"
+            return f"{override}: say what it is for, such as {_reads(override, command)}"
         close = meant(override, command, request.config_dir)
         named = [o for o in describe.options(request.config_dir) if o.name == override]
         if not close and named:
