@@ -19,7 +19,7 @@ HEAD = """\
 Written by `python scripts/keys_page.py` from what `conf/` and the schema say of each. First the
 keys that are always there, with the commands that have them; then those that come with an option,
 such as `data=table`. A key is typed as `KEY=VALUE`; `transfer COMMAND --help all` shows the same
-with the values that hold now. An option of which no value is shown has that of the option it extends.
+with the values that hold now. An option without a value here has that of the option it extends.
 """
 
 
