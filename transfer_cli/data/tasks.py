@@ -152,6 +152,7 @@ class Table(LabelledFiles):
     errors: Literal["stop", "skip"] = "stop"
     truncate: Truncate = "longest_first"
 
+    kind: ClassVar[str | None] = "classification"
     most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""

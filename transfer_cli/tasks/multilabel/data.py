@@ -31,6 +31,8 @@ _TRAITS: Mapping[str, tuple[str, ...]] = {
 class _Multilabelled(Drawn):
     """A data set with several labels for each text."""
 
+    kind: ClassVar[str | None] = "multilabel"
+
     def strata(self, examples: Sequence[LabelsExample]) -> Sequence[int]:
         """Return the rarest label of each, so that a share has of each; of none, one more."""
         count = Counter(chain.from_iterable(each.label or () for each in examples))

@@ -31,6 +31,8 @@ _SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 
 class Numbered(Drawn):
     """A data set with a number for each text."""
 
+    kind: ClassVar[str | None] = "regression"
+
     def unlabelled(self, example: NumberExample) -> NumberExample:
         """See `Drawn`."""
         return replace(example, value=None)
