@@ -232,7 +232,7 @@ def draw(
     # As a number: what is stored, and compared with other runs, is what was used.
     config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
     with distributed.main_first():
-        data = datasets.of_run(config, command, shape, start, origins, main=asked["main"].objective)
+        data = datasets.of_run(config, command, shape, start, origins, main=asked["main"])
     check_reads_alike(teachers, data.tokenizer, config.data.get("length") or shape.positions)
     sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
     lr_scheduler = LRScheduler(

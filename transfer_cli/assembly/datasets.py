@@ -11,6 +11,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
+from transfer_cli.assembly.losses import Asked, check_task
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeTexts
@@ -32,7 +33,7 @@ from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
 
@@ -157,7 +158,7 @@ def of_run(
     shape: BackboneShape,
     start: Pretrained | None,
     origins: Origins,
-    main: Objective,
+    main: Asked,
 ) -> RunData:
     """Return the data of every stream of a run; labelled data of the main one is not encoded yet.
 
@@ -184,11 +185,13 @@ def of_run(
             return read
     else:
         labels: TaskData = of_kind(found, TaskData)
+        if labels.kind is not None:  # before it is read: what it lacks would be said in its place
+            check_task("main", main, labels.kind)
         length = labels.length
         block_length(length, shape.positions)
         labelled = origins.labelled("data", labels.load(place.folder, place.seed))
         tokenizer = task_tokenizer(labelled, tokenizer)
-        found_task = main.task_of(
+        found_task = main.objective.task_of(
             task_of_data(labelled),
             words=labelled.words,
             lines=start is not None and start.reads_lines,

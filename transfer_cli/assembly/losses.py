@@ -13,12 +13,25 @@ from transfer_cli.errors import ConfigError, at_least, nearest
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
 
 LOSS_OPTIONS = ("stream", "weight")
 """Options in the node of an objective that are not the objective's."""
+
+FITTING = {
+    "classification": ("classification", "data=table, where the label is a name"),
+    "regression": ("regression", "data=numbers, where the label is a number"),
+    "multilabel": ("multilabel", "data=labels, where a text has several labels"),
+    "tagging": ("tagging", "data=conll, where each word has a tag"),
+    "span": ("span", "data=squad, where the answer is a part of a text"),
+    "choice": ("choice", "data=choices, where one of several texts is right"),
+    "dialog": ("next_utterance", "data=dialog, where a reply follows"),
+    "text to text": ("prefix_lm", "data=text_pairs, where the label is a text"),
+}
+"""Task -> the objective that learns it, and own data that have it."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,7 @@ def bind_losses(
     """
     found = []
     for name, loss in asked.items():
-        _check_task(name, loss, info[loss.stream].task)
+        check_task(name, loss, info[loss.stream].task)
         main = None if name == "main" else asked["main"].objective
         loss.objective.setup(replace(info[loss.stream], name=name, main=main))
         weight = loss.weight
@@ -147,16 +160,32 @@ def bind_losses(
     return found
 
 
-def _check_task(name: str, loss: Asked, task: Task | None) -> None:
-    """Refuse an objective that needs other examples than its data has."""
-    needs, there = loss.objective.task, None if task is None else task.name
+def check_task(name: str, loss: Asked, task: Task | str | None) -> None:
+    """Refuse an objective that needs other examples than its data has.
+
+    Args:
+        name: The name of the loss.
+        loss: The objective.
+        task: The task of its data, or its name alone; None: text without labels.
+    """
+    needs, there = loss.objective.task, task.name if isinstance(task, Task) else task
+    if there == "choice" and needs is None and _hides_tokens(loss.objective):
+        raise ConfigError(
+            f"{loss_key(name)}: {type(loss.objective).__name__} hides tokens of single texts, and "
+            "a question with choices is several; choose objective=choice or clm"
+        )
     if needs is None or needs == there:
         return
     key, data = ("objective", "data") if name == "main" else (f"losses.{name}", loss.stream)
-    cure = f"choose data of the task {needs}"
-    if task is not None:
-        cure = f"choose objective={task.objective}, or {cure.removeprefix('choose ')}"
+    objective, _ = FITTING.get(str(there), (getattr(task, "objective", None), ""))
+    _, source = FITTING.get(needs, ("", f"data of the task {needs}"))
+    cure = f"objective={objective}, or " if objective and name == "main" else ""
     raise ConfigError(
         f"{key}: {type(loss.objective).__name__} needs examples of the task {needs}, and "
-        f"{data} has {'text without labels' if there is None else f'those of {there}'}; {cure}"
+        f"{data} has {'text without labels' if there is None else f'those of {there}'}; choose "
+        f"{cure}{source}"
     )
+
+
+def _hides_tokens(objective: Objective) -> bool:
+    return isinstance(objective, LanguageModel | ReplacedTokens) and not objective.keeps_tokens

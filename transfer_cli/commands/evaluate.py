@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
@@ -279,7 +279,10 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     table = task.table()
     if table is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
-    chosen = {name: config[name] for name in _OF_INPUT if config[name] not in (None, "stop")}
+    typed: Any = OmegaConf.to_container(config, resolve=True)
+    chosen = {name: typed[name] for name in _OF_INPUT if typed[name] not in (None, "stop")}
+    if isinstance(chosen.get("label"), list):
+        chosen["label"] = tuple(chosen["label"])
     other = [name for name in chosen if name not in table.__dataclass_fields__]
     if other:
         raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")

@@ -75,8 +75,22 @@ OTHER_NAMES = {
     "samples": "n num_samples num_return_sequences",
     "seed": "random_seed random_state",
     "run.root": "runs_dir log_dir",
+    "objective.label_smoothing": "label_smoothing_factor smoothing",
 }
 """A key or an option -> what others call it; the first that a command has is meant."""
+
+ABSENT = {
+    "class_weights class_weight sample_weight sample_weights loss_weights weight_classes": (
+        "labels are not weighed; repeat rare rows in the file, or judge by loop.monitor=macro_f1"
+    ),
+    "focal_loss focal_gamma gamma focal": (
+        "there is no focal loss; objective.annealing=linear leaves out what is known already"
+    ),
+    "oversample oversampling undersample balanced_sampling sampler": (
+        "rows are drawn as often as they stand in the file; repeat rare ones there"
+    ),
+}
+"""What others call what there is not -> what to do in its place."""
 
 _SECTIONS = (
     "loop", "optimizer", "schedule", "data", "objective", "model", "run", "checkpoint",
@@ -95,6 +109,9 @@ def meant(name: str, command: str, config_dir: Path | None = None) -> str:
     """
     known = {key for key, _ in _keys(command, config_dir)}
     section, _, last = name.rpartition(".")
+    absent = next((said for names, said in ABSENT.items() if last in names.split()), "")
+    if absent and command == "finetune":
+        return f" {absent[0].upper()}{absent[1:]}"
     leaves = {key.rpartition(".")[2] for key in known if key.startswith(_SECTIONS)}
     close = [last] if section else difflib.get_close_matches(name, leaves, n=1, cutoff=0.85)
     found = next(filter(None, (_meant(each, known) for each in (name, *close))), "")

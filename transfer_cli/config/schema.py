@@ -269,8 +269,8 @@ class EvaluateConfig(SharedConfig):
     """Of `input`, the column of the text; none: as in training, else by its name or contents."""
     pair: str | None = None
     """Of `input`, the column of a second text."""
-    label: str | None = None
-    """Of `input`, the column of the label."""
+    label: Any = None
+    """Of `input`, the column of the label; of several labels perhaps a list, a column each."""
     delimiter: str | None = None
     """Of `input`: comma, semicolon, tab, pipe or a character; none: it is recognised."""
     encoding: str | None = None

@@ -50,7 +50,20 @@ _NO_TEXT = re.compile(r"[-+0-9.,:/%\s]*|https?://\S+|[0-9a-fA-F]{8}[0-9a-fA-F-]*
 """Numbers, dates, addresses and identifiers."""
 
 _WHOLE_NUMBER = re.compile("-?[0-9]+")
+_PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
+
+_YES = frozenset((
+    "1", "1.0", "true", "yes", "y", "t", "x", "wahr", "vrai", "verdadero", "vero", "ja", "oui",
+    "sí", "si", "\u2713", "\u2714",
+))  # fmt: skip
+_NO = frozenset((
+    "", "0", "0.0", "false", "no", "n", "f", "falsch", "faux", "falso", "nein", "non",
+))  # fmt: skip
+"""How a cell says that a text has the label that its column is called by, or has not."""
+
+_OF_ITSELF = ("spam", "toxic")
+"""Names that are those of labels and not of what is asked."""
 
 _MOST_LABELS = 100
 """A column of more different values is no label unless its name says so."""
@@ -66,17 +79,32 @@ Sample = Sequence[Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The columns to read; `said` names those that were found under other names than the usual."""
+    """The columns to read.
+
+    Args:
+        text: Of the text.
+        pair: Of a second text.
+        label: Of the label.
+        said: Those that were found under other names than the usual.
+        labels: Columns that each say of one label whether a text has it, in place of `label`.
+    """
 
     text: str
     pair: str | None
     label: str
     said: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     @property
     def read(self) -> set[str]:
         """The names of all."""
-        return {self.text, self.label, *([] if self.pair is None else [self.pair])}
+        labels = self.labels or (self.label,)
+        return {self.text, *labels, *([] if self.pair is None else [self.pair])}
+
+    def asked(self) -> "Wanted":
+        """Return them as they could have been typed."""
+        label = None if self.labels else self.label
+        return Wanted(self.text, self.pair, label, self.labels)
 
 
 @dataclass(frozen=True)
@@ -87,6 +115,7 @@ class Wanted:
         text: Of the text.
         pair: Of a second text, which is found where a table calls both as pairs are called.
         label: Of the label.
+        labels: Of several labels, a column each.
         labelled: Whether a label is needed.
         numbers: Whether labels are numbers, of which no two need be equal.
         written: Whether labels are texts that people wrote to the others, which may all differ.
@@ -97,6 +126,7 @@ class Wanted:
     text: str | None = None
     pair: str | None = None
     label: str | None = None
+    labels: tuple[str, ...] = ()
     labelled: bool = True
     numbers: bool = False
     written: bool = False
@@ -106,7 +136,7 @@ class Wanted:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are names."""
-        typed = (self.text, self.pair, self.label)
+        typed = (self.text, self.pair, self.label, *self.labels)
         return tuple(each for each in typed if each is not None and not each.isdigit())
 
     def or_like(self, own: "Wanted", names: Collection[str]) -> "Wanted":
@@ -123,16 +153,24 @@ class Wanted:
             and (name := getattr(own, what)) is not None
             and {name, name.partition(".")[0]} & {*names}
         }
+        if self.label is None and not self.labels and {*own.labels} & {*names}:
+            return replace(self, **found, labels=own.labels)
         return replace(self, **found)
 
 
 ANY = Wanted()
 
 
-def typed(text: str | int | None, pair: str | int | None, label: str | int | None) -> Wanted:
+def typed(
+    text: str | int | None,
+    pair: str | int | None,
+    label: str | int | Sequence[str | int] | None,
+) -> Wanted:
     """Return columns as a config has them."""
+    several = isinstance(label, Sequence) and not isinstance(label, str)
+    labels = tuple(map(str, label)) if isinstance(label, Sequence) and several else ()
     found = [None if each is None else str(each) for each in (text, pair, label)]
-    return Wanted(found[0], found[1], found[2])
+    return Wanted(found[0], found[1], None if several else found[2], labels)
 
 
 def other_data(names: Collection[str]) -> str:
@@ -166,8 +204,10 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         DataError: Several may be meant, or none.
     """
     text, pair, label = (_at(each, columns) for each in (asked.text, asked.pair, asked.label))
+    labels = tuple(str(_at(each, columns)) for each in asked.labels)
+    asked = replace(asked, labelled=asked.labelled and not labels)
     if not columns:  # when it is read, it is said why
-        return Chosen(text or TEXT, pair, label or LABEL)
+        return Chosen(text or TEXT, pair, label or LABEL, labels=labels)
     search = _Search(columns, sample, asked, name)
     if asked.written:
         text, label = search.written(text, label)
@@ -176,7 +216,8 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
     if text is None and pair is None:
         text, pair = _pair(columns)
     if text is None:
-        text = search.text_by_name(label, pair) or search.longest(label, pair)
+        taken = (label, pair, *labels)
+        text = search.text_by_name(*taken) or search.longest(*taken)
     if label is None and asked.labelled:
         label = search.repeated(text, pair)
     found = (
@@ -188,7 +229,7 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         for what, typed, column in found
         if not typed and column not in (None, what)
     )
-    return Chosen(text, pair, label or LABEL, tuple(said))
+    return Chosen(text, pair, label or LABEL, tuple(said), labels)
 
 
 @dataclass(frozen=True)
@@ -234,7 +275,18 @@ class _Search:
         found = [each for each in ends if ranks[each] > 1] or ends
         if len(found) > 1:
             raise self._doubt(LABEL, found)
+        if found and found[0].lower().endswith(_OF_ITSELF) and len(self.flags(*taken)) > 1:
+            raise self._doubt(LABEL, self.flags(*taken))
         return found[0] if found else None
+
+    def flags(self, *taken: str | None) -> list[str]:
+        """Return the columns that say yes or no of each text."""
+        if self.asked.numbers or self.asked.written:
+            return []
+        rows = {
+            name: [is_yes(row.get(name)) for row in self.sample] for name in self._others(taken)
+        }
+        return [name for name, cells in rows.items() if {*cells} == {True, False}]
 
     def longest(self, *taken: str | None) -> str:
         """Return the column with the longest different texts."""
@@ -265,6 +317,9 @@ class _Search:
                 fits = _are_mostly_numbers(cells) and not _are_counted(cells)
             if fits and is_full:
                 found.append(column)
+        flags = self.flags(*taken)
+        if len(flags) > 1:
+            found += [name for name in flags if name not in found]
         if len(found) != 1:
             raise self._doubt(LABEL, found)
         return found[0]
@@ -290,6 +345,9 @@ class _Search:
         ]
 
     def _doubt(self, what: str, may_be: Sequence[str]) -> DataError:
+        flags = self.flags() if what == LABEL else []
+        if len(may_be) > 1 and {*may_be} <= {*flags}:
+            return DataError(self._several(may_be))
         which = " or ".join(repr(each[:_LONGEST_SHOWN]) for each in may_be[:4])
         keys = [TEXT, LABEL] if self.asked.labelled else [TEXT]
         typed = " ".join(f"{self.asked.keys}{key}=COLUMN" for key in keys)
@@ -304,6 +362,21 @@ class _Search:
         if self.asked.labelled and not self.sample:
             return DataError(f"{self.name} has no rows that can be read. The columns are {every}.")
         return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.{cure}")
+
+    def _several(self, flags: Sequence[str]) -> str:
+        """Return what to type for labels that have a column each, or for one of them."""
+        names = [
+            name if _PLAIN_NAME.fullmatch(name) else str(1 + self.columns.index(name))
+            for name in flags
+        ]
+        data = "" if self.asked.separator is not None else "data=labels objective=multilabel "
+        key = f"{self.asked.keys}{LABEL}="
+        shown = listed((repr(name[:_LONGEST_SHOWN]) for name in flags), 4)
+        one = "" if self.asked.separator is not None else f"; for one of them {key}{names[0]}"
+        return (
+            f"{self.name}: {shown} say yes or no of each text. For several labels a text type "
+            f"{data}{key}[{','.join(names)}]{one}"
+        )
 
     def _numbers(self) -> str | None:
         """Return a column of decimal numbers, which are never names of classes."""
@@ -321,6 +394,12 @@ def parts_of(value: object, separator: str) -> list[object]:
     parts = value.split(separator) if isinstance(value, str) else value
     every = parts if isinstance(parts, list) else [parts]
     return [each for each in every if not isinstance(each, str) or each.strip()]
+
+
+def is_yes(cell: object) -> bool | None:
+    """Return what a cell says of the label that its column is called by; None: neither."""
+    word = "" if cell is None else str(cell).strip().casefold()
+    return word in _YES if word in _YES | _NO else None
 
 
 def _at(typed: str | None, columns: Sequence[str]) -> str | None:

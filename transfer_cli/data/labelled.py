@@ -158,6 +158,9 @@ class TaskData(ABC):
         length: The longest input in tokens; None: as many as the model has positions.
     """
 
+    kind: ClassVar[str | None] = None
+    """The name of the task of its examples, where that is known before they are read."""
+
     length: int | None = None
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from transfer_cli.data.any_table import Refuse, Skipped
 from transfer_cli.data.columns import ANY, Chosen, Wanted, typed
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.hub_client import located
+from transfer_cli.data.label_names import look_over, say_numbers
 from transfer_cli.data.labelled import (
     CLASSIFICATION,
     INPUT,
@@ -130,7 +131,7 @@ class Table(LabelledFiles):
     Args:
         text: The column of the text; None: by its name, else by what is in it. So are the others.
         pair: The column of a second text; None also where there is none.
-        label: The column of the label.
+        label: The column of the label; of several labels (`LabelsTable`) perhaps a column each.
         header: Whether the first row of CSV or TSV names the columns. Without it they are called
             by their number, counted from 1.
         delimiter: What stands between columns, see `layout.Layout`.
@@ -143,7 +144,7 @@ class Table(LabelledFiles):
 
     text: str | int | None = None
     pair: str | int | None = None
-    label: str | int | None = None
+    label: str | int | tuple[str | int, ...] | None = None
     header: bool | None = None
     delimiter: str | None = None
     encoding: str | None = None
@@ -151,15 +152,26 @@ class Table(LabelledFiles):
     errors: Literal["stop", "skip"] = "stop"
     truncate: Truncate = "longest_first"
 
+    kind: ClassVar[str | None] = "classification"
     most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""
+    several: ClassVar[bool] = False
+    """Whether a row has several labels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._layout = Layout(self.delimiter, self.encoding, self.header)
-        if self.label is not None and self.label in (self.text, self.pair):
-            raise ValueError(f"label is {self.label!r}, which is the column of a text.")
+        labels = self.label if isinstance(self.label, tuple) else (self.label,)
+        if isinstance(self.label, tuple) and not self.several:
+            raise ValueError(
+                f"label is [{','.join(map(str, labels))}]; several labels a text, a column each, "
+                "are for data=labels objective=multilabel"
+            )
+        both = {*labels} & {self.text, self.pair} - {None}
+        if both or len({*labels}) < len(labels) or not labels:
+            wrong = f"{min(map(str, both))!r} is the column of a text" if both else "name each once"
+            raise ValueError(f"label is {self.label!r}: {wrong}.")
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -171,7 +183,7 @@ class Table(LabelledFiles):
         """See `TaskData`; `data_dir` changes nothing."""
         paths = self.paths
         train = self._rows(paths["train"])
-        own = Wanted(train.columns.text, train.columns.pair, train.columns.label)
+        own = train.columns.asked()
         rows = {
             name: train if name == "train" else self._rows(path, own)
             for name, path in paths.items()
@@ -233,6 +245,10 @@ class Table(LabelledFiles):
                 where, next(label for label in labels if mark in label)[:80], delimiter_name(mark),
             )  # fmt: skip
         super().check(train, labels, where)
+        found = Counter(example.label for example in train)
+        counts = {label: found[number] for number, label in enumerate(labels)}
+        look_over(counts, where)
+        say_numbers(counts, where)
 
     @property
     def columns(self) -> Wanted:

@@ -6,6 +6,7 @@ Legend: B batch, T positions, D width, C classes.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -78,6 +79,8 @@ class Classification(SequenceObjective):
             probable already count as 0. The paper's code divides by the number of the others,
             which is known only after the pass; here the mean is over all. None: all are learnt
             from.
+        label_smoothing: The share of a target that all labels have alike (Szegedy et al. 2016,
+            section 7), in [0, 1). Measures are those of the labels.
 
     The other arguments are those of `SequenceObjective`.
     """
@@ -94,11 +97,15 @@ class Classification(SequenceObjective):
         batch_norm: bool = False,
         pooler: bool | None = None,
         annealing: Annealing | None = None,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
         if annealing is not None:
             one_of("annealing", annealing, get_args(Annealing), ValueError)
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
         self.annealing = annealing
+        self.label_smoothing = label_smoothing
         self._progress = 0.0
 
     @property
@@ -123,11 +130,13 @@ class Classification(SequenceObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the labels that are learnt from."""
         logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
+        cross_entropy = partial(F.cross_entropy, label_smoothing=self.label_smoothing)
         if self.annealing is None:
-            return {"loss": F.cross_entropy(logits_BC, label_B, reduction="sum")}
-        loss_B = F.cross_entropy(logits_BC, label_B, reduction="none")
+            return {"loss": cross_entropy(logits_BC, label_B, reduction="sum")}
+        loss_B = cross_entropy(logits_BC, label_B, reduction="none")
         highest = highest_learnt_from(self.annealing, self._progress, logits_BC.shape[1])
-        kept_B = loss_B.detach() >= -math.log(highest)
+        known_B = -F.cross_entropy(logits_BC.detach(), label_B, reduction="none")
+        kept_B = known_B <= math.log(highest)
         return {"loss": torch.where(kept_B, loss_B, 0).sum(), "share_kept": kept_B.sum()}
 
     def metric_sums(

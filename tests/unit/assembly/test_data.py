@@ -6,6 +6,7 @@ import pytest
 from tests import configs, tiny
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, StreamSource
+from transfer_cli.assembly.losses import Asked
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.folders import cache_folder
@@ -212,6 +213,7 @@ def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
     streams = {"own": {**node, "batch": 3}, "none": node}
     config = configs.config("finetune", tmp_path, streams=streams)
 
-    found = datasets.of_run(config, "finetune", tiny.shape(), None, Origins(), Classification())
+    main = Asked(Classification())
+    found = datasets.of_run(config, "finetune", tiny.shape(), None, Origins(), main)
 
     assert found.batches == {"main": 8, "own": 3, "none": 8}

@@ -347,3 +347,21 @@ def test_annealing_changes_no_score():
     )
 
     assert one["loss"] == other["loss"]
+
+
+def test_smoothed_labels_share_a_part_of_the_target():
+    plain, smoothed = Classification(dropout=0), Classification(dropout=0, label_smoothing=0.3)
+    model, batch = tiny.model(smoothed).eval(), tiny.all_of(tiny.Questions(examples=16))
+    tiny.bound(plain)
+    logits_BC = plain.outputs(model, batch, Encoding(model, batch)).double().log_softmax(1)
+    classes = logits_BC.shape[1]
+    target_BC = torch.full_like(logits_BC, 0.3 / classes)
+    target_BC[torch.arange(16), batch["label"]] += 0.7
+
+    found = smoothed.loss_sums(model, batch, Encoding(model, batch))["loss"]
+
+    assert float(found) == pytest.approx(float(-(target_BC * logits_BC).sum()), rel=1e-5)
+    measured = [
+        each.metric_sums(model, batch, Encoding(model, batch))["loss"] for each in (plain, smoothed)
+    ]
+    assert float(measured[0]) == float(measured[1])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from transfer_cli.data import sample
 from transfer_cli.data.columns import Wanted
@@ -16,6 +16,8 @@ from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
 @dataclass(kw_only=True)
 class _Judged(Drawn):
     """A data set with choices, drawn from as one stratum."""
+
+    kind: ClassVar[str | None] = "choice"
 
     def texts(self, example: ChoiceExample) -> Sequence[str]:
         """See `Drawn`."""

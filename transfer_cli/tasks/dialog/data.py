@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import Wanted, other_data
@@ -30,6 +30,8 @@ class _Spoken(Drawn):
         max_history: See `DialogTask`; so are
         speakers: the marks.
     """
+
+    kind: ClassVar[str | None] = "dialog"
 
     candidates: int | None = 2
     max_history: int = 2

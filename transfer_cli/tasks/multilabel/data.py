@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from transfer_cli.data import readers, sample
-from transfer_cli.data.columns import FEW_ROWS, Chosen, Wanted, parts_of
+from transfer_cli.data.columns import FEW_ROWS, Chosen, Wanted, is_yes, parts_of
+from transfer_cli.data.label_names import look_over
 from transfer_cli.data.labelled import Drawn, LabelledData
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.readers import Record
@@ -30,6 +31,8 @@ _TRAITS: Mapping[str, tuple[str, ...]] = {
 class _Multilabelled(Drawn):
     """A data set with several labels for each text."""
 
+    kind: ClassVar[str | None] = "multilabel"
+
     def strata(self, examples: Sequence[LabelsExample]) -> Sequence[int]:
         """Return the rarest label of each, so that a share has of each; of none, one more."""
         count = Counter(chain.from_iterable(each.label or () for each in examples))
@@ -40,6 +43,7 @@ class _Multilabelled(Drawn):
 
     def check(self, train: Sequence[LabelsExample], labels: Sequence[str], where: str) -> None:
         """See `Drawn`."""
+        look_over(Counter(labels[each] for example in train for each in example.label or ()), where)
         if len({each.label for each in train}) < 2:
             raise DataError(
                 f"{where}: all examples have the same labels, {listed(labels) or 'none'}; there "
@@ -64,7 +68,8 @@ class _Multilabelled(Drawn):
 class LabelsTable(_Multilabelled, Table):
     """Own tables with any number of labels in each row; see `data.tasks.Table`.
 
-    A cell without labels is empty, or an empty list.
+    A cell without labels is empty, or an empty list. Where `label` names several columns, each says
+    yes or no of the label that it is called by; see `data.columns.is_yes`.
 
     Args:
         separator: What parts the labels in a cell, or its name in `data.layout.DELIMITERS`; in
@@ -74,6 +79,7 @@ class LabelsTable(_Multilabelled, Table):
     separator: str = SEPARATOR
 
     read_as_trained: ClassVar[tuple[str, ...]] = ("separator",)
+    several: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +102,9 @@ class LabelsTable(_Multilabelled, Table):
         """See `Table`."""
         text = readers.text_of(record, columns.text, name)
         pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
+        if columns.labels:
+            own = tuple(each for each in columns.labels if _has_label(record, each, name))
+            return TableRow(record.line, text, own, pair)
         cell = readers.value_of(record, columns.label, name)
         found = [
             readers.label_of(Record(record.line, {columns.label: part}), columns.label, name)
@@ -103,6 +112,20 @@ class LabelsTable(_Multilabelled, Table):
         ]
         own = tuple(labels.setdefault(label, label) for label in dict.fromkeys(found))
         return TableRow(record.line, text, own, pair)
+
+    def check(self, train: Sequence[LabelsExample], labels: Sequence[str], where: str) -> None:
+        """See `Drawn`; columns of labels that no text has, or each has, say nothing."""
+        if not isinstance(self.label, tuple):
+            super().check(train, labels, where)
+            return
+        count = Counter(chain.from_iterable(each.label or () for each in train))
+        names = [name for number, name in enumerate(labels) if 0 < count[number] < len(train)]
+        if len(names) < len(self.label):
+            raise DataError(
+                f"{where}: of its {len(self.label)} columns of labels only {len(names)} "
+                f"({listed(names, 20)}) have both yes and no in training; leave the others out of "
+                "data.label"
+            )
 
     def of_rows(self, rows: Mapping[str, TableRows], paths: Mapping[str, Path]) -> LabelledData:
         """See `Table`."""
@@ -148,6 +171,22 @@ class SampleLabels(_Multilabelled):
         }
         data = LabelledData("sample_labels", labels, splits, MultilabelTask.node())
         return _with_shares(self._drawn(data, seed))
+
+
+def _has_label(record: Record, column: str, name: str) -> bool:
+    """Return whether a row has the label that a column is called by.
+
+    Raises:
+        DataError: The cell says neither yes nor no.
+    """
+    cell = readers.value_of(record, column, name)
+    found = is_yes(cell)
+    if found is None:
+        raise DataError(
+            f"{name}, line {record.line}: {str(cell)!r:.80} in {column!r} says neither yes (1, "
+            "true, yes, x) nor no (0, false, no, nothing)."
+        )
+    return found
 
 
 def _with_shares(data: LabelledData) -> LabelledData:

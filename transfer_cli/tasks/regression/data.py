@@ -1,6 +1,7 @@
 """Data sets with a number for each text: own tables, and an embedded sample."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +21,17 @@ from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
 _MOST = 3e38
 """The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
 
+_DECIMAL_COMMA = re.compile(r"[-+]?([0-9]+,[0-9]{1,2}|[0-9]+,[0-9]{4,}|0?,[0-9]+)")
+"""A comma before three digits may be one of thousands."""
+
 _SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 4.0, "river": 5.0}
 
 
 @dataclass(kw_only=True)
 class Numbered(Drawn):
     """A data set with a number for each text."""
+
+    kind: ClassVar[str | None] = "regression"
 
     def unlabelled(self, example: NumberExample) -> NumberExample:
         """See `Drawn`."""
@@ -63,6 +69,8 @@ class NumberTable(Numbered, Table):
     ) -> TableRow:
         """See `Table`."""
         row = super().row_of(record, columns, name, labels)
+        if _DECIMAL_COMMA.fullmatch(row.label):
+            row = replace(row, label=row.label.replace(",", "."))
         problem = problem_of(row.label)
         if problem is not None:
             raise DataError(

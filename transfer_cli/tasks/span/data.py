@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from transfer_cli.data import any_table, readers, sample
 from transfer_cli.data.columns import Wanted
@@ -36,6 +36,8 @@ class _AskedOfTexts(Drawn):
         question_length: Most tokens of a question, and
         step: how far apart windows of a long text begin: see `windows.RowLayout`.
     """
+
+    kind: ClassVar[str | None] = "span"
 
     question_length: int | None = None
     step: int | None = None

@@ -32,6 +32,8 @@ class _Tagged(Drawn):
         stride: Words that two windows of a long text share; None: half of one.
     """
 
+    kind: ClassVar[str | None] = "tagging"
+
     piece: Literal["auto", "first", "last"] = "auto"
     label_all: bool = False
     stride: int | None = None
@@ -120,7 +122,7 @@ class TaggedFiles(_Tagged, LabelledFiles):
     tag: int | str = -1
     comments: bool = False
     names: list[str] | None = None
-    scheme: Literal["auto", "bio", "iob1", "bioes", "none"] = "auto"
+    scheme: Literal["auto", "bio", "iob1", "bioes", "io", "none"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +165,7 @@ class TaggedFiles(_Tagged, LabelledFiles):
             return self.scheme
         scheme, warning = schemes.scheme_of(each.tags for each in train)
         if warning:
-            log.warning("%s: %s; they are taken for BIO", path, warning)
+            log.warning("%s: %s", path, warning)
         return scheme
 
 

@@ -88,17 +88,23 @@ def format_of(path: Path) -> Format:
 
 
 def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
-    width = 0
+    width, cure = 0, ""
 
     def word_of(line: str, number: int) -> tuple[str, str] | None:
-        nonlocal width
+        nonlocal width, cure
         if line.startswith(_DOCUMENT) or (columns.comments and line.startswith("#")):
             return None
+        if line.startswith("#FORMAT=WebAnno"):
+            raise DataError(
+                f"{path} is WebAnno TSV; export CoNLL 2002 in its place, which data=conll reads."
+            )
+        if line.startswith("#"):
+            cure = " With data.comments=true lines that begin with # are left out."
         cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
         width = width or len(cells)
         if len(cells) != width or width < 2:
             usual = f"the lines before have {width}" if width > 1 else "a word and a tag are two"
-            raise DataError(f"{path}, line {number}: {len(cells)} columns, and {usual}.")
+            raise DataError(f"{path}, line {number}: {len(cells)} columns, and {usual}.{cure}")
         try:
             return cells[columns.word].strip(" "), cells[int(columns.tag)].strip(" ")
         except IndexError as error:

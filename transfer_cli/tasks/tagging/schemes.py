@@ -5,7 +5,9 @@ scheme  tags of a word in an entity of type X
 ======  ============================================================================
 bio     B-X for the first one, I-X for the others
 iob1    I-X; B-X for the first one only right behind another entity of the same type
-bioes   B-X for the first, I-X for those between, E-X for the last; S-X for a single one
+bioes   B-X for the first, I-X for those between, E-X for the last; S-X for a single one; also with
+        the letters of BILOU (L, U) and BMEWO (M, W)
+io      X itself: words with one tag behind each other are one entity
 none    tags mark no entities, as parts of speech
 ======  ============================================================================
 
@@ -15,10 +17,16 @@ A word in no entity has the tag O. Models have the tags of BIO.
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-Scheme = Literal["bio", "iob1", "bioes", "none"]
+Scheme = Literal["bio", "iob1", "bioes", "io", "none"]
 
-SCHEMES = ("auto", "bio", "iob1", "bioes", "none")
+SCHEMES = ("auto", "bio", "iob1", "bioes", "io", "none")
 OUTSIDE = "O"
+
+_NO_MARKS = (
+    "its tags have no B- or I-, so that no F1 of entities is measured; with data.scheme=io equal "
+    "tags behind each other are an entity"
+)
+_AS_BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
 
 
 class Entity(NamedTuple):
@@ -63,31 +71,34 @@ def entities(tags: Sequence[str], *, strict: bool = False) -> list[Entity]:
 def scheme_of(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, str]:
     """Return the scheme of the tags of sentences, and what to warn of, or "".
 
-    Tags without B-, I-, E- or S- mark nothing. E- or S- is BIOES. Where more than half of the
-    entities begin with I-, it is IOB1, as in the files of CoNLL-2003; else BIO.
+    Tags without B-, I-, E- or S- mark nothing. E-, S-, L- or U- is BIOES. Where more than half of
+    the entities begin with I-, it is IOB1, as in the files of CoNLL-2003; else BIO.
     """
     begin_with_i = num_entities = 0
-    marks = set[str]()
+    marks, plain = set[str](), set[str]()
     for tags in sentences:
-        marks |= {tag[0] for tag in tags if marks_entity(tag)}
+        marks |= {tag[0] for tag in tags if marks_entity(tag, "BIESLU")}
+        plain |= {*tags}
         for entity in entities(tags):
             num_entities += 1
             begin_with_i += tags[entity.first].startswith("I-")
     if not marks:
-        return "none", ""
-    if marks & {"E", "S"}:
+        return "none", _NO_MARKS if OUTSIDE in plain and len(plain) > 1 else ""
+    if marks & {"E", "S", "L", "U"}:
         return "bioes", ""
     if 2 * begin_with_i > num_entities:
         return "iob1", ""
     if begin_with_i:
-        return "bio", f"{begin_with_i:,} of {num_entities:,} entities begin with I- and not with B-"
+        said = f"{begin_with_i:,} of {num_entities:,} entities begin with I- and not with B-"
+        return "bio", f"{said}; they are taken for BIO"
     return "bio", ""
 
 
 def fault(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
     """Return the first word whose tag its scheme does not have, and what is wrong, or None."""
-    if scheme == "none":
+    if scheme in ("none", "io"):
         return None
+    tags = _in_letters(tags, scheme)
     marks = "BIES" if scheme == "bioes" else "BI"
     for at, tag in enumerate(tags):
         if tag != OUTSIDE and not marks_entity(tag, marks):
@@ -104,8 +115,13 @@ def fault(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
 
 def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
     """Return tags of a scheme as BIO."""
+    if scheme == "io":
+        kinds = zip([OUTSIDE, *tags], tags, strict=False)
+        return [
+            tag if tag == OUTSIDE else f"{'I' if tag == one else 'B'}-{tag}" for one, tag in kinds
+        ]
     if scheme == "bioes":
-        marks = {"E": "I", "S": "B"}
+        marks, tags = {"E": "I", "S": "B"}, _in_letters(tags, scheme)
         return [tag if tag == OUTSIDE else f"{marks.get(tag[0], tag[0])}{tag[1:]}" for tag in tags]
     if scheme != "iob1":
         return list(tags)
@@ -115,6 +131,13 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
         found.append(f"B{tag[1:]}" if opens else tag)
         before = tag
     return found
+
+
+def _in_letters(tags: Sequence[str], scheme: Scheme) -> list[str]:
+    """Return tags with the letters of BIOES where that is their scheme."""
+    if scheme != "bioes":
+        return list(tags)
+    return [f"{_AS_BIOES[tag[0]]}{tag[1:]}" if marks_entity(tag, "LUMW") else tag for tag in tags]
 
 
 def of_entities(found: Iterable[Entity], words: int) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import Chosen, Wanted
@@ -32,6 +32,8 @@ class _Paired(Drawn):
         prefix: See `TextToTextTask`; so is
         target_length: the most tokens of a target.
     """
+
+    kind: ClassVar[str | None] = "text to text"
 
     prefix: bool = True
     target_length: int | None = None
