@@ -12,7 +12,7 @@ from torch import Tensor
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import TensorFile, shapes_of
 from transfer_cli.runs.checkpoint import check_unpacked
-from transfer_cli.safe_files import read_json
+from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
 
 WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -127,7 +127,9 @@ def _claimed_bytes(found: Any) -> int | None:
         return None
     total = 0
     for each in found.values():
-        if not isinstance(each, Tensor) or each.layout != torch.strided or not each.is_cpu:
+        if not isinstance(each, Tensor) or each.is_quantized:
+            return None
+        if each.layout != torch.strided or not each.is_cpu:
             return None
         total += each.numel() * each.element_size()
     return total
@@ -135,10 +137,14 @@ def _claimed_bytes(found: Any) -> int | None:
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
+        with path.open("rb") as file:
+            check_no_pointer(file.read(64))
         if zipfile.is_zipfile(path):
             check_unpacked(path)
         found = torch.load(path, weights_only=True, map_location="cpu")
         claimed = _claimed_bytes(found)
+    except UnreadableError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except Exception as error:  # of many kinds, none of which has built an object
         raise CheckpointError(
             f"{path} is a pickle that holds more than tensors, or it is damaged, and is not read; "
