@@ -108,10 +108,11 @@ def _join(
     if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
         raise CheckpointError(f"{index} has no `weight_map` that names the files")
     found: dict[str, Mapping[str, Tensor]] = {}
+    there = {each.name for each in index.parent.iterdir()}
     for file in sorted(set(places.values())):
         if Path(file).name != file:
             raise CheckpointError(f"{index} names {file!r}, which is not beside it")
-        if not (index.parent / file).is_file():
+        if file not in there:
             raise CheckpointError(f"{index} names {file}, which is missing; fetch it, too")
         inside = read(index.parent / file)
         lost = sorted(n for n, place in places.items() if place == file and n not in inside)

@@ -181,7 +181,8 @@ def _adapter(folder: Path, key: str) -> CheckpointError:
     code = (
         f"from peft import {auto} as A; from transformers import AutoTokenizer as T; "
         f"A.from_pretrained({json.dumps(str(folder))}).merge_and_unload()"
-        f'.save_pretrained("merged"); T.from_pretrained({json.dumps(base)}).save_pretrained("merged")'
+        '.save_pretrained("merged"); '
+        f'T.from_pretrained({json.dumps(base)}).save_pretrained("merged")'
     )
     return CheckpointError(
         f"{said}, which has to be merged into it first: python -c {shlex.quote(code)}, then "
