@@ -5,14 +5,20 @@ the same twice. `FUZZ_EXAMPLES=20000 pytest -k fuzz` tries so many, and others e
 """
 
 import copy
+import json
 import os
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import yaml
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from transfer_cli.errors import TransferError
 
 _ASKED = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
@@ -80,6 +86,33 @@ def altered(draw: st.DrawFn, whole: Any) -> Any:
     return whole
 
 
+def read_with_odd_values(folder: Path, read: Callable[[], object], examples: int) -> None:
+    """Read a folder again and again, each time with odd values in one of its JSON and YAML files.
+
+    Args:
+        folder: The folder, which is as before in the end.
+        read: Reads it; it may raise a `TransferError`, and nothing else.
+        examples: How often.
+    """
+    kinds = {".json": (json.loads, json.dumps), ".yaml": (yaml.safe_load, yaml.safe_dump)}
+    files = sorted(path for path in folder.rglob("*") if path.suffix in kinds)
+
+    @fuzz(examples)
+    @given(data=st.data())
+    def attempt(data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(files))
+        whole = path.read_bytes()
+        load, dump = kinds[path.suffix]
+        path.write_text(dump(data.draw(altered(load(whole)))), encoding="utf-8")
+        try:
+            with suppress(TransferError):
+                read()
+        finally:
+            path.write_bytes(whole)
+
+    attempt()
+
+
 @contextmanager
 def memory_up_to(size_bytes: int) -> Iterator[None]:
     """Fail where Python's own memory grows by more than `size_bytes` at any time."""
@@ -96,7 +129,7 @@ def memory_up_to(size_bytes: int) -> Iterator[None]:
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield place
     if isinstance(value, dict):
-        for name, each in value.items():
+        for name, each in islice(value.items(), 60):
             yield from _places(each, (*place, name))
     elif isinstance(value, list):
         for number, each in enumerate(value[:5]):

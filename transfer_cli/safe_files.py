@@ -25,8 +25,24 @@ MAX_SHOWN_CHARACTERS = 2000
 """A message quotes no more of what it found: one that fills the screen says nothing."""
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
 class UnreadableError(ValueError):
     """What is wrong with a file, without its name."""
+
+
+def check_no_pointer(start: bytes) -> None:
+    """Refuse the beginning of what Git LFS leaves in place of a file that it has not fetched.
+
+    Raises:
+        UnreadableError: It is one.
+    """
+    if start.startswith(_POINTER):
+        raise UnreadableError(
+            "it is a pointer of Git LFS in place of the file; `git lfs pull` in its folder "
+            "fetches that"
+        )
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
@@ -48,6 +64,7 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
         raise UnreadableError(str(error)) from error
     if len(raw) > most_bytes:
         raise UnreadableError(f"it is larger than {most_bytes // 2**10:,} KiB")
+    check_no_pointer(raw)
     return raw
 
 

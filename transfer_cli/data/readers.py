@@ -23,7 +23,7 @@ import zstandard
 
 from transfer_cli.data.packed import PACKINGS, Unpacked
 from transfer_cli.errors import DataError, listed, nearest
-from transfer_cli.safe_files import STRICT_JSON
+from transfer_cli.safe_files import STRICT_JSON, check_no_pointer
 
 MAX_LINE_BYTES = 8 * 2**20
 """Longer lines are refused, and longer rows of a table, however many lines they have.
@@ -150,6 +150,9 @@ def check_readable(path: Path) -> None:
             raise DataError(f"{path} is a folder, expected a file.")
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty.")
+        if path.is_file():  # a pipe can be read only once
+            with path.open("rb") as file:
+                check_no_pointer(file.read(64))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}).") from error
 

@@ -6,7 +6,6 @@ template may repeat the text, and a chain of forty would make more of a line tha
 
 import base64
 import binascii
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,13 +26,15 @@ MAX_CHAIN = 4096
 """What the parts of a chain may make of one character together: those of ALBERT's, 648, if there
 were a letter that all of them lengthen."""
 
-MAX_GROWTH = 64
-"""How much longer any text may become, beside a few characters."""
-
-_FEW = 4096
+MAX_GROWTH = 4
+"""How many bytes a batch of texts may become for each of its own, beside `_SMALL`. The library
+takes some forty for each that they become."""
 
 _SMALL = 2**24
 """Characters that texts may become without being measured: some hundred MiB at most."""
+
+_PART = 1024
+"""Characters of a text that are measured at once."""
 
 _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12}
 """What Unicode makes of one character at most; BERT's may put spaces around it, too."""
@@ -46,33 +47,34 @@ _MAX_BYTE_LEVELS = 2
 
 @dataclass(frozen=True)
 class TextGrowth:
-    """The normalizers of a tokenizer, and how many characters they make of one at most."""
+    """The normalizer of a tokenizer, and how many characters it makes of one at most."""
 
-    steps: Sequence[Normalizer]
+    normalizer: Normalizer | None
     most: int
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "TextGrowth":
-        """Return that of the content of a `tokenizer.json` that `check_growth` has let through."""
-        nodes = list(_parts(data.get("normalizer")))
-        most = _product(nodes)
-        return cls([] if most <= MAX_GROWTH else list(map(_normalizer, nodes)), most)
+    def of(cls, backend: tokenizers.Tokenizer, data: Mapping[str, Any]) -> "TextGrowth":
+        """Return that of a tokenizer whose file `check_growth` has let through."""
+        return cls(backend.normalizer, _product(list(_parts(data.get("normalizer")))))
 
     def check(self, texts: Sequence[str]) -> None:
         """Refuse texts that would become too long.
 
         Raises:
-            UnreadableError: One would.
+            UnreadableError: They would.
         """
-        if not self.steps or sum(map(len, texts)) * self.most <= _SMALL:
+        if self.normalizer is None or sum(map(len, texts)) * self.most <= _SMALL:
             return
+        size = grown = 0
         for text in texts:
-            grown = text.encode("utf-8", "replace").decode()
-            for step in self.steps:
-                grown = step.normalize_str(grown)
-                if len(grown) > MAX_GROWTH * len(text) + _FEW:
+            for start in range(0, len(text), _PART):
+                part = text[start : start + _PART].encode("utf-8", "replace")
+                size += len(part)
+                grown += len(self.normalizer.normalize_str(part.decode()).encode())
+                if grown > MAX_GROWTH * size + _SMALL:
                     raise UnreadableError(
-                        f"its normalizers make more than {len(grown):,} characters of {len(text):,}"
+                        f"its normalizers make {grown:,} bytes of {size:,}, in a text of "
+                        f"{len(text):,} characters; leave that text out, or break it"
                     )
 
 
@@ -170,11 +172,3 @@ def _longest_entry(charsmap: Any) -> int:
         return 1  # the library refuses it
     texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
     return max(1, *(len(each.decode("utf-8", "replace")) for each in texts))
-
-
-def _normalizer(node: Mapping[str, Any]) -> Normalizer:
-    """Return one part of a chain of normalizers."""
-    model = {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "x"}
-    only = {"version": "1.0", "added_tokens": [], "normalizer": node, "model": model}
-    made: Normalizer = tokenizers.Tokenizer.from_str(json.dumps(only)).normalizer
-    return made

@@ -13,6 +13,7 @@ and breaks ties between merges by number. We count the pieces ourselves and fix 
 
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ from transfer_cli.errors import DataError, at_least
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.safe_files import UnreadableError, parse_json, read_text
+
+log = logging.getLogger(__name__)
 
 UNKNOWN = "<unk>"
 SPECIALS = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
@@ -101,6 +104,9 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
         names = _special_names(backend, source)
         data = _with_our_rules(backend, names)
+        if data["model"].get("dropout"):
+            log.warning("%s drops merges at random (dropout); it is read without that", source)
+            data["model"]["dropout"] = None
         self._source = source
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(data))
         # Not part of the file format, so it has to be set each time.
@@ -108,7 +114,7 @@ class Tokenizer:
         # A tokenizer without an unknown token of its own knows all text.
         self._unknown = names["unk"] if names["unk"] not in _ENDS_OF_TEXT else UNKNOWN
         self.hash = _digest(data)
-        self._growth = TextGrowth.of(data)
+        self._growth = TextGrowth.of(self._backend, data)
 
         vocabulary = self._backend.get_vocab()
         self.size = max(vocabulary.values()) + 1

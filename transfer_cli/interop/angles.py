@@ -103,7 +103,8 @@ class TwoKinds:
         start = 0 if self.first else every - 1
         order = [block % max(1, every) != start for block in range(depth)]
         kinds = settings.values.get("layer_types", [LOCAL if each else GLOBAL for each in order])
-        if not isinstance(kinds, list) or len(kinds) != depth or not {*kinds} <= {GLOBAL, LOCAL}:
+        known = isinstance(kinds, list) and all(kind in (GLOBAL, LOCAL) for kind in kinds)
+        if not known or len(kinds) != depth:
             raise settings.wrong("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")
         whole = [block for block, kind in enumerate(kinds) if kind == GLOBAL]
         if not whole:

@@ -4,6 +4,7 @@ It says how their config describes our `BackboneShape`, and which of their tenso
 ours. One table serves both directions.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, same, with_prefix
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.shape import check_sizes
 
 ACTIVATIONS = {
     "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -144,6 +146,11 @@ class Family(ABC):
     synonyms: ClassVar[Mapping[str, str]] = {}
     mask_lstrip: ClassVar[bool] = False
 
+    def has_class(self, name: str) -> bool:
+        """Return whether `architectures` of its models may hold such a name."""
+        stem = re.escape(self.base_model.removesuffix("Model").removesuffix("Text"))
+        return re.fullmatch(rf"{stem}(Text)?(Model|LMHeadModel|For\w+)", name) is not None
+
     @property
     def is_causal(self) -> bool:
         """Whether a token attends to earlier ones alone."""
@@ -163,6 +170,7 @@ class Family(ABC):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of that shape."""
         sizes = {ours: settings.value(key, None, int) for ours, key in self.keys.items()}
+        check_sizes(sizes)
         options = {
             ours: settings.one_of(key, ACTIVATIONS, default)
             if ours == "activation"
@@ -216,6 +224,10 @@ class Family(ABC):
         for number in range(shape.distinct_blocks):
             rules += with_prefix(block, f"{self.blocks}.{number}.", f"backbone.blocks.{number}.")
         return rules
+
+    def rules_of(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
+        """Return the rules by which a backbone with such a config is read."""
+        return self.backbone(shape)
 
     def block_number(self, name: str) -> int | None:
         """Return the number of the block that a tensor of theirs belongs to; None: to none."""

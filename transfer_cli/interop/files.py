@@ -12,7 +12,7 @@ from torch import Tensor
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import TensorFile, shapes_of
 from transfer_cli.runs.checkpoint import check_unpacked
-from transfer_cli.safe_files import read_json
+from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
 
 WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -108,10 +108,11 @@ def _join(
     if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
         raise CheckpointError(f"{index} has no `weight_map` that names the files")
     found: dict[str, Mapping[str, Tensor]] = {}
+    there = {each.name for each in index.parent.iterdir()}
     for file in sorted(set(places.values())):
         if Path(file).name != file:
             raise CheckpointError(f"{index} names {file!r}, which is not beside it")
-        if not (index.parent / file).is_file():
+        if file not in there:
             raise CheckpointError(f"{index} names {file}, which is missing; fetch it, too")
         inside = read(index.parent / file)
         lost = sorted(n for n, place in places.items() if place == file and n not in inside)
@@ -127,7 +128,9 @@ def _claimed_bytes(found: Any) -> int | None:
         return None
     total = 0
     for each in found.values():
-        if not isinstance(each, Tensor) or each.layout != torch.strided or not each.is_cpu:
+        if not isinstance(each, Tensor) or each.is_quantized:
+            return None
+        if each.layout != torch.strided or not each.is_cpu:
             return None
         total += each.numel() * each.element_size()
     return total
@@ -135,10 +138,14 @@ def _claimed_bytes(found: Any) -> int | None:
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
+        with path.open("rb") as file:
+            check_no_pointer(file.read(64))
         if zipfile.is_zipfile(path):
             check_unpacked(path)
         found = torch.load(path, weights_only=True, map_location="cpu")
         claimed = _claimed_bytes(found)
+    except UnreadableError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except Exception as error:  # of many kinds, none of which has built an object
         raise CheckpointError(
             f"{path} is a pickle that holds more than tensors, or it is damaged, and is not read; "

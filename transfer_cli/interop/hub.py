@@ -9,8 +9,8 @@ from transfer_cli.runs.directory import HUB
 
 _FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
-    "merges.txt", "added_tokens.json", "model.safetensors", "model.safetensors.index.json",
-    "model-*.safetensors",
+    "merges.txt", "added_tokens.json", "special_tokens_map.json", "adapter_config.json",
+    "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
 )  # fmt: skip
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 

@@ -19,7 +19,7 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import CONCATENATED, Rule, packed_attention, same
+from transfer_cli.interop.rules import CONCATENATED, SAME, Conversion, Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
 _MISTRAL_WINDOW = 4096
@@ -214,14 +214,27 @@ class Gemma3(Llama):
         angles = _GEMMA3.rotary_of(settings)
         kept = {k: v for k, v in settings.values.items() if not k.startswith("rope_")}
         found = super().shape_fields(replace(settings, values=kept))
-        width = found["head_width"] or found["width"] // found["heads"]
-        settings.only("query_pre_attn_scalar", width)
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             if settings.values.get(key) is not None:
                 raise settings.wrong(key, "null, which is all that is built here")
         scale = found["width"] ** 0.5
         order = _GEMMA3.order_of(settings, found["depth"])
         return {**found, **order, "rotary": angles, "embedding_scale": scale}
+
+    def rules_of(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
+        """Return the rules; the norm of queries takes up a scale of scores that is not the width's.
+
+        The norm multiplies by 1 + w. What is written has the width's scale, and so these norms.
+        """
+        usual = settings.value("query_pre_attn_scalar", 256, float)
+        if usual <= 0:
+            raise settings.wrong("query_pre_attn_scalar", "a number above 0")
+        factor = (shape.head_size / usual) ** 0.5
+        scaled = Conversion(lambda theirs: (1 + theirs[0]) * factor - 1, SAME.give)
+        return [
+            replace(rule, conversion=scaled) if factor != 1 and "query_norm" in rule.ours else rule
+            for rule in super().rules_of(settings, shape)
+        ]
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape."""

@@ -23,13 +23,13 @@ class PublishedConfig:
     path: Path
 
     @classmethod
-    def read(cls, folder: Path) -> "PublishedConfig":
+    def read(cls, folder: Path, name: str = CONFIG) -> "PublishedConfig":
         """Read the config of a model's folder.
 
         Raises:
             CheckpointError: It is missing or damaged.
         """
-        path = folder / CONFIG
+        path = folder / name
         try:
             return cls(read_json(path), path)
         except (OSError, ValueError) as error:

@@ -1,6 +1,8 @@
 """A published model's folder, read as a model of ours."""
 
+import json
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,10 +58,17 @@ _PROBLEMS = (None, "single_label_classification", "multi_label_classification", 
 _MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
 _DETECTION = {"_target_": "transfer_cli.objectives.replaced_tokens.ReplacedTokens", "width": None}
 _CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
-_PADDED_TO = (8, 64, 128)
-"""For speed, tables of tokens are often padded to a multiple of one of these sizes."""
-_SPARE = 400
-"""Some have more rows than that to spare, up to one of so many (Qwen 2.5: 271 of 151,936)."""
+_SPARE = 50
+"""For speed, tables of tokens are padded by less than one of so many rows (Phi: 905 of 51,200)."""
+_ADAPTER = "adapter_config.json"
+_PEFT_CLASSES = {
+    "SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering", "CAUSAL_LM": "ForCausalLM",
+}  # fmt: skip
+"""The end of the class of peft that loads an adapter, by its `task_type`."""
+_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING",
+            "ADAPTION_PROMPT", "CARTRIDGE")  # fmt: skip
+"""Adapters that add something beside the weights, so that nothing can be merged."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +118,9 @@ class Published:
 
 
 def is_published(folder: Path) -> bool:
-    """Return whether a folder looks like a published model rather than a run."""
-    return (folder / CONFIG).is_file() and not (folder / "model.json").exists()
+    """Return whether a folder looks like a published model, or an adapter, rather than a run."""
+    is_one = (folder / CONFIG).is_file() or (folder / _ADAPTER).is_file()
+    return is_one and not (folder / "model.json").exists()
 
 
 def open_folder(folder: Path, key: str) -> Published:
@@ -121,6 +131,8 @@ def open_folder(folder: Path, key: str) -> Published:
             its tensors contradict each other.
         DataError: Its tokenizer cannot be used.
     """
+    if (folder / _ADAPTER).is_file():
+        raise _adapter(folder, key)
     settings = PublishedConfig.read(folder)
     family = _family(settings, key)
     try:
@@ -128,16 +140,15 @@ def open_folder(folder: Path, key: str) -> Published:
     except ValueError as error:
         raise CheckpointError(f"{settings.path}: {error}") from error
     found = files.read_tensors(folder, family.synonyms, values=False)
-    tokenizer = read_tokenizer(folder)
     there = _Folder(settings, family, shape, found)
-    backbone = family.backbone(shape)
+    backbone = family.rules_of(settings, shape)
     if any(name.startswith(f"{family.prefix}.") for name in found):
         backbone = with_prefix(backbone, f"{family.prefix}.")
     there.check_blocks(backbone)
     heads, objective, labels, task = there.heads()
     rules = (*backbone, *heads)
     there.check_sizes(rules, len(labels))
-    there.check_vocabulary(backbone, tokenizer)
+    tokenizer = there.tokenizer()
     description = ModelDescription(
         shape=shape,
         vocabulary=tokenizer.size,
@@ -159,8 +170,38 @@ def _before_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     return dict(zip(tokenizer.pieces(special), special, strict=True)).get(name or "")
 
 
+def _adapter(folder: Path, key: str) -> CheckpointError:
+    """Return the error of a folder that holds changes of another model, with what merges them."""
+    settings = PublishedConfig.read(folder, _ADAPTER).values
+    base, kind = (settings.get(name) for name in ("base_model_name_or_path", "peft_type"))
+    said = f"{key}: {folder} holds an adapter of the model {str(base)[:100]!r} ({_ADAPTER})"
+    if not isinstance(kind, str) or not isinstance(base, str) or kind in _PROMPTS:
+        return CheckpointError(f"{said}, which is not read and no weights to merge; give that one")
+    auto = f"AutoPeftModel{_PEFT_CLASSES.get(str(settings.get('task_type')), '')}"
+    code = (
+        f"from peft import {auto} as A; from transformers import AutoTokenizer as T; "
+        f"A.from_pretrained({json.dumps(str(folder))}).merge_and_unload()"
+        '.save_pretrained("merged"); '
+        f'T.from_pretrained({json.dumps(base)}).save_pretrained("merged")'
+    )
+    return CheckpointError(
+        f"{said}, which has to be merged into it first: python -c {shlex.quote(code)}, then "
+        f"{key}=merged"
+    )
+
+
 def _family(settings: PublishedConfig, key: str) -> Family:
-    kind, known = settings.get("model_type"), families()
+    kind, known = settings.values.get("model_type"), families()
+    if kind is None:
+        architectures = settings.values.get("architectures")
+        names = architectures if isinstance(architectures, list) else []
+        by_class = [f for f in known.values() if any(map(f.has_class, map(str, names)))]
+        if not by_class:
+            raise CheckpointError(
+                f"{settings.path} has no model_type, which names the family, and no architectures "
+                f'that do; put it there, such as "model_type": "bert" ({", ".join(known)})'
+            )
+        return by_class[0]
     if isinstance(kind, str) and kind in known:
         return known[kind]
     if kind == MODEL_TYPE:
@@ -232,21 +273,28 @@ class _Folder:
                     "expected float"
                 )
 
-    def check_vocabulary(self, rules: Sequence[Rule], tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer that is not the model's."""
-        table = next(r.theirs[0] for r in rules if r.ours == "backbone.token_embedding.weight")
-        rows = self.found[table].shape[0]
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, and say which rows of the model it has no token for.
+
+        Raises:
+            CheckpointError: It has more tokens than the model, so it is that of another one.
+        """
+        folder, rows = self.settings.path.parent, self.settings.value("vocab_size", None, int)
+        tokenizer = read_tokenizer(folder, rows)
         unused = rows - tokenizer.size
-        is_padding = any(rows % size == 0 and 0 < unused < size for size in _PADDED_TO)
-        is_padding = is_padding or (rows % _PADDED_TO[-1] == 0 and 0 < unused < rows / _SPARE)
-        if unused and not is_padding:
+        if unused < 0:
             raise CheckpointError(
-                f"{self.settings.path.parent}: the tokenizer has {tokenizer.size:,} tokens and the "
-                f"model {rows:,} rows ({table}); put the tokenizer there that the model was "
-                "trained with"
+                f"{folder}: the tokenizer has {tokenizer.size:,} tokens and the model {rows:,} "
+                "rows; put the tokenizer there that the model was trained with"
             )
-        if unused:
-            log.info("dropped: the last %d rows of %s, which no token has", unused, table)
+        if unused >= max(rows / _SPARE, 128):
+            log.warning(
+                "%s: dropped the last %d of %d rows, which no token has: so many that the "
+                "tokenizer may be that of another model", folder, unused, rows,
+            )  # fmt: skip
+        elif unused:
+            log.info("dropped: the last %d rows of the tokens, which no token has", unused)
+        return tokenizer
 
     def heads(
         self,

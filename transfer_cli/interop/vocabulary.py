@@ -1,7 +1,8 @@
 """The tokenizer of a published model."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,11 @@ from transfer_cli.data.tokenizer import (
     check_numbers,
     library_errors,
 )
-from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.errors import CheckpointError, DataError, listed
 from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
+
+log = logging.getLogger(__name__)
 
 FILE = "tokenizer.json"
 WORDPIECES = "vocab.txt"
@@ -25,6 +28,7 @@ MERGES = "merges.txt"
 BYTE_PAIRS = "vocab.json"
 OPTIONS = "tokenizer_config.json"
 ADDED = "added_tokens.json"
+SPECIAL = "special_tokens_map.json"
 
 SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask")
 
@@ -61,11 +65,15 @@ def layouts_of(
     return one, two
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
+def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
     """Return the tokenizer of a model's folder.
 
     It is that of `tokenizer.json`, with the options of `tokenizer_config.json`, if there is one;
     else it is made of BERT's `vocab.txt` or of GPT-2's `vocab.json` and `merges.txt`.
+
+    Args:
+        folder: The folder.
+        rows: How many tokens the model has; added ones behind them are left out (Gemma 3 has one).
 
     Raises:
         CheckpointError: There is none.
@@ -77,7 +85,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     ):  # fmt: skip
         if file.is_file():
             with library_errors(f"{file} is damaged, or no tokenizer"):
-                return Tokenizer(_with_template(make(folder, options), options), str(file))
+                backend = make(folder, options, rows)
+                return Tokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
     )
@@ -89,7 +98,7 @@ def longest_input(folder: Path) -> int | None:
     Raises:
         DataError: It is damaged.
     """
-    found = _all_options(folder).get("model_max_length")
+    found = _object(folder / OPTIONS).get("model_max_length")
     # Some files say "no limit" by a number of a hundred bits.
     return found if type(found) is int and 1 <= found <= MAX_SIZE else None
 
@@ -109,10 +118,17 @@ def begins_with(folder: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _whole(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
     data = read_json(folder / FILE, MAX_FILE_BYTES)
     check_file(data)
+    added = {each.get("content"): each for each in data.get("added_tokens") or []}
+    added |= {each["content"]: each for each in _added_tokens(folder)}
+    data["added_tokens"] = sorted(_with_rows(added.values(), rows, folder), key=_number)
+    vocabulary = data["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        for name in added.keys() - {each["content"] for each in data["added_tokens"]}:
+            vocabulary.pop(name, None)
     normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":
         for ours, theirs in _BERT_OPTIONS.items():
@@ -156,7 +172,7 @@ _BERT_OPTIONS = {
 _OF_BERT = ("Bert", "DistilBert", "Electra", "MobileBert", "PreTrained", "Tokenizers")
 
 
-def _wordpieces(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _wordpieces(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
     """Return BERT's tokenizer: a line of the file is a token, its number that of the line."""
     path = folder / WORDPIECES
     kind = str(options.get("tokenizer_class") or "Bert")
@@ -176,20 +192,34 @@ def _wordpieces(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenize
     unknown = next((name for name in ("[UNK]", "<unk>") if name in vocabulary), None)
     if unknown is None:
         raise DataError(f"{path} has no token [UNK].")
+    lowercase = options.get("do_lower_case")
+    if lowercase is None:
+        lowercase = not _has_capitals(vocabulary)
+        if not lowercase:
+            log.warning(
+                "%s holds capitals, and no do_lower_case in %s says what becomes of them: read "
+                "with case and accents", path, OPTIONS,
+            )  # fmt: skip
     backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=options.get("tokenize_chinese_chars", True),
         strip_accents=options.get("strip_accents"),
-        lowercase=options.get("do_lower_case", True),
+        lowercase=lowercase,
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    _add_tokens(backend, folder)
+    _add_tokens(backend, folder, rows)
     return backend
 
 
-def _byte_pairs(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _has_capitals(vocabulary: Iterable[str]) -> bool:
+    """Return whether one in a hundred tokens has some; special ones (`[MASK]`) do not count."""
+    words = [each for each in vocabulary if not each.startswith("[")]
+    return sum(each != each.lower() for each in words) * 100 >= max(1, len(words))
+
+
+def _byte_pairs(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
     """Return the tokenizer of GPT-2 or RoBERTa."""
     vocabulary: Any = read_json(folder / BYTE_PAIRS, MAX_FILE_BYTES)
     check_numbers({"model": {"vocab": vocabulary}})
@@ -206,30 +236,84 @@ def _byte_pairs(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenize
     spaced = options.get("add_prefix_space", False)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     backend.decoder = decoders.ByteLevel()
-    _add_tokens(backend, folder)
+    _add_tokens(backend, folder, rows)
     return backend
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, folder: Path) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, rows: int) -> None:
     """Add the tokens that stand beside the vocabulary."""
-    path = folder / ADDED
-    if not path.is_file():
-        return
-    added = read_json(path)
-    check_numbers({"model": {"vocab": added}})
-    for name in sorted(added, key=lambda each: int(added[each])):
-        backend.add_special_tokens([name])
-        if backend.token_to_id(name) != added[name]:
-            raise DataError(f"{path}: {name!r} has a number that does not follow the vocabulary's.")
+    for token in sorted(_with_rows(_added_tokens(folder), rows, folder), key=_number):
+        flags = {key: value for key, value in token.items() if key != "id"}
+        backend.add_tokens([tokenizers.AddedToken(**flags)])
+        if backend.token_to_id(token["content"]) != token["id"]:
+            raise DataError(
+                f"{folder}: the added token {token['content']!r} has a number that does not follow "
+                "the vocabulary's."
+            )
+
+
+_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
+
+
+def _added_tokens(folder: Path) -> list[dict[str, Any]]:
+    """Return the added tokens that stand outside of `tokenizer.json`, as they would stand there.
+
+    `tokenizer_config.json` describes them, or in older folders `added_tokens.json` has their
+    numbers; then those that have a part, such as `pad_token`, are special.
+    """
+    options = _object(folder / OPTIONS)
+    described = options.get("added_tokens_decoder")
+    if described is None:
+        numbers = _object(folder / ADDED)
+        parts = {**options, **_object(folder / SPECIAL)}.items()
+        values = [v for key, v in parts if key.endswith(("_token", "special_tokens"))]
+        special = {_name(e) for v in values for e in (v if isinstance(v, list) else [v])}
+        described = {n: {"content": c, "special": c in special} for c, n in numbers.items()}
+    if not isinstance(described, dict):
+        raise DataError(f"{folder / OPTIONS}: added_tokens_decoder is no mapping.")
+    return [_described(number, token, folder) for number, token in described.items()]
+
+
+def _described(number: Any, token: Any, folder: Path) -> dict[str, Any]:
+    is_number = type(number) is int or (isinstance(number, str) and number.isdecimal())
+    found = token if isinstance(token, dict) else {}
+    given = {key: found[key] for key in _FLAGS if key in found}
+    is_sound = isinstance(found.get("content"), str) and found["content"]
+    if not is_number or not is_sound or not all(type(flag) is bool for flag in given.values()):
+        raise DataError(f"{folder}: the added token {str(token)[:100]!r} is damaged.")
+    usual = {"normalized": not given.get("special", False)}
+    return {**dict.fromkeys(_FLAGS, False), **usual, **given,
+            "content": found["content"], "id": int(number)}  # fmt: skip
+
+
+def _name(token: Any) -> str | None:
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) else None
+
+
+def _number(token: Mapping[str, Any]) -> int:
+    return int(token["id"])
+
+
+def _with_rows(
+    tokens: Iterable[Mapping[str, Any]], rows: int, folder: Path
+) -> list[Mapping[str, Any]]:
+    """Return the added tokens that the model has a row for; the others are named."""
+    tokens = list(tokens)
+    without = [str(each["content"]) for each in tokens if not 0 <= _number(each) < rows]
+    if without:
+        log.warning("%s is read without the tokens that its model has no row for: %s",
+                    folder, listed(without))  # fmt: skip
+    return [each for each in tokens if 0 <= _number(each) < rows]
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    found = _all_options(folder)
+    found = _object(folder / OPTIONS)
     return {key: value for key, value in found.items() if isinstance(value, str | bool)}
 
 
-def _all_options(folder: Path) -> dict[str, Any]:
-    path = folder / OPTIONS
+def _object(path: Path) -> dict[str, Any]:
+    """Return the object in a file; nothing where there is no file."""
     if not path.is_file():
         return {}
     try:

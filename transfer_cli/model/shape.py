@@ -1,8 +1,8 @@
 """The shape of a backbone: sizes, dropout rates, and the classes of its modules."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from transfer_cli.errors import above_zero, at_least, one_of
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
@@ -129,9 +129,7 @@ class BackboneShape:
     recurrence: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "depth", "feedforward", "positions"):
-            most = MAX_DEPTH if name == "depth" else MAX_SIZE
-            _check_size(name, getattr(self, name), 1, most)
+        check_sizes(vars(self))
         if self.head_width is None:
             _check_divides("heads", self.heads, "width", self.width)
         _check_divides("key_value_heads", self.shared_heads, "heads", self.heads)
@@ -280,6 +278,17 @@ class BackboneShape:
     def has_final_norm(self) -> bool:
         """Whether a norm follows the last block."""
         return RESIDUALS[self.residual].final_norm
+
+
+def check_sizes(sizes: Mapping[str, Any]) -> None:
+    """Refuse sizes of a backbone that no model has, before anything of that length is made.
+
+    Raises:
+        ValueError: One is such.
+    """
+    for name in ("width", "heads", "depth", "feedforward", "positions"):
+        if name in sizes:
+            _check_size(name, sizes[name], 1, MAX_DEPTH if name == "depth" else MAX_SIZE)
 
 
 def _check_size(name: str, value: int, least: int, most: int) -> None:

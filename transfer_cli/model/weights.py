@@ -19,7 +19,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.runs.atomic import write_text
-from transfer_cli.safe_files import read_json
+from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
 
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
@@ -278,7 +278,9 @@ def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[s
     shapes = {}
     with _reading(path):
         with path.open("rb") as raw:
-            header = int.from_bytes(raw.read(8), "little")
+            start = raw.read(64)
+        check_no_pointer(start)
+        header = int.from_bytes(start[:8], "little")
         if header > MAX_HEADER_BYTES:
             raise ValueError(f"its list of tensors has {header:,} bytes")
         with safe_open(path, framework="pt") as file:
@@ -295,6 +297,8 @@ def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[s
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
+    except UnreadableError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
         # torch raises the last three for impossible shapes.
         raise CheckpointError(
