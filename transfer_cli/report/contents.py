@@ -167,8 +167,9 @@ class Comparison:
 
     Args:
         difference: Group minus baseline, in the unit of the measure; `low` and `high` are the
-            ends of its 95 % interval, which there is none of with two seeds.
-        p: How likely a difference of this size is where there is none.
+            ends of its 95 % interval.
+        p: How likely a difference of this size is where there is none; neither that nor an interval
+            is known where too few seeds tell.
         test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
         baseline: The label of the baseline.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
@@ -178,7 +179,7 @@ class Comparison:
     difference: float
     low: float | None
     high: float | None
-    p: float
+    p: float | None
     test: str
     items: int
     baseline: str = ""

@@ -264,12 +264,38 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     shown = str(as_page(Report((task,)), None))
 
     assert all(each.deviation is None for g in task.groups for each in g.measures.values())
-    assert (task.groups[1].against.low, task.groups[1].against.high) == (None, None)
-    assert task.groups[1].against.p > 0
+    found = task.groups[1].against
+    assert (found.low, found.high, found.p, found.corrected) == (None, None, None, None)
     assert not any(sign in shown for sign in ("±", "[", "95 %"))
     assert shown.count("takes three seeds or more") == 1
     lora = next(line for line in shown.splitlines() if line.startswith("  adaptation=lora"))
     assert UNTOLD in lora.split()
+
+
+@pytest.mark.parametrize(("seeds", "told"), [(1, False), (2, False), (4, True)])
+def test_the_fewest_seeds_of_both_sides_decide_and_uneven_ones_are_named(tmp_path, seeds, told):
+    for name, count, wrong in (("full", 3, 4), ("lora", seeds, 10)):
+        for seed in range(count):
+            path = tmp_path / f"{name}-{seed}"
+            write_run(path, seed=seed, adaptation=name, wrong=range(wrong + seed), typed=FULL)
+
+    task = only(tmp_path)
+    found = task.groups[1].against
+
+    assert (found.p is not None, found.low is not None) == (told, told)
+    assert found.difference > 0
+    shown = ", ".join(map(str, range(seeds)))
+    assert [note for note in task.notes if f"lora ({shown})" in note and "full (0, 1, 2)" in note]
+
+
+def test_a_p_that_is_not_told_corrects_no_other(tmp_path):
+    three_seeds(tmp_path)
+    write_run(tmp_path / "frozen", adaptation="frozen", wrong=range(20), typed=FULL)
+
+    against = {group.label: group.against for group in only(tmp_path).groups}
+
+    assert against["adaptation=frozen"].p is None
+    assert against["adaptation=lora"].corrected is None
 
 
 def test_a_group_of_three_is_drawn_beside_one_of_two(tmp_path):
