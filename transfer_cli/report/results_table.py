@@ -137,8 +137,8 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     untold = any(group.against is not None and group.against.p is None for group in task.groups)
     if untold or any(1 < len(each.values) < FEWEST_SEEDS for each in spreads):
         yield (
-            "of two runs the mean is shown alone; an interval, or a p, takes three seeds or more on "
-            "both sides, or one on each"
+            "of two runs the mean is shown alone; an interval, or a p, takes three seeds or more "
+            "on both sides, or one on each"
         )
     yield from _of_tests(task, baseline or task.baseline)
     if any(group.learnt_nothing for group in task.groups):

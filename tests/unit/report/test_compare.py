@@ -133,6 +133,67 @@ def test_few_labels_are_settings_of_one_task_and_paths_are_none(tmp_path):
     assert {group.label for group in task.groups} == {"data.labelled=100", "data.labelled=null"}
 
 
+def taught(folder, name, teachers, **changed):
+    """Write a run that learns from others, which its config names in two places."""
+    write_run(
+        folder / name, adaptation="distil", typed=("adaptation=distil", "adaptation.teachers=x"),
+        adaptation__teachers=teachers, losses__rest__teachers=teachers[:], **changed,
+    )  # fmt: skip
+
+
+def test_runs_with_teachers_of_their_own_for_each_seed_are_one_group(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"full-{seed}", seed=seed)
+        taught(tmp_path, f"distil-{seed}", [f"full-{seed}", f"lora-{seed}"], seed=seed)
+
+    groups = only(tmp_path).groups
+
+    assert {group.label: len(group.runs) for group in groups} == {
+        "adaptation=full": 3, "adaptation=distil": 3,
+    }  # fmt: skip
+
+
+def test_other_teachers_of_a_seed_are_another_group(tmp_path):
+    for seed in range(2):
+        for name in ("far", "near"):
+            taught(tmp_path, f"{name}-{seed}", name, seed=seed)
+
+    groups = only(tmp_path).groups
+
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
+    assert all("adaptation.teachers" in group.label for group in groups)
+
+
+def test_teachers_of_the_same_report_are_told_apart_by_what_they_are(tmp_path):
+    for seed in range(2):
+        for name in ("full", "lora"):
+            write_run(tmp_path / f"{name}-{seed}", seed=seed, adaptation=name)
+            teacher = str(tmp_path / f"{name}-{seed}")
+            taught(tmp_path, f"from-{name}-{seed}", teacher, seed=seed)
+
+    groups = only(tmp_path).groups
+
+    assert [len(group.runs) for group in groups] == [2] * 4
+
+
+def test_another_objective_of_the_same_task_is_compared_and_its_start_is_named(tmp_path):
+    for name, start, target in (
+        ("full", "causal", "classification.Classification"), ("pet", "masked", "cloze.Cloze"),
+    ):  # fmt: skip
+        path = write_run(
+            tmp_path / name, adaptation=name, init_from=start,
+            objective___target_=f"transfer_cli.objectives.{target}",
+        )  # fmt: skip
+        results = json.loads((path / "results.json").read_text())
+        results["task"] = {"name": "classification", "expected": "label"}
+        (path / "results.json").write_text(json.dumps(results))
+
+    task = only(tmp_path)
+
+    assert [group.against.test for group in task.groups if group.against] == ["McNemar"]
+    assert all("init_from=" in group.label for group in task.groups)
+
+
 def test_runs_of_other_commands_data_or_labels_are_apart(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", data__world=7)
