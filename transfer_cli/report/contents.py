@@ -89,6 +89,12 @@ class Run:
         return value if isinstance(value, int) else None
 
     @property
+    def num_train(self) -> int | None:
+        """How many examples it learnt from; None for runs that do not say."""
+        value = nested(self.results, "examples", "train")
+        return value if type(value) is int else None
+
+    @property
     def flops(self) -> float | None:
         """Floating-point operations of its steps, and of states that they found computed."""
         value = nested(self.results, "cost", "flops")
