@@ -111,6 +111,7 @@ def classifier(
             "measures": {"validation": measures, "test": measures},
             "tables": {"test": {"confusion": confusion(found, labels, draw)}},
             "labels": list(labels),
+            "examples": {"train": settings.get("data.labelled") or 4907},
             "parameters": {"trainable": trained},
             "cost": {"flops": int(steps * (4e9 + 700 * trained)), "flops_real": 1, "tokens": 1},
         },

@@ -312,4 +312,4 @@ def test_a_search_goes_by_the_metric_that_the_own_objective_declares(transfer, m
         reached = read_json(mylab / "runs" / "searched" / f"job-{number}.json")["value"]
         results = read_json(mylab / "runs" / "searched" / f"{number}" / "results.json")
         assert reached == results["measures"]["validation"]["accuracy"]
-    assert "best of 2 trials: " in ended.err
+    assert "best run by validation: " in ended.out

@@ -143,9 +143,12 @@ class Ensemble:
         )
         rows: dict[int, Any] = {}
         wrong: set[int] = set()
+        begun: set[int] = set()  # a long example is several rows, and one answer
         for indices, found in batches:
             rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
-            more(len(indices) * distributed.world_size())  # the others have as many
+            fresh = {*data.example_of[indices].tolist()} - begun
+            begun |= fresh
+            more(len(fresh) * distributed.world_size())  # the others have as many
             for value in found.values():
                 # Not infinity: it can stand for what is ruled out.
                 is_nan_B = value.isnan().reshape(len(indices), -1).any(1).numpy()

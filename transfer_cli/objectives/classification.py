@@ -188,14 +188,15 @@ class Classification(SequenceObjective):
         else:
             confusion = totals["confusion"].double()
             right, given, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-        accuracy = float(right.sum() / given.sum())
+        all_right, total = float(right.sum()), float(given.sum())
         # As in sklearn's macro average, a class that is neither given nor predicted has no F1.
         occurs = given + said > 0
         f1 = 2 * right[occurs] / (given + said)[occurs]
         found = {
             "loss": float(totals["loss"]) / counts["loss"],
-            "accuracy": accuracy,
-            "error_rate": 100 * (1 - accuracy),
+            "accuracy": all_right / total,
+            # Rounded once: 14, not 14.000000000000002.
+            "error_rate": 100 * (total - all_right) / total,
             "macro_f1": float(f1.mean()),
         }
         judged_by = self._judged_by()

@@ -162,6 +162,8 @@ def read_run(path: Path) -> Run:
     """
     directory = RunDirectory(path)
     settings = dict(flat(_needed(directory.config, read_plain)))
+    # Which one was chosen stands among the presets; its place in the config is empty.
+    settings.pop("experiment", None)
     environment = _optional(directory.environment)
     status, why = _status(directory)
     results: dict[str, Any] = {}

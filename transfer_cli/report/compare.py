@@ -6,7 +6,7 @@ What is best validation decides; what is compared is the test split.
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,7 @@ Words = Mapping[str, str]
 
 _SPLITS = ("test", "validation")
 _MOST_NAMED = 12
+_MOST_UNEVEN = 3
 
 
 def tasks(
@@ -280,11 +281,11 @@ def _against_baseline(
                 found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
             more(1)
     known = {label: each for label, each in found.items() if not isinstance(each, str)}
-    if len(known) > 1:
-        corrected = holm([each.p for each in known.values()])
-        pairs = zip(known.items(), corrected, strict=True)
-        known = {label: replace(each, corrected=p) for (label, each), p in pairs}
-    notes = []
+    tested = {label: each.p for label, each in known.items() if each.p is not None}
+    if len(tested) > 1:
+        pairs = zip(tested, holm([*tested.values()]), strict=True)
+        known |= {label: replace(known[label], corrected=p) for label, p in pairs}
+    notes = [*_uneven_seeds({group.label: group for group in groups}, known)]
     if words and not asked:
         notes.append(f"no group here has {_shown(words)}; the baseline is {bases[0].label}")
     others = {each.measure for each in known.values() if each.measure != measure}
@@ -294,6 +295,22 @@ def _against_baseline(
         which = "no group" if count == len(found) else f"{count} of {len(found)} groups not"
         notes.append(f"{which} compared item by item: {reason}")
     return name, [replace(group, against=known.get(group.label)) for group in groups], notes
+
+
+def _uneven_seeds(groups: Mapping[str, Group], compared: Mapping[str, Comparison]) -> Iterator[str]:
+    """Yield which groups have other seeds than what they are compared with."""
+    seeds = {
+        label: ", ".join(sorted({str(run.seed) for run in group.finished}))
+        for label, group in groups.items()
+    }
+    pairs = [(label, each.baseline) for label, each in compared.items()]
+    uneven = [
+        f"{label} ({seeds[label]}) and {base} ({seeds[base]})"
+        for label, base in pairs
+        if seeds[label] != seeds[base]
+    ]
+    if uneven:
+        yield f"uneven seeds, which are not paired: {listed(uneven, _MOST_UNEVEN)}"
 
 
 def _shared(base: Group, group: Group) -> int:

@@ -89,6 +89,12 @@ class Run:
         return value if isinstance(value, int) else None
 
     @property
+    def num_train(self) -> int | None:
+        """How many examples it learnt from; None for runs that do not say."""
+        value = nested(self.results, "examples", "train")
+        return value if type(value) is int else None
+
+    @property
     def flops(self) -> float | None:
         """Floating-point operations of its steps, and of states that they found computed."""
         value = nested(self.results, "cost", "flops")
@@ -167,8 +173,9 @@ class Comparison:
 
     Args:
         difference: Group minus baseline, in the unit of the measure; `low` and `high` are the
-            ends of its 95 % interval, which there is none of with two seeds.
-        p: How likely a difference of this size is where there is none.
+            ends of its 95 % interval.
+        p: How likely a difference of this size is where there is none; neither that nor an interval
+            is known where too few seeds tell.
         test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
         baseline: The label of the baseline.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
@@ -178,7 +185,7 @@ class Comparison:
     difference: float
     low: float | None
     high: float | None
-    p: float
+    p: float | None
     test: str
     items: int
     baseline: str = ""

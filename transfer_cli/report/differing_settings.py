@@ -11,8 +11,9 @@ from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]
 
-_ALWAYS_TOLD = frozenset({"optimizer.lr"})
-"""Keys that are told though a preset explains them: each scheme brings its own rate."""
+_ALWAYS_TOLD = frozenset({"init_from", "optimizer.lr"})
+"""Keys that are told though a preset explains them: each scheme brings its own rate, and some begin
+with a model of another kind."""
 
 MOST_WORDS = 8
 """A label of more words says no more than its first ones."""
@@ -24,6 +25,11 @@ _DIGITS = 17
 def is_setting(key: str) -> bool:
     """Return whether a key of the config can change what a run learns."""
     return Role.SETTING in role_of(key)
+
+
+def names_teachers(key: str) -> bool:
+    """Return whether a key names runs that a run learns from, such as `losses.rest.teachers`."""
+    return key.rpartition(".")[2] == "teachers"
 
 
 def identity(settings: Settings) -> dict[str, str]:
@@ -52,13 +58,15 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     keys = dict.fromkeys(key for each in values for key in each)
     differing = [key for key in keys if len({each.get(key) for each in values}) > 1]
     typed = {key for runs in groups for run in runs for key in run.typed}
+    # Each seed may have teachers of its own.
+    told = {key for key in typed if not names_teachers(key)} | _ALWAYS_TOLD
     # What was typed, then presets, each before its parts.
     differing.sort(key=lambda key: (key not in typed, "." in key, "/" in key or "@" in key, key))
     known: list[tuple[str | None, ...]] = [()] * len(values)
     chosen = []
     for key in differing:
         more = [(*found, each.get(key)) for found, each in zip(known, values, strict=True)]
-        if key in typed | _ALWAYS_TOLD or len(set(more)) > len(set(known)):
+        if key in told or len(set(more)) > len(set(known)):
             chosen.append(key)
             known = more
     return tuple(chosen)

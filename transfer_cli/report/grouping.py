@@ -1,13 +1,15 @@
 """Which runs belong together: on one task, and in one group of seeds."""
 
+import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from transfer_cli.report.contents import FINISHED, LEFT, Run
-from transfer_cli.report.differing_settings import canonical, identity, plain
+from transfer_cli.report.differing_settings import canonical, identity, names_teachers, plain
+from transfer_cli.report.untrusted import nested, text_or_none
 from transfer_cli.safe_files import printable
 
 _USES = ("data.labelled", "data.length")
@@ -18,27 +20,64 @@ _ANY_FILE = ("table", "text", "table_text")
 
 
 def by_task(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs apart by command, data, objective and labels; the largest part first.
+    """Return the runs apart by command, data, task and labels; the largest part first.
 
-    Jobs of a sweep that have not begun are left out: nothing is known of them.
+    A task can be learnt by several objectives: `adaptation=pet` answers as a classifier does. Jobs
+    of a sweep that have not begun are left out: nothing is known of them.
     """
     parts: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in _adopted(runs):
-        parts[(run.command, *sorted(_data_of(run).items()), *_objective(run))].append(run)
-    apart = [labelled for part in parts.values() for labelled in _by_labels(part)]
+        parts[(run.command, *sorted(_data_of(run).items()))].append(run)
+    apart = [answered for part in parts.values() for answered in _by_answers(part)]
     return sorted(apart, key=len, reverse=True)
 
 
 def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs apart by all but their seeds, which are in order within each part."""
-    parts: dict[frozenset[tuple[str, str]], list[Run]] = defaultdict(list)
+    """Return the runs apart by all but their seeds, which are in order within each part.
+
+    Where each seed has teachers of its own, these are no difference, either.
+    """
+    ordered = sorted(
+        runs,
+        key=lambda run: (run.seed if isinstance(run.seed, int) else 0, str(run.seed), run.name),
+    )
+    known = {os.path.realpath(run.path): _untaught(run) for run in runs}
+
+    def kinds(run: Run) -> Hashable:
+        return tuple(known.get(os.path.realpath(path), path) for path in _teachers(run))
+
+    found = []
+    for part in _apart(ordered, _untaught):
+        ways = ([part], _apart(part, kinds), _apart(part, _teachers))
+        found += next((way for way in ways if all(map(_is_taught_by_seed, way))), ways[-1])
+    return found
+
+
+def _apart(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
+    parts: dict[Hashable, list[Run]] = defaultdict(list)
     for run in runs:
-        parts[frozenset(identity(run.settings).items())].append(run)
-    for part in parts.values():
-        part.sort(
-            key=lambda run: (run.seed if isinstance(run.seed, int) else 0, str(run.seed), run.name)
-        )
+        parts[key(run)].append(run)
     return list(parts.values())
+
+
+def _untaught(run: Run) -> frozenset[tuple[str, str]]:
+    """Return what tells a run from others but for its seed and its teachers."""
+    known = identity(run.settings).items()
+    return frozenset(item for item in known if not names_teachers(item[0]))
+
+
+def _teachers(run: Run) -> tuple[str, ...]:
+    values = (run.settings[key] for key in sorted(run.settings) if names_teachers(key))
+    return tuple(
+        str(path) for each in values for path in (each if isinstance(each, list) else [each])
+    )
+
+
+def _is_taught_by_seed(runs: Sequence[Run]) -> bool:
+    """Return whether all runs have the same teachers, or each seed has its own."""
+    pairs = {(str(run.seed), _teachers(run)) for run in runs}
+    seeds, teachers = (set(each) for each in zip(*pairs, strict=True))
+    return len(teachers) == 1 or len(seeds) == len(teachers) == len(pairs)
 
 
 def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
@@ -75,16 +114,25 @@ def _objective(run: Run) -> tuple[str, str]:
     return str(kind), str(mode)
 
 
-def _by_labels(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return runs apart by their labels; those that have not finished join the largest part."""
-    parts: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+def _by_answers(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return runs apart by task and labels; where there is no task, by objective.
+
+    Those that have not finished join the largest part of their objective, if there is one.
+    """
+    parts: dict[Hashable, list[Run]] = {}
+    finished = [run for run in runs if run.status == FINISHED]
+    for run in finished:
+        task = text_or_none(nested(run.results, "task", "name")) or _objective(run)
+        parts.setdefault((task, run.labels), []).append(run)
+    largest = sorted(parts.values(), key=len, reverse=True)
+    of_objective = {_objective(run): part for part in reversed(largest) for run in part}
     for run in runs:
-        if run.status == FINISHED:
-            parts[run.labels].append(run)
-    if len(parts) < 2:
-        return [list(runs)]
-    most = max(parts, key=lambda labels: len(parts[labels]))
-    parts[most] += [run for run in runs if run.status != FINISHED]
+        if run.status != FINISHED:
+            key = _objective(run)
+            part = of_objective.setdefault(key, [])
+            if not part:
+                parts[key] = part
+            part.append(run)
     return [*parts.values()]
 
 

@@ -135,9 +135,10 @@ def compare(
 ) -> Comparison | str:
     """Return how a group differs from a `baseline`; or why that cannot be told, in a few words.
 
-    Of two seeds no interval is told: it would be mostly chance. A `split/measure` that is not a
-    sum over items, such as macro-F1, is replaced by the first declared one that is (the error
-    rate), and where there is none by the loss.
+    Where a side has several seeds and a side fewer than three, neither interval nor p is told: they
+    would be mostly chance, or lack the spread of a side. A `split/measure` that is not a sum over
+    items, such as macro-F1, is replaced by the first declared one that is (the error rate), and
+    where there is none by the loss.
     """
     split, _, name = measure.partition("/")
     try:
@@ -147,8 +148,9 @@ def compare(
         made = _measure(name, theirs, split, has_labels=has_labels)
         with np.errstate(all="ignore"):
             found = _tested(parts, made, split, same_seeds=list(mine) == list(base))
-        if any(1 < len(seeds) < FEWEST_SEEDS for seeds in (mine, base)):
-            found = replace(found, low=None, high=None)
+        fewest, most = sorted((len(mine), len(base)))
+        if most > 1 and fewest < FEWEST_SEEDS:
+            found = replace(found, low=None, high=None, p=None)
         return replace(found, baseline=baseline)
     except _IncomparableError as error:
         return str(error)

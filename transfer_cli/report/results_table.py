@@ -134,8 +134,12 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     spreads = [each for group in task.groups for each in group.measures.values()]
     if any(each.deviation is not None for each in spreads):
         yield "± is the standard deviation over the finished runs of a group"
-    if any(1 < len(each.values) < FEWEST_SEEDS for each in spreads):
-        yield "of two runs the mean is shown alone: an interval, or a p, takes three seeds or more"
+    untold = any(group.against is not None and group.against.p is None for group in task.groups)
+    if untold or any(1 < len(each.values) < FEWEST_SEEDS for each in spreads):
+        yield (
+            "of two runs the mean is shown alone; an interval, or a p, takes three seeds or more "
+            "on both sides, or one on each"
+        )
     yield from _of_tests(task, baseline or task.baseline)
     if any(group.learnt_nothing for group in task.groups):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
@@ -249,8 +253,8 @@ def _interval(group: Group, found: Comparison, times: float) -> str:
 def _probability(found: Comparison | None) -> Cell:
     if found is None:
         return Cell()
-    if found.test == BOOTSTRAP and found.low is None:
-        return Cell(UNTOLD, None, "two seeds say next to nothing about chance")
+    if found.p is None:
+        return Cell(UNTOLD, None, "fewer than three seeds say next to nothing about chance")
     if found.corrected is None:
         return Cell(formats.probability(found.p), found.p)
     note = f"p {formats.probability(found.p)} before the correction"
@@ -266,15 +270,15 @@ def _runs(group: Group) -> Cell:
 
 def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     found = [group.against for group in task.groups if group.against is not None]
+    corrected = sum(each.corrected is not None for each in found)
     items = {f"{each.items:,}" for each in found}
     tests = {each.test for each in found}
     how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
     drawn = any(each.low is not None for each in found)
     interval = f", with its {CONFIDENCE} % interval" if drawn else ""
-    several = f"; corrected for {len(found)} comparisons (Holm; --csv has both)"
+    several = f"; corrected for {corrected} comparisons (Holm; --csv has both)" * (corrected > 0)
     if found:
         yield (
             f"difference to {baseline}{interval}; p by {how}, "
-            f"paired on the same {' or '.join(sorted(items))} items"
-            f"{'' if found[0].corrected is None else several}"
+            f"paired on the same {' or '.join(sorted(items))} items{several}"
         )

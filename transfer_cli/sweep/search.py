@@ -115,7 +115,8 @@ class Search(Planner):
                 failed = [self._tell(study, job.number) for job in batch]
             if settings.on_error == "stop" and any(failed):
                 break
-        self._say_best(study)
+        if not settings.objective.startswith("validation/"):
+            self._say_best(study)
 
     def _waits(self) -> bool:
         """Wait a moment if a command or process works on a trial; it may leave that undone."""
@@ -223,6 +224,10 @@ class Search(Planner):
         return value if math.isfinite(value) else None
 
     def _say_best(self, study: "Study") -> None:
+        """Say which trial is best by what is no measure of validation.
+
+        By those the sweep names its best run itself.
+        """
         trials = study.get_trials(deepcopy=False)
         fit = [each for each in trials if each.value is not None and self._learnt(each.number)]
         if not fit:

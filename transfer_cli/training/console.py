@@ -23,7 +23,13 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
     """Log the model, the data and the length of a run that begins."""
     of_text = "blocks of text" if run.data.pairs is None else "pairs of texts"
     unit = of_text if run.data.task is None else "texts"
-    sizes = " · ".join(f"{len(split.data):,} {name}" for name, split in run.data.splits.items())
+    splits = run.data.splits.items()
+    sizes = " · ".join(f"{split.counts()['scored']:,} {name}" for name, split in splits)
+    more = {name: part.splits["train"] for name, part in run.prepared.items() if name != "main"}
+    streams = "".join(
+        f" · {split.counts()['scored']:,} {split.unit} in streams.{name}"
+        for name, split in more.items()
+    )
     labels = f", {len(run.data.labels)} labels" if run.data.labels else ""
     total = sum(p.numel() for p in run.model.parameters())
     shape, batch = run.model.backbone.shape, run.blueprint.loop.batch
@@ -32,7 +38,7 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "run": str(path),
         "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
         f"{shape.direction}",
-        "data": f"{sizes} ({unit}){labels}",
+        "data": f"{sizes} ({unit}){labels}{streams}",
         "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{at_most(run.blueprint.loop)}",
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",

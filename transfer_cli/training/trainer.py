@@ -360,6 +360,7 @@ class Trainer:
             "labels": list(run.data.labels),
             "task": None if task is None else {"name": task.name, "expected": task.expected},
             "failed": failure,
+            "examples": {name: s.counts()["scored"] for name, s in run.data.splits.items()},
             "context": _context_of(run.data.splits),
             "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,

@@ -133,6 +133,67 @@ def test_few_labels_are_settings_of_one_task_and_paths_are_none(tmp_path):
     assert {group.label for group in task.groups} == {"data.labelled=100", "data.labelled=null"}
 
 
+def taught(folder, name, teachers, **changed):
+    """Write a run that learns from others, which its config names in two places."""
+    write_run(
+        folder / name, adaptation="distil", typed=("adaptation=distil", "adaptation.teachers=x"),
+        adaptation__teachers=teachers, losses__rest__teachers=teachers[:], **changed,
+    )  # fmt: skip
+
+
+def test_runs_with_teachers_of_their_own_for_each_seed_are_one_group(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"full-{seed}", seed=seed)
+        taught(tmp_path, f"distil-{seed}", [f"full-{seed}", f"lora-{seed}"], seed=seed)
+
+    groups = only(tmp_path).groups
+
+    assert {group.label: len(group.runs) for group in groups} == {
+        "adaptation=full": 3, "adaptation=distil": 3,
+    }  # fmt: skip
+
+
+def test_other_teachers_of_a_seed_are_another_group(tmp_path):
+    for seed in range(2):
+        for name in ("far", "near"):
+            taught(tmp_path, f"{name}-{seed}", name, seed=seed)
+
+    groups = only(tmp_path).groups
+
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
+    assert all("adaptation.teachers" in group.label for group in groups)
+
+
+def test_teachers_of_the_same_report_are_told_apart_by_what_they_are(tmp_path):
+    for seed in range(2):
+        for name in ("full", "lora"):
+            write_run(tmp_path / f"{name}-{seed}", seed=seed, adaptation=name)
+            teacher = str(tmp_path / f"{name}-{seed}")
+            taught(tmp_path, f"from-{name}-{seed}", teacher, seed=seed)
+
+    groups = only(tmp_path).groups
+
+    assert [len(group.runs) for group in groups] == [2] * 4
+
+
+def test_another_objective_of_the_same_task_is_compared_and_its_start_is_named(tmp_path):
+    for name, start, target in (
+        ("full", "causal", "classification.Classification"), ("pet", "masked", "cloze.Cloze"),
+    ):  # fmt: skip
+        path = write_run(
+            tmp_path / name, adaptation=name, init_from=start,
+            objective___target_=f"transfer_cli.objectives.{target}",
+        )  # fmt: skip
+        results = json.loads((path / "results.json").read_text())
+        results["task"] = {"name": "classification", "expected": "label"}
+        (path / "results.json").write_text(json.dumps(results))
+
+    task = only(tmp_path)
+
+    assert [group.against.test for group in task.groups if group.against] == ["McNemar"]
+    assert all("init_from=" in group.label for group in task.groups)
+
+
 def test_runs_of_other_commands_data_or_labels_are_apart(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", data__world=7)
@@ -264,12 +325,38 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     shown = str(as_page(Report((task,)), None))
 
     assert all(each.deviation is None for g in task.groups for each in g.measures.values())
-    assert (task.groups[1].against.low, task.groups[1].against.high) == (None, None)
-    assert task.groups[1].against.p > 0
+    found = task.groups[1].against
+    assert (found.low, found.high, found.p, found.corrected) == (None, None, None, None)
     assert not any(sign in shown for sign in ("±", "[", "95 %"))
     assert shown.count("takes three seeds or more") == 1
     lora = next(line for line in shown.splitlines() if line.startswith("  adaptation=lora"))
     assert UNTOLD in lora.split()
+
+
+@pytest.mark.parametrize(("seeds", "told"), [(1, False), (2, False), (4, True)])
+def test_the_fewest_seeds_of_both_sides_decide_and_uneven_ones_are_named(tmp_path, seeds, told):
+    for name, count, wrong in (("full", 3, 4), ("lora", seeds, 10)):
+        for seed in range(count):
+            path = tmp_path / f"{name}-{seed}"
+            write_run(path, seed=seed, adaptation=name, wrong=range(wrong + seed), typed=FULL)
+
+    task = only(tmp_path)
+    found = task.groups[1].against
+
+    assert (found.p is not None, found.low is not None) == (told, told)
+    assert found.difference > 0
+    shown = ", ".join(map(str, range(seeds)))
+    assert [note for note in task.notes if f"lora ({shown})" in note and "full (0, 1, 2)" in note]
+
+
+def test_a_p_that_is_not_told_corrects_no_other(tmp_path):
+    three_seeds(tmp_path)
+    write_run(tmp_path / "frozen", adaptation="frozen", wrong=range(20), typed=FULL)
+
+    against = {group.label: group.against for group in only(tmp_path).groups}
+
+    assert against["adaptation=frozen"].p is None
+    assert against["adaptation=lora"].corrected is None
 
 
 def test_a_group_of_three_is_drawn_beside_one_of_two(tmp_path):

@@ -69,8 +69,12 @@ def label_chart(task: TaskRuns) -> Chart | None:
     amounts = sorted({point.value for points in lines.values() for point in points})
     if len(amounts) < 2:
         return None
-    # All are more than any number that was asked for; by how much is not known here.
-    all_at = 2 * max(amount for amount in amounts if amount < math.inf)
+    asked = max(amount for amount in amounts if amount < math.inf)
+    of_all = [group for group in task.groups if group.settings.get(key) is None]
+    known = max((run.num_train or 0 for group in of_all for run in group.finished), default=0)
+    # Runs of earlier versions do not say how many all are: more than any number that was asked for.
+    all_at = known if known >= asked else 2 * asked
+    place = f"is {known:,}" if known >= asked else "stands to the right, wherever that may be"
     ticks = [min(amount, all_at) for amount in amounts]
     axis = charts.log_axis("labelled examples", ticks, map(_amount_words, amounts), ticks)
     placed = {label: [each._replace(value=min(each.value, all_at)) for each in points]
@@ -78,8 +82,7 @@ def label_chart(task: TaskRuns) -> Chart | None:
     return Chart(
         "labels",
         "With few labels",
-        f"{charts.of_spreads(task)} The space between examples is logarithmic; “all” stands to the "
-        "right, wherever that may be.",
+        f"{charts.of_spreads(task)} The space between examples is logarithmic; “all” {place}.",
         f"Line chart of the {formats.measure_words(task.measure)} for "
         f"{formats.several(len(lines), 'line')} and {formats.several(len(ticks), 'number')} of "
         "labelled examples; the numbers are in the table.",
