@@ -607,7 +607,7 @@ for _plan in PLANS:
 def _(device: torch.device) -> Any:
     run = begun(Classification(dropout=0), device, plan=plans.ChainThaw("4 steps", 1), total=20)
     stages = run.step.stages
-    run.trainer.add_event_handler(_after_a_step(), lambda: stages.observe(len(run.reports), 1.0))
+    run.trainer.add_event_handler(_after_a_step(), lambda: stages.observe(len(run.reports), (1.0,)))
     return run.go().losses, [(span.begin, span.end) for span in stages.spans]
 
 

@@ -5,7 +5,7 @@ that a report needs none of the run's classes.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -54,6 +54,11 @@ class Metric:
     def bounds(self) -> tuple[float, float]:
         """The lowest and the highest value that its unit allows."""
         return _BOUNDS.get(self.unit, (-math.inf, math.inf))
+
+    @property
+    def worst(self) -> float:
+        """A value that any other is better than."""
+        return -math.inf if self.higher_is_better else math.inf
 
     @property
     def shown_times(self) -> float:
@@ -133,6 +138,16 @@ def unknown_metric(key: str, name: str, measured: Iterable[str]) -> ConfigError:
 def by_preference(declared: Iterable[Metric]) -> list[Metric]:
     """Return the metrics with the headlines first."""
     return sorted(declared, key=lambda each: not each.headline)
+
+
+def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
+    """Return what a run is judged by: the first headline, of those measured if any is.
+
+    Of one that rises and falls with the loss, such as a perplexity, the loss itself.
+    """
+    headlines = [each for each in declared if each.headline]
+    found = next((m for m in headlines if m.name in measures), *headlines[:1] or [LOSS])
+    return LOSS if found.unit in ("nats", "bits", "perplexity") else found
 
 
 def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:

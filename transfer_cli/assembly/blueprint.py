@@ -118,7 +118,7 @@ class Blueprint:
         precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
         metrics: What an evaluation of these losses measures.
-        monitor: The one that decides which weights are best.
+        monitor: The one that decides which weights are best; None: what runs are judged by.
         warnings: Settings that work, but probably not as intended.
     """
 
@@ -141,7 +141,7 @@ class Blueprint:
     precision: Precision
     sharded: bool
     metrics: tuple[Metric, ...]
-    monitor: Metric
+    monitor: Metric | None
     warnings: tuple[str, ...]
 
     @cached_property
@@ -252,7 +252,7 @@ def draw(
         asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
     metrics = declared_metrics({loss.name: loss.objective for loss in losses})
-    monitor = require(loop.monitor, metrics, "loop.monitor")
+    monitor = None if loop.monitor == "auto" else require(loop.monitor, metrics, "loop.monitor")
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)

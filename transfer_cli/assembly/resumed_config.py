@@ -95,6 +95,8 @@ def config_to_resume(
             # An earlier version said nothing of a tokenizer that is inherited.
             then |= {key: now[key] for key in now if key.startswith("tokenizer.")}
             now["tokenizer"] = None
+        if "loop.monitor" not in given and then.get("loop.monitor") == "loss":
+            now["loop.monitor"] = "loss"  # the default of earlier versions
         _refuse_another(now | older, then)
     return stored
 

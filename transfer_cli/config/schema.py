@@ -39,8 +39,8 @@ class LoopConfig:
     """How often validation is measured: "200 steps" or "1 epoch"."""
     log_every: int = 10
     """Steps between two records."""
-    monitor: str = "loss"
-    """The validation measure that decides which weights are best."""
+    monitor: str = "auto"
+    """The validation measure that decides which weights are best; auto: what runs are judged by."""
     patience: int | None = None
     """Evaluations without a better `monitor` after which the run ends; none: never."""
     max_bad_steps: int = 10

@@ -23,7 +23,7 @@ from transfer_cli.engine.loop import Progress, report_of
 from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import Metric, unknown_metric
+from transfer_cli.metrics import LOSS, Metric, judge, unknown_metric
 from transfer_cli.progress import memory
 from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
@@ -223,7 +223,8 @@ def attach_validation(
     measure: Callable[[], dict[str, float]],
     *,
     every: Length,
-    monitor: Metric,
+    monitor: Metric | None,
+    metrics: Sequence[Metric],
     patience: int | None,
     stages: Stages,
     on_measures: Callable[[int, dict[str, float]], None],
@@ -231,13 +232,13 @@ def attach_validation(
 ) -> None:
     """Measure validation at intervals, at the end of stages with patience, and of the run.
 
-    `progress` stores the best value of the monitored metric, its step and the number of evaluations
-    since: Ignite's `EarlyStopping` has its own counter, and does not report the best value.
-    `stages` get every value: one may end early. `on_measures` is called with the step and the
-    measures, then `on_best` with the step if the value is the best so far. The run ends after
+    `progress` stores the best value of the monitored metric (None: what runs with these `metrics`
+    are judged by), its step and the number of evaluations since: Ignite's `EarlyStopping` has its
+    own counter, and does not report the best value. Of equal values that of the lower loss is
+    better. `stages` get every value: one may end early. `on_measures` is called with the step and
+    the measures, then `on_best` with the step if the value is the best so far. The run ends after
     `patience` evaluations without a better one.
     """
-    sign = 1.0 if monitor.higher_is_better else -1.0
 
     def is_time(engine: Engine, step: int) -> bool:
         return _ends_interval(engine, every) or stages.ends_with_choice(step)
@@ -248,30 +249,39 @@ def attach_validation(
         if progress.measures.get("step") == step:
             return
         measures = measure()
-        if monitor.name not in measures:  # of a class, for example, that validation lacks
+        metric = monitor or judge(metrics, measures)
+        if monitor is not None and monitor.name not in measures:  # of a class that it lacks
             raise unknown_metric("loop.monitor", monitor.name, measures)
-        value = measures[monitor.name]
+        # A correlation with equal answers is not defined, so not measured.
+        value, loss = measures.get(metric.name, metric.worst), measures.get(LOSS.name)
         if math.isnan(value):
             raise DivergedError(
-                f"step {step}: validation {monitor.name} is not a number; try a lower optimizer.lr "
+                f"step {step}: validation {metric.name} is not a number; try a lower optimizer.lr "
                 "or a longer schedule.warmup"
             )
-        is_best = progress.best is None or sign * value > sign * progress.best
+        place = _place(metric, value, loss)
+        is_best = progress.best is None or place < _place(metric, progress.best, progress.best_loss)
         if is_best:
-            progress.best, progress.best_step, progress.waited = value, step, 0
+            progress.best, progress.best_loss = value, loss
+            progress.best_step, progress.waited = step, 0
         else:
             progress.waited += 1
         progress.measures = {**measures, "step": float(step)}
         on_measures(step, measures)
         if is_best:
             on_best(step)
-        stages.observe(step, -sign * value)
+        stages.observe(step, place)
         if stages.exhausted:
             log.info("the last stage has ended early: ending")
             engine.terminate()
         if patience is not None and progress.waited >= patience:
-            log.info("no better %s for %d evaluations: ending early", monitor.name, progress.waited)
+            log.info("no better %s for %d evaluations: ending early", metric.name, progress.waited)
             engine.terminate()
+
+
+def _place(metric: Metric, value: float, loss: float | None) -> tuple[float, ...]:
+    """Return what orders validations, the best first; earlier versions have noted no loss."""
+    return (-value if metric.higher_is_better else value, *(() if loss is None else (loss,)))
 
 
 def _ends_interval(engine: Engine, every: Length) -> bool:

@@ -31,6 +31,7 @@ class Progress:
         seconds: Spent training and evaluating, before and after every resume.
         skipped: Skipped steps, whose loss or gradient was not finite.
         best: The best value of the monitored measure; None before the first evaluation.
+        best_loss: The loss of that validation.
         best_step: When it was reached.
         waited: Evaluations since then.
     """
@@ -43,6 +44,7 @@ class Progress:
     seconds: float = 0.0
     skipped: int = 0
     best: float | None = None
+    best_loss: float | None = None
     best_step: int = 0
     waited: int = 0
     measures: dict[str, float] = field(default_factory=dict)

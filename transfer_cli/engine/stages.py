@@ -36,7 +36,7 @@ class Stages:
         self._planned = tuple(spans)
         self._frozen_eval = frozen_eval
         self._early: dict[int, int] = {}
-        self._best: float | None = None
+        self._best: tuple[float, ...] | None = None
         self._waited = 0
         self._kept: dict[str, Tensor] = {}
         self.spans = self._planned
@@ -77,8 +77,8 @@ class Stages:
             self.training_mode()
         return forget
 
-    def observe(self, step: int, value: float) -> None:
-        """Take a validation measure, the lower the better, after `step` steps.
+    def observe(self, step: int, place: tuple[float, ...]) -> None:
+        """Take the place of a validation among others, the lower the better, after `step` steps.
 
         A stage with patience keeps its best weights, and ends when there is no improvement.
         """
@@ -87,8 +87,8 @@ class Stages:
         patience = self._planned[self.current].patience
         if patience is None:
             return
-        if self._best is None or value < self._best:
-            self._best, self._waited = value, 0
+        if self._best is None or place < self._best:
+            self._best, self._waited = place, 0
             self._kept = {name: tensor.detach().clone() for name, tensor in self._moving()}
             return
         self._waited += 1
@@ -146,8 +146,9 @@ class Stages:
                 "steps, since adaptation.plan gives them as shares of the run; keep loop.steps "
                 "and loop.epochs as they were, or start a new run"
             )
-        best = state["best"]
-        self._best, self._waited = best if best is None else float(best), int(state["waited"])
+        best, self._waited = state["best"], int(state["waited"])
+        # Of an earlier version, a number.
+        self._best = best if best is None or isinstance(best, tuple) else (float(best),)
         device = next(self._model.parameters()).device
         self._kept = {name: tensor.to(device) for name, tensor in state["kept"].items()}
         if self.current is not None:

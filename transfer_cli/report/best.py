@@ -25,8 +25,8 @@ from transfer_cli.safe_files import printable
 
 log = logging.getLogger(__name__)
 
-_CHOOSING = {"sweep.objective": "validation/error_rate", "loop.monitor": "loss"}
-"""Settings that name the measure, the stronger first; their defaults name none."""
+_CHOOSING = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
+"""Settings that name the measure, the stronger first; their defaults, old and new, name none."""
 
 _LOSS = "validation/loss"
 _BREAKS = ("the lower validation/loss", "the fewer trained parameters")
@@ -47,8 +47,8 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     """Return what decides which runs of a task are best; None where validation was not measured."""
     metrics = merged(run.metrics for run in runs)
     names: list[str] = []
-    for key, default in _CHOOSING.items():
-        found = {str(run.settings.get(key) or default) for run in runs} - {default}
+    for key, defaults in _CHOOSING.items():
+        found = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
         names += [each.removeprefix("validation/") for each in found if len(found) == 1]
     preferred = [
         f"validation/{each}" for each in (*names, *(m.name for m in by_preference(metrics)))

@@ -187,6 +187,7 @@ class Trainer:
                 self._validate,
                 every=Length.parse_rhythm(loop.evaluate_every),
                 monitor=self._blueprint.monitor,
+                metrics=self._blueprint.metrics,
                 patience=loop.patience,
                 stages=stages,
                 on_measures=self._note_validation,
@@ -331,6 +332,13 @@ class Trainer:
         distributed.barrier()  # until the best weights are written
         if progress.best is not None:
             self._checkpoints.take_best()
+        if 0 < progress.best_step <= progress.step / 10:
+            log.warning(
+                "the weights that are kept are those of step %d of %d, from the first tenth of the "
+                "run: by loop.monitor=%s no later validation was better; a lower optimizer.lr or "
+                "a shorter run may do more", progress.best_step, progress.step,
+                self._blueprint.loop.monitor,
+            )  # fmt: skip
         run = self._fit_answers()
         task = run.data.task
         scores, items = self._judged()

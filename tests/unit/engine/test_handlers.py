@@ -13,7 +13,7 @@ from tests.records import read_metrics
 from transfer_cli.engine import handlers
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import Metric, require
+from transfer_cli.metrics import LOSS, Metric, require
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepJob
@@ -32,7 +32,7 @@ def a_run(total=20):
     return tiny.run(Classification(), tiny.Questions(), tiny.Recipe(total=total), depth=1)
 
 
-def validated(run, values, *, every="2 steps", monitor="loss", patience=None):
+def validated(run, values, *, every="2 steps", monitor="loss", metrics=METRICS, patience=None):
     """Let the run measure these values in turn; return what was said about them."""
     left, said = iter(values), {"measures": [], "best": []}
     handlers.attach_validation(
@@ -40,7 +40,8 @@ def validated(run, values, *, every="2 steps", monitor="loss", patience=None):
         run.progress,
         lambda: next(left),
         every=Length.parse(every),
-        monitor=require(monitor, METRICS, "loop.monitor"),
+        monitor=None if monitor is None else require(monitor, metrics, "loop.monitor"),
+        metrics=metrics,
         patience=patience,
         stages=run.step.stages,
         on_measures=lambda step, found: said["measures"].append((step, found)),
@@ -102,6 +103,41 @@ def test_lower_is_better_for_the_error_rate():
     run.go()
 
     assert said["best"] == [2]
+
+
+@pytest.mark.parametrize("monitor", ["accuracy", None])
+def test_of_equal_values_that_of_the_lower_loss_is_kept(monitor):
+    run = a_run(total=8)
+    accuracies, both = (0.8, 0.9, 0.9, 0.9), (1.0, 3.0, 2.0, 2.5)
+    measured = [{"accuracy": a, "loss": b} for a, b in zip(accuracies, both, strict=True)]
+    metrics = (Metric("accuracy", higher_is_better=True, headline=True), LOSS)
+    said = validated(run, measured, monitor=monitor, metrics=metrics, patience=2)
+
+    run.go()
+
+    assert said["best"] == [2, 4, 6]
+    assert (run.progress.best, run.progress.best_loss, run.progress.waited) == (0.9, 2.0, 1)
+
+
+def test_what_is_not_defined_is_worse_than_anything_measured():
+    run = a_run(total=8)
+    pearson = Metric("pearson", higher_is_better=True, headline=True)
+    measured = [{"loss": 2.0}, {"loss": 1.0}, {"loss": 3.0, "pearson": -0.5}, {"loss": 0.5}]
+    said = validated(run, measured, monitor=None, metrics=(pearson, LOSS))
+
+    run.go()
+
+    assert said["best"] == [2, 4, 6]
+
+
+def test_a_value_noted_without_its_loss_by_an_earlier_version_is_beaten_by_a_better_one_alone():
+    run = a_run(total=4)
+    run.progress.best, run.progress.best_step = 0.5, 1
+    said = validated(run, [{"accuracy": a, "loss": 0.1} for a in (0.5, 0.6)], monitor="accuracy")
+
+    run.go()
+
+    assert said["best"] == [4]
 
 
 def test_a_run_ends_when_patience_is_out_and_ends_properly():

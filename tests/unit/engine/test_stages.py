@@ -219,7 +219,7 @@ def patient(values, total=20):
         step = engine.state.iteration
         weights.append(tiny.weights_of(run.step.model))
         if step in values:
-            run.step.stages.observe(step, values[step])
+            run.step.stages.observe(step, (values[step],))
 
     return run, weights
 
@@ -279,7 +279,7 @@ def test_a_stage_without_patience_observes_nothing():
     run.step.stages.enter(0)
 
     for step in range(1, 9):
-        run.step.stages.observe(step, float(step))
+        run.step.stages.observe(step, (float(step),))
 
     assert run.step.stages.spans[0].end == 3
     assert run.step.stages.state_dict()["kept"] == {}
@@ -292,10 +292,10 @@ def test_the_last_stage_may_run_out_of_patience():
         frozen_eval=False,
     )  # fmt: skip
     stages.enter(0)
-    stages.observe(2, 1.0)
+    stages.observe(2, (1.0,))
     assert not stages.exhausted
 
-    stages.observe(4, 1.0)
+    stages.observe(4, (1.0,))
 
     assert stages.exhausted
 
@@ -332,13 +332,13 @@ def test_the_memory_of_a_stage_can_be_taken_up_in_its_middle():
     stopped, _ = patient(values, total=20)
     stages = stopped.step.stages
     stages.enter(0)
-    stages.observe(1, 3.0)
-    stages.observe(2, 2.0)
-    stages.observe(3, 2.0)
+    stages.observe(1, (3.0,))
+    stages.observe(2, (2.0,))
+    stages.observe(3, (2.0,))
 
     other = patient(values)[0].step.stages
     other.load_state_dict(stages.state_dict())
-    other.observe(4, 2.5)
+    other.observe(4, (2.5,))
 
     assert other.spans == straight.step.stages.spans
     assert other.current == 0
