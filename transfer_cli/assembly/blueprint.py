@@ -199,6 +199,7 @@ class Blueprint:
             base=base,
             task=None if info.task is None else info.task.as_node(),
             pairs=info.pairs is not None,
+            lines=self.data.lines,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
+from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer, usual_lines
 from transfer_cli.assembly.losses import Asked, check_task
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
@@ -28,7 +28,7 @@ from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
 from transfer_cli.data.text import Pairs, TextData, whole_text
-from transfer_cli.data.text_split import TextSplit
+from transfer_cli.data.text_split import LineRule, TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, DataError, at_least
@@ -99,6 +99,7 @@ class Prepared:
         task: What its examples are; None: text without labels.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
         pairs: What pairs of running text are asked; None: there are none.
+        lines: What became of the line breaks of running text.
         sources: Of the training text, whose blocks follow each other, with their weights.
     """
 
@@ -106,6 +107,7 @@ class Prepared:
     task: Task | None = None
     lengths: np.ndarray | None = None
     pairs: Pairs | None = None
+    lines: LineRule = "end"
     sources: Sequence[WeightedSource] = ()
 
     @property
@@ -135,6 +137,7 @@ class RunData:
         counts: Training examples of each stream.
         batches: Examples that a step takes of each stream.
         joining: The streams that have a batch in each step of the main one.
+        lines: What becomes of line breaks in running text.
         info: What objectives learn of each stream.
         encode: Returns the streams, ready to train on and to score.
     """
@@ -145,6 +148,7 @@ class RunData:
     info: Mapping[str, TaskInfo]
     encode: Callable[[], dict[str, Prepared]]
     joining: frozenset[str] = frozenset()
+    lines: LineRule = "end"
 
     @property
     def drawn(self) -> dict[str, int]:
@@ -175,11 +179,14 @@ def of_run(
         str(name): _stream_source(node, f"streams.{name}") for name, node in config.streams.items()
     }
     tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start))
+    lines = origins.lines or (None if start is None else start.lines)
     rest: Callable[[str], Prepared] | None = None
     if command == "pretrain":
         note = partial(origins.text, "data")
-        read, tokenizer = text(of_kind(found, TextData), place, shape, tokenizer, note=note)
-        counts, info = len(read.splits["train"].data), read.info(tokenizer)
+        read, tokenizer = text(
+            of_kind(found, TextData), place, shape, tokenizer, note=note, lines=lines
+        )
+        counts, info, lines = len(read.splits["train"].data), read.info(tokenizer), read.lines
 
         def encode() -> Prepared:
             return read
@@ -213,7 +220,7 @@ def of_run(
             return encoded or task(labelled, length, tokenizer, shape)
 
     others = {
-        name: stream(name, each, place, tokenizer, shape, origins, rest)
+        name: stream(name, each, place, tokenizer, shape, origins, rest, lines)
         for name, each in sources.items()
     }
     batch = config.loop.batch
@@ -224,6 +231,7 @@ def of_run(
         {"main": info} | {name: part.info(tokenizer) for name, part in others.items()},
         lambda: {"main": encode()} | others,
         frozenset(name for name, each in sources.items() if each.joins_main),
+        lines or "end",
     )
 
 
@@ -256,11 +264,12 @@ def stream(
     shape: BackboneShape,
     origins: Origins,
     rest: Callable[[str], Prepared] | None = None,
+    lines: LineRule | None = None,
 ) -> Prepared:
     """Return the data of a further stream, encoded for the run's model.
 
     `rest` returns those that the labels of the main data leave out, for a stream by its key; None:
-    the main data have no labels.
+    the main data have no labels. For `lines` see `text`.
     """
     found, key = source.data, f"streams.{name}"
     if isinstance(found, Rest):
@@ -271,7 +280,8 @@ def stream(
         labelled = origins.labelled(key, found.load(place.folder, place.seed))
         prepared = task(labelled, found.length, tokenizer, shape)
     else:
-        prepared, _ = text(found, place, shape, tokenizer, note=partial(origins.text, key))
+        note = partial(origins.text, key)
+        prepared, _ = text(found, place, shape, tokenizer, note=note, lines=lines)
     if source.scored is None:
         return prepared
     fewer = {
@@ -326,10 +336,12 @@ def text(
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
     note: NoteText = _ignore,
+    lines: LineRule | None = None,
 ) -> tuple[Prepared, Tokenizer]:
     """Return a text, or `only` some of its splits, and the tokenizer that encoded it.
 
-    It is in blocks, or in pairs.
+    It is in blocks, or in pairs. `lines` is what became of line breaks when the model was trained;
+    None: it is new.
     """
     length = block_length(found.length, shape.positions)
     if found.pairs is not None and shape.direction == "causal":
@@ -337,28 +349,51 @@ def text(
             "data.pairs: pairs of texts are for a model that reads them from both sides; take "
             "objective=mlm, or leave it out"
         )
-    encoded, tokenizer = whole_texts(found, place, tokenizer, only, note)
+    direction = direction_of(shape)
+    encoded, tokenizer, rule = whole_texts(found, place, direction, tokenizer, only, note, lines)
     if found.pairs is None:
-        return _in_blocks(encoded, tokenizer, length, shape), tokenizer
+        return replace(_in_blocks(encoded, tokenizer, length, shape), lines=rule), tokenizer
     return _in_pairs(encoded, tokenizer, length, found, found.pairs, place.seed), tokenizer
 
 
 def whole_texts(
     found: TextData,
     place: DataPlace,
+    direction: Direction,
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
     note: NoteText = _ignore,
-) -> tuple[dict[str, EncodedText], Tokenizer]:
-    """Return splits of a text, each encoded in one piece, and the tokenizer that encoded them.
+    lines: LineRule | None = None,
+) -> tuple[dict[str, EncodedText], Tokenizer, LineRule]:
+    """Return splits of a text, each encoded in one piece, with tokenizer and rule for line breaks.
 
-    A recipe makes the tokenizer from the training text. `note` is called before any of it.
+    A recipe makes the tokenizer from the training text. `note` is called before any of it. For
+    `lines` see `text`.
     """
     raw = found.splits(place.folder, place.seed, only=only)
     note(raw)
     if isinstance(tokenizer, TokenizerRecipe):
         tokenizer = cached_tokenizer(tokenizer, raw["train"], place.cache)
-    return _encoded(raw, tokenizer, place.cache), tokenizer
+    rule = _line_rule(found, tokenizer, direction, lines)
+    return _encoded(raw, tokenizer, place.cache, rule), tokenizer, rule
+
+
+def _line_rule(
+    found: TextData, tokenizer: Tokenizer, direction: Direction, trained: LineRule | None
+) -> LineRule:
+    """Return what becomes of the line breaks of a text: what it says, or the model knows."""
+    if found.pairs is not None:
+        return "end"
+    rule = found.lines or trained or usual_lines(tokenizer, direction)
+    if rule == "keep" and not tokenizer.keeps_lines:
+        raise ConfigError(
+            "data.lines: keep needs a tokenizer that has a token for a line break, and this one "
+            "has none; say data.lines=join or data.lines=end"
+        )
+    if rule != "end":
+        end = tokenizer.pieces([tokenizer.sep])[0]
+        log.info("data.lines=%s: %s ends documents, and lines do not end by it", rule, end)
+    return rule
 
 
 def encoded_files(
@@ -368,18 +403,23 @@ def encoded_files(
     shape: BackboneShape,
     length: int,
     note: NoteText = _ignore,
+    lines: LineRule = "end",
 ) -> Split:
     """Return all of some text files, encoded, to be scored."""
     raw = {"validation": whole_text(paths, "validation")}
     note(raw)
-    encoded = _encoded(raw, tokenizer, cache)
+    encoded = _encoded(raw, tokenizer, cache, lines)
     return _in_blocks(encoded, tokenizer, length, shape).splits["validation"]
 
 
 def _encoded(
-    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, cache: Path
+    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, cache: Path, rule: LineRule
 ) -> dict[str, EncodedText]:
-    return {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
+    return {
+        name: encode_text(raw[name].by_rule(rule), tokenizer, cache)
+        for name in SPLITS
+        if name in raw
+    }
 
 
 def _in_blocks(

@@ -111,12 +111,22 @@ def ours_of(
         tokenizer=tokenizer,
         head=kind,
         classifier=classifier,
-        texts=texts or ("lines" if task is None and not description.pairs else "labelled"),
+        texts=texts or _texts_of(description, task),
         length=length,
         labels=labels,
         added=lasting,
         truncate="longest_first" if task is None else task.truncate,
     )
+
+
+def _texts_of(
+    description: ModelDescription, task: Task | None
+) -> Literal["lines", "labelled", "published"]:
+    if task is not None or description.pairs:
+        return "labelled"
+    is_causal = description.shape.direction == "causal"
+    # Documents stand between what its tokenizer puts there.
+    return "published" if is_causal and description.lines in ("keep", "join") else "lines"
 
 
 def in_units(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
+from transfer_cli.data.text_split import LineRule
 from transfer_cli.data.tokenizer import (
     FromFile,
     Inherited,
@@ -93,33 +94,58 @@ class Pretrained:
         return task_of(found.task, found.labels, f"{self.folder}: task")
 
     @property
+    def lines(self) -> LineRule:
+        """What became of line breaks in the running text that it was trained on."""
+        if self.published is None:
+            return self.description.lines or "end"
+        is_causal = self.description.shape.direction == "causal"
+        of_ours = self.published.reads_lines and not self.tokenizer.ends_texts
+        return "keep" if is_causal and self.tokenizer.keeps_lines and not of_ours else "end"
+
+    @property
     def reads_lines(self) -> bool:
         """Whether the texts that it was trained on as a language model were lines."""
         if self.published is not None:
-            return self.published.reads_lines
+            return self.published.reads_lines and self.lines == "end"
         if isinstance(self.task, ClozeTask):
             return self.task.lines
+        is_causal = self.description.shape.direction == "causal"
+        if (
+            is_causal
+            and self.description.lines is None
+            and self.tokenizer.sep == self.tokenizer.cls
+        ):
+            # Prompts of earlier versions: where one token serves as all, it ends texts.
+            return False
         is_text = self.task is None and not self.description.pairs
-        return is_text or self.description.shape.direction == "causal"
+        return (is_text or is_causal) and self.lines == "end"
 
     @property
     def before_text(self) -> int | None:
         """The token that it reads before texts that are no lines; None: none."""
         if isinstance(self.task, ClozeTask):
             return self.task.before_text
-        return None if self.published is None else self.published.before_text
+        if self.published is not None:
+            return self.published.before_text
+        opens = self.tokenizer.opens
+        return None if self.lines == "end" or opens == self.tokenizer.sep else opens
 
     @property
     def prompt_layout(self) -> PromptLayout:
         """How a causal language model reads the text that it goes on with."""
         if self.reads_lines:
             return PromptLayout(self.tokenizer)
-        return PromptLayout(self.tokenizer, has_lines=False, before_text=self.before_text)
+        joins = self.lines == "join"
+        return PromptLayout(
+            self.tokenizer, has_lines=False, before_text=self.before_text, joins_lines=joins
+        )
 
     @property
     def around(self) -> Around:
         """What surrounded the texts that a masked language model was trained on last."""
-        return "lines" if self.reads_lines else "sentence"
+        if self.reads_lines:
+            return "lines"
+        return "sentence" if self.lines == "end" else "text"
 
     def tensors(self, *, values: bool = True) -> Mapping[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.
@@ -372,6 +398,16 @@ def pick_layers(
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
     return replace(start, description=description, layers=picked)
+
+
+def usual_lines(tokenizer: Tokenizer, direction: str) -> LineRule:
+    """Return what becomes of line breaks in the text of a new model.
+
+    They are kept by a causal one whose tokenizer has them, and a token that ends texts, as those of
+    published models do. The separator of a tokenizer that is made here ends lines.
+    """
+    keeps = direction == "causal" and tokenizer.ends_texts and tokenizer.keeps_lines
+    return "keep" if keeps else "end"
 
 
 def choose_tokenizer(

@@ -9,7 +9,7 @@ from typing import Any
 from transfer_cli.data import identity
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.labelled import LabelledData
-from transfer_cli.data.text_split import TextSplit
+from transfer_cli.data.text_split import LineRule, TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
 from transfer_cli.model.weights import ModelDescription, read_description
@@ -53,6 +53,11 @@ class Origins:
             self._folder = run.model
             self._model = read_description(run.model)
             self._read(run)
+
+    @property
+    def lines(self) -> LineRule | None:
+        """What became of line breaks when the run began; None: it is new."""
+        return None if self._model is None else self._model.lines or "end"
 
     # --- what a run is made from ----------------------------------------------------------------
 

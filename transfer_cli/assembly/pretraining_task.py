@@ -161,7 +161,8 @@ class Source:
                 self.origins.accepted += pretrained_on.accepted
 
         tokenizer = self.start.tokenizer
-        splits = datasets.text(found, place, self.shape, tokenizer, (split,), note)[0].splits
+        lines = self.origins.lines or self.start.lines
+        splits = datasets.text(found, place, self.shape, tokenizer, (split,), note, lines)[0].splits
         if split not in splits:
             raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
         return splits[split]
@@ -220,6 +221,7 @@ def _text_of(asked: str | TextData, source: Source) -> Split:
     if asked == "source":
         return source.text("validation")
     tokenizer, note = source.start.tokenizer, partial(source.origins.text, "forgetting.data")
+    lines = source.origins.lines or source.start.lines
     if isinstance(asked, str):
         if not any(sign in asked for sign in "/.*"):
             raise ConfigError(
@@ -227,10 +229,10 @@ def _text_of(asked: str | TextData, source: Source) -> Split:
                 f"data set of conf/data type data@forgetting.data={asked}"
             )
         return datasets.encoded_files(
-            asked, source.place.cache, tokenizer, source.shape, source.length, note
+            asked, source.place.cache, tokenizer, source.shape, source.length, note, lines
         )
     only = ("validation",)
-    prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, only, note)
+    prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, only, note, lines)
     if "validation" not in prepared.splits:
         raise ConfigError("forgetting.data: this text has no validation split")
     return prepared.splits["validation"]

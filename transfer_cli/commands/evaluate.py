@@ -245,6 +245,7 @@ def _encoded(
         DataError: They have none of them.
     """
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
+    lines = trained.start.lines
     labelled = None
     if not isinstance(source, TextData):
         labelled = source.load(place.folder, place.seed)
@@ -252,7 +253,7 @@ def _encoded(
     for names in choices:
         if isinstance(source, TextData):
             note = partial(origins.text, "data")
-            prepared, _ = datasets.text(source, place, shape, tokenizer, names, note)
+            prepared, _ = datasets.text(source, place, shape, tokenizer, names, note, lines)
         elif labelled and any(name in labelled.splits for name in names):
             names = tuple(labelled.splits) if names == datasets.SPLITS else names
             data = origins.labelled("data", _for_run(labelled, trained), names)

@@ -53,7 +53,8 @@ def inspect(config: DictConfig) -> None:
     objective: Objective = CausalLM()
     if config.objective is not None:
         objective = build(objective_options(config.objective, "objective"), "objective", Objective)
-    prepared, tokenizer = datasets.text(found, place, shape, chosen)
+    lines = None if start is None else start.lines
+    prepared, tokenizer = datasets.text(found, place, shape, chosen, lines=lines)
     objective.setup(TaskInfo(tokenizer))
     for name, split in prepared.splits.items():
         if isinstance(split.data, SentencePairs):

@@ -23,7 +23,10 @@ def prepare(config: DictConfig) -> None:
     start = open_start(
         config.init_from, config.get("base"), CommandLine.of_this_command().overrides
     )
-    encoded, tokenizer = whole_texts(found, place, choose_tokenizer(config.tokenizer, start))
+    encoded, tokenizer, _ = whole_texts(
+        found, place, "causal", choose_tokenizer(config.tokenizer, start),
+        lines=None if start is None else start.lines,
+    )  # fmt: skip
     print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
     for name, text in encoded.items():
         print_line(

@@ -63,10 +63,16 @@ class JoinedTokens:
 
     Args:
         shards: In order, with tokens of one kind.
+
+    Attributes:
+        shared: 1, or 0 where shards begin otherwise than they end.
     """
 
     def __init__(self, shards: Sequence[StoredTokens]) -> None:
-        sizes = [shard.counts["num_tokens"] - (number > 0) for number, shard in enumerate(shards)]
+        tokens = shards[0].mapped()
+        self.shared = int(tokens[0] == tokens[-1])
+        sizes = [shard.counts["num_tokens"] - self.shared for shard in shards]
+        sizes[0] += self.shared
         self.dtype = shards[0].dtype
         self.begins = np.cumsum([0, *sizes])
         self._shards = shards
@@ -96,7 +102,7 @@ class JoinedTokens:
         return np.concatenate(pieces)[::step]
 
     def _map(self, number: int) -> npt.NDArray[Any]:
-        return self._shards[number].mapped()[min(number, 1) :]
+        return self._shards[number].mapped()[self.shared if number else 0 :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +111,8 @@ class EncodedText:
 
     Attributes:
         tokens: Memory-mapped. `sep` comes first, so that every token of the text is a target, and
-            ends each line.
+            ends each line; or documents alone (`TextSplit.rule`), which the tokenizer's own token
+            may begin.
         num_words: Space-separated words, and one for the end of every line.
         num_bytes: UTF-8 bytes, with one for the end of every line; see `TextSplit.size_bytes`.
         num_lines: Lines, with the empty ones.

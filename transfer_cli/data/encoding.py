@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from transfer_cli.data.documents import DocumentEncoder
 from transfer_cli.data.encoded_text import META, TOKENS, StoredTokens
+from transfer_cli.data.text_lines import LinePart
 from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
@@ -73,7 +75,14 @@ class Shard:
             "end_of_line": True,  # counts as a word, as in published perplexities
             "tokenizer": self.tokenizer.hash,
             "format": _FORMAT,
+            **self._rule,
         }
+
+    @property
+    def _rule(self) -> dict[str, str]:
+        """What else decides them, where lines do not end with the separator."""
+        split = self.split
+        return {} if split.rule == "end" else {"lines": split.rule, "begins": split.begins_by}
 
     @cached_property
     def entry(self) -> Path:
@@ -87,7 +96,7 @@ class Shard:
 
     def stored(self) -> StoredTokens | None:
         """Return its tokens, if all that is asked of it is in the cache, and sound."""
-        if self.split.begins is not None and not is_there(self.documents):
+        if self.split.apart and not is_there(self.documents):
             return None
         return sound(self.entry, StoredTokens.read)
 
@@ -103,7 +112,7 @@ class Shard:
             RunError: The cache cannot be written.
         """
         found = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
-        if self.split.begins is not None:
+        if self.split.apart:
             self.starts(found)
         return found
 
@@ -111,7 +120,7 @@ class Shard:
         """Make what is missing of it, unless another process is at it; else as `kept`."""
         with _cache_errors(self.entry):
             made_unless_held(self.entry, lambda: self._make(encoder, more))
-            if self.split.begins is not None and is_there(self.entry):
+            if self.split.apart and is_there(self.entry):
                 made_unless_held(
                     self.documents, lambda: self._make_starts(StoredTokens.read(self.entry))
                 )
@@ -137,12 +146,12 @@ class Shard:
         return StoredTokens.read(self.entry)
 
     def _make_starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
-        begins = self.split.begins
-        if begins is None:
-            raise ValueError("the documents of this text are not told apart")
-        begins_N = np.fromiter(begins(), np.bool_)
-        self.split.check_unchanged()
-        found = _starts(tokens.mapped(), begins_N, self.tokenizer.sep)
+        if self.split.rule == "end":
+            begins_N = np.fromiter((begins for _, begins in self.split.marked_lines()), np.bool_)
+            self.split.check_unchanged()
+            found = _starts(tokens.mapped(), begins_N, self.tokenizer.sep)
+        else:
+            found = _document_starts(tokens.mapped(), self.tokenizer)
         with new_entry(self.documents) as unfinished:
             found.tofile(unfinished / _STARTS)
         return found
@@ -170,6 +179,17 @@ def _starts(
             "with this tokenizer lines cannot be told apart. Leave both out."
         )
     return np.concatenate(found)
+
+
+def _document_starts(tokens: npt.NDArray[Any], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+    """Return where documents begin: at the token before the first, which may be the last one's."""
+    ends = [
+        first + np.flatnonzero(tokens[first : first + _PORTION] == tokenizer.sep)
+        for first in range(0, len(tokens), _PORTION)
+    ]
+    if tokenizer.opens == tokenizer.sep:
+        return np.concatenate(ends)[:-1]
+    return np.append(0, np.concatenate(ends)[:-1] + 1)
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: TextSplit, cache_dir: Path) -> Tokenizer:
@@ -223,17 +243,21 @@ def _write_tokens(
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     counts = Counter(num_tokens=1)
     split, tokenizer = shard.split, shard.tokenizer
+    first = tokenizer.sep if split.rule == "end" else tokenizer.opens
     with path.open("wb") as file:
-        file.write(np.array([tokenizer.sep], dtype=dtype).tobytes())
-        for batch, tokens in encoder.encoded(split.lines()):
+        file.write(np.array([first], dtype=dtype).tobytes())
+        for batch, tokens in encoder.encoded(split):
             file.write(tokens.astype(dtype).tobytes())
             text = _LINE_END.join(batch)
-            batch_bytes = len(text if text.isascii() else text.encode("utf-8", "replace")) + 1
+            num_lines = sum(not isinstance(line, LinePart) for line in batch)
+            # Between parts of a line there is no line break.
+            batch_bytes = len(text if text.isascii() else text.encode("utf-8", "replace"))
+            batch_bytes += 1 + num_lines - len(batch)
             counts.update(
                 num_tokens=len(tokens),
-                num_words=len(text.split()) + len(batch),
+                num_words=len(text.split()) + num_lines,
                 num_bytes=batch_bytes,
-                num_lines=len(batch),
+                num_lines=num_lines,
                 num_unknown=int(np.count_nonzero(tokens == tokenizer.unk)),
             )
             more(batch_bytes)
@@ -257,13 +281,13 @@ def _batches(lines: Iterable[str], most: int) -> Iterator[list[str]]:
 
 
 def _whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    ends = [tokenizer.sep]
-    rows = itertools.chain.from_iterable((row, ends) for row in tokenizer.encode_batch(lines))
+    ends = ([] if isinstance(line, LinePart) else [tokenizer.sep] for line in lines)
+    rows = itertools.chain.from_iterable(zip(tokenizer.encode_batch(lines), ends, strict=True))
     return np.fromiter(itertools.chain.from_iterable(rows), np.int64)
 
 
 class TextEncoder:
-    """Lines to tokens, `sep` after each; each word is encoded when it first occurs in any text.
+    """Text to tokens; of lines with `sep` after each, a word is encoded when it first occurs.
 
     To look a word up is many times faster than to encode it. The table is emptied when it gets
     large, so that memory stays bounded.
@@ -280,12 +304,16 @@ class TextEncoder:
         self._table = dict(self._line_end)
         self._num_tokens = 0
 
-    def encoded(self, lines: Iterator[str]) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
+    def encoded(self, split: TextSplit) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
         """Yield batches of lines with their tokens.
 
         One thread looks words up. With more, the library's threads encode one batch while Python
         looks up the words of the next ones: neither alone keeps all cores busy.
         """
+        if split.rule != "end":
+            yield from DocumentEncoder(split, self._tokenizer, _BATCH_CHARACTERS).encoded()
+            return
+        lines = split.lines()
         if self._threads == 1:
             for batch in _batches(lines, _ALONE_CHARACTERS):
                 yield batch, self._looked_up(batch)
@@ -306,7 +334,8 @@ class TextEncoder:
         units: list[str] = []
         for line in lines:
             units += self._tokenizer.units(line)
-            units.append(_LINE_END)
+            if not isinstance(line, LinePart):
+                units.append(_LINE_END)
         new = list(set(units).difference(self._table))
         rows = self._tokenizer.encode_batch(new)
         self._num_tokens += sum(map(len, rows))

@@ -10,6 +10,8 @@ import io
 import json
 import lzma
 import math
+import os
+import string
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,11 +47,13 @@ SHEET_FORMATS = ("parquet", "xlsx")
 USUAL_DELIMITER: Mapping[str, str] = {"csv": ",", "tsv": "\t"}
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 2**20
 _MOST_LISTED = 20
 _REREAD = 8
 """How often lines may be read again on average, in search of a row after a broken one."""
+
+_PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+,= ")
 
 _MISSING = object()
 
@@ -108,14 +112,6 @@ def read_lines(path: Path) -> Iterator[str]:
         yield line
 
 
-def json_texts(path: Path, field: str) -> Iterator[str] | None:
-    """Return the texts in `field` of every JSON line; None: the file has another format."""
-    if suffix_of(path) not in _JSON_SUFFIXES:
-        return None
-    records = json_records(numbered_lines(path), str(path))
-    return (text_of(record, field, str(path)) for record in records)
-
-
 def paragraphs(text: str) -> list[str]:
     """Return the lines of a text that is a value of a table."""
     return text.replace("\r\n", "\n").split("\n")
@@ -142,7 +138,17 @@ def is_packed(path: Path) -> bool:
 
 
 def check_readable(path: Path) -> None:
-    """Raise `DataError` unless `path` is a file that is not empty."""
+    """Raise `DataError` unless `path` is a file that is not empty, with a name that is text."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        # As bash reads it in $'...'.
+        typed = "".join(
+            chr(byte) if chr(byte) in _PLAIN else f"\\x{byte:02x}" for byte in os.fsencode(path)
+        )
+        raise DataError(
+            f"{typed}: the name is not UTF-8; give it another: mv $'{typed}' NEW-NAME"
+        ) from error
     try:
         if not path.exists():
             raise _missing(path)
@@ -228,9 +234,9 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
         DataError: The stream is empty, cannot be unpacked, or is UTF-16.
     """
     number = 0
-    while raw := _read_line(stream, name, number + 1):
+    while raw := read_line(stream, name, number + 1):
         if number == 0:
-            raw = raw.removeprefix(_BYTE_ORDER_MARK)
+            raw = raw.removeprefix(BYTE_ORDER_MARK)
             if not raw:
                 break
         number += 1
@@ -240,18 +246,26 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
             yield number, BrokenLine.of("", error)
             # Only now: a caller that stops here does not wait for the end of the line.
             while raw and not raw.endswith(b"\n"):
-                raw = _read_line(stream, name, number)
+                raw = read_line(stream, name, number)
             continue
-        raw = raw[:-2] if raw.endswith(b"\r\n") else raw.removesuffix(b"\n")
-        yield number, _decode(raw, name, number, encoding)
+        yield number, decoded(without_end(raw), name, number, encoding)
     if number == 0:
         raise DataError(f"{name} is empty.")
 
 
-def _read_line(stream: LineStream, name: str, number: int) -> bytes:
-    """Return the next line, cut after one byte more than the limit."""
+def without_end(raw: bytes) -> bytes:
+    """Return a line without its end."""
+    return raw[:-2] if raw.endswith(b"\r\n") else raw.removesuffix(b"\n")
+
+
+def read_line(stream: LineStream, name: str, number: int, most: int = MAX_LINE_BYTES + 1) -> bytes:
+    """Return the next line, or its first bytes where it has more than `most`.
+
+    Raises:
+        DataError: It cannot be unpacked.
+    """
     try:
-        return stream.readline(MAX_LINE_BYTES + 1)
+        return stream.readline(most)
     except _UNREADABLE as error:
         raise DataError(
             f"{name}, line {number}: cannot be read on ({error}). Is the file damaged or cut off?"
@@ -314,7 +328,8 @@ def in_utf8(stream: BinaryIO, encoding: str) -> BinaryIO:
     return io.BufferedReader(_InUtf8(stream, encoding), _BUFFER_BYTES)
 
 
-def _decode(raw: bytes, name: str, number: int, encoding: str) -> str:
+def decoded(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
+    """Return the text of a line, a `BrokenLine` where it cannot be read."""
     if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{name}, line 1: begins as UTF-16 does. Save the file as UTF-8.")
     zero = raw.find(b"\0")

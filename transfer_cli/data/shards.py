@@ -49,11 +49,10 @@ def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> Enco
     text = replace(EncodedText.of(stored), part_of=split.part_of)
     if split.size_bytes is not None:
         text = replace(text, num_bytes=split.size_bytes)
-    sizes = [shard.counts["num_tokens"] for shard in stored]
     return replace(
         text,
-        starts=None if split.begins is None else _starts(shards, stored, text.tokens),
-        sources=_sources(split.sources, sizes),
+        starts=_starts(shards, stored, text.tokens) if split.apart else None,
+        sources=_sources(split.sources, text.tokens) if split.sources else [],
     )
 
 
@@ -115,7 +114,7 @@ def _starts(
         return shards[0].starts(stored[0])
     return np.concatenate(
         [
-            shard.starts(each) + begin - (number > 0)
+            shard.starts(each) + begin - (number > 0 and tokens.shared)
             for number, (shard, each, begin) in enumerate(
                 zip(shards, stored, tokens.begins[:-1], strict=True)
             )
@@ -123,11 +122,13 @@ def _starts(
     )
 
 
-def _sources(counted: Sequence[WeightedSource], sizes: Sequence[int]) -> list[WeightedSource]:
-    """Return sources with their tokens, given how many files they have, and the tokens of each."""
-    reached = [0, *accumulate(size - (number > 0) for number, size in enumerate(sizes))]
+def _sources(
+    counted: Sequence[WeightedSource], tokens: npt.NDArray[np.unsignedinteger] | JoinedTokens
+) -> list[WeightedSource]:
+    """Return sources with their tokens, given how many files they have, and the tokens of all."""
+    reached = tokens.begins if isinstance(tokens, JoinedTokens) else [0, len(tokens)]
     ends = [0, *accumulate(source.size for source in counted)]
     return [
-        replace(source, size=reached[end] - reached[begin])
+        replace(source, size=int(reached[end] - reached[begin]))
         for source, begin, end in zip(counted, ends[:-1], ends[1:], strict=True)
     ]

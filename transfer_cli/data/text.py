@@ -20,6 +20,7 @@ from transfer_cli.data.split import WeightedSource
 from transfer_cli.data.text_split import (
     TITLE,
     Begins,
+    LineRule,
     TextSplit,
     begins_of,
     digest_of,
@@ -51,6 +52,10 @@ class TextData(ABC):
             asked of them: nsp or sop, see `data.sentence_pairs`. None: it is a block.
         units: What pairs are made of: sentences or lines.
         copies: How often the training text is paired, each time otherwise.
+        lines: What becomes of line breaks. keep: they are text, and the model's end-of-text token
+            ends each document, which is a file, a row, or what `documents` and `heading` say;
+            end: the separator stands for each; join: as keep, with spaces for them. None: what
+            the model was trained with, see `assembly.datasets`.
     """
 
     length: int | None = None
@@ -58,8 +63,11 @@ class TextData(ABC):
     pairs: Pairs | None = None
     units: Units = "sentence"
     copies: int = 1
+    lines: LineRule | None = None
 
     def __post_init__(self) -> None:
+        if self.lines is not None:
+            one_of("lines", self.lines, get_args(LineRule), ValueError)
         if self.length is not None:
             at_least("length", self.length, 2)
         one_of("documents", self.documents, get_args(Documents), ValueError)
@@ -68,6 +76,11 @@ class TextData(ABC):
         if self.pairs is None:
             return
         one_of("pairs", self.pairs, get_args(Pairs), ValueError)
+        if self.lines not in (None, "end"):
+            raise ValueError(
+                f"lines: pairs are made of lines, whose ends {self.lines} leaves out; leave out "
+                "one of lines, pairs"
+            )
         if self.documents == "separate":
             raise ValueError(
                 "documents: both texts of a pair see each other, of whatever documents they are; "
@@ -76,8 +89,12 @@ class TextData(ABC):
 
     def _told_apart(self, split: TextSplit, begins: Begins, by: str) -> TextSplit:
         """Return a split that says where documents begin, if that is asked for; see `TextSplit`."""
-        asks = self.documents == "separate" or self.pairs is not None
-        return replace(split, begins=begins, begins_by=by) if asks else split
+        return replace(split, begins=begins, begins_by=by, apart=True) if self._asks else split
+
+    @property
+    def _asks(self) -> bool:
+        """Whether documents are told apart in the tokens."""
+        return self.documents == "separate" or self.pairs is not None
 
     @abstractmethod
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
@@ -148,9 +165,9 @@ class TextFiles(TextData):
             an epoch, which has as many blocks as all have together: some are repeated, or wait for
             a later epoch. None: each block comes once.
         workers: Processes that encode files at once; None: as many as there are cores.
-        heading: With `documents=separate` or `pairs`, a regular expression of the first line of a
-            document of `.txt`, such as `= [^=].* =`; None: a document follows an empty line. Of
-            JSON lines and Parquet each row is a document.
+        heading: A regular expression of the first line of a document of `.txt`, such as
+            `= [^=].* =`; None: a file is one, and with `documents=separate` or `pairs` what follows
+            an empty line. Of JSON lines and Parquet each row is a document.
     """
 
     train: str | list[str]
@@ -215,12 +232,16 @@ class TextFiles(TextData):
         self, paths: list[Path], name: str, known: KnownFiles
     ) -> tuple[list[TextSplit], str]:
         parts, fingerprint = text_files.file_parts(paths, name, self.field, known)
-        by = "a row" if self.heading is None else self.heading
-        told_apart = [
-            self._told_apart(part, partial(path_begins, path, self.field, self.heading), by)
-            for path, part in zip(paths, parts, strict=True)
-        ]
-        return told_apart, fingerprint
+        if self._asks or self.heading is not None:
+            by = "a row" if self.heading is None else self.heading
+            parts = [
+                replace(
+                    part, begins=partial(path_begins, path, self.field, self.heading),
+                    begins_by=by, apart=self._asks,
+                )
+                for path, part in zip(paths, parts, strict=True)
+            ]  # fmt: skip
+        return parts, fingerprint
 
     def _joined(self, parts: list[TextSplit], paths: list[Path], fingerprint: str) -> TextSplit:
         whole = joined(parts, fingerprint, listed(paths, 1), self.workers or cores())
@@ -302,7 +323,7 @@ class SampleText(TextData):
 
 @dataclass(kw_only=True)
 class TaskText(TextData):
-    """The texts of a labelled data set without their labels, each on a line of its own.
+    """The texts of a labelled data set without their labels, each a document on a line of its own.
 
     Howard and Ruder (2018, section 3.2) continue pretraining on them before the labels are learnt:
     target task language-model fine-tuning. The second text of a pair is the line after the first.
@@ -321,10 +342,11 @@ class TaskText(TextData):
         examples = self.task.load(data_dir, seed).splits
         texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
         return {
-            name: self._told_apart(
+            name: replace(
                 _split(name, partial(iter, lines), ["task", *lines], "the task"),
-                partial(itertools.repeat, True, len(lines)),  # noqa: FBT003
-                "line",
+                begins=partial(itertools.repeat, True, len(lines)),  # noqa: FBT003
+                begins_by="line",
+                apart=self._asks,
             )
             for name, lines in texts.items()
         }

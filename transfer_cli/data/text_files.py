@@ -20,9 +20,11 @@ from transfer_cli.data.text_split import (
     count_texts,
     digest_of,
     file_digest,
+    has_rows,
     held_out_whole,
     hold_out_block,
     lines_that_matter,
+    path_begins,
     path_lines,
 )
 from transfer_cli.errors import DataError, listed
@@ -121,7 +123,7 @@ def file_parts(
     parts = []
     for path in paths:
         lines = partial(path_lines, path, field)
-        if not known.of(path, f"texts 1 {field}", partial(_count, lines, 1)):
+        if not known.of(path, f"lines 1 {field}", partial(_count, lines, 1)):
             raise DataError(f"{path}: nothing but empty lines in the {name} text.")
         is_plain = not readers.is_packed(path) and readers.format_of(path) != sheets.PARQUET
         parts.append(
@@ -132,6 +134,8 @@ def file_parts(
                 about_bytes=path.stat().st_size if is_plain else None,
                 source=str(path),
                 files={str(path): digests[path][:16]},
+                begins=partial(path_begins, path, field, None) if has_rows(path) else None,
+                begins_by="a row" if has_rows(path) else "",
             )
         )
     return parts, digest_of(["text", field], digests)
@@ -169,7 +173,7 @@ def held_out_parts(
     """
     enough = lines_that_matter(share)
     counts = [
-        known.of(Path(*part.files), f"texts {enough} {field}", partial(_count, part.lines, enough))
+        known.of(Path(*part.files), f"lines {enough} {field}", partial(_count, part.lines, enough))
         for part in parts
     ]
     blocks = [hold_out_block(count, share) for count in counts]
@@ -189,7 +193,8 @@ def held_out_parts(
     if not train or not validation:
         raise DataError(
             f"{listed((part.source for part in parts), 1)}: validation_share={share} of the "
-            "lines is less than one line. Name data.validation or raise data.validation_share."
+            "lines is less than one line. Name data.validation, raise data.validation_share, or "
+            "break long lines: fold -s FILE > BROKEN.txt"
         )
     return train, validation
 

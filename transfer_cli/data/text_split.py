@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from transfer_cli.data import readers, sheets
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import WeightedSource, Whole
+from transfer_cli.data.text_lines import LastLine, opened, text_lines
 from transfer_cli.errors import DataError
 
 TITLE = "= [^=].* ="
@@ -33,6 +34,12 @@ _HOLD_OUT_OFFSET = 0.5
 Lines = Callable[[], Iterator[str]]
 Begins = Callable[[], Iterator[bool]]
 
+LineRule = Literal["keep", "end", "join"]
+"""What becomes of a line break: it is kept, it is the token that ends a line, it is a space.
+
+With `end` each line ends with the separator; else each document does, and lines do not.
+"""
+
 T = TypeVar("T")
 
 
@@ -43,8 +50,10 @@ class TextSplit:
     Args:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
-        begins: Yields for each line whether a document begins with it; None: nobody asks.
+        rule: What becomes of line breaks.
+        begins: Yields for each line whether a document begins with it; None: with the first alone.
         begins_by: How it knows, to tell it from other ways.
+        apart: Whether documents are told apart in the tokens.
         fingerprint: Hex digest that changes when the lines do.
         source: The name of its file, or files, in messages.
         files: The digest of each file.
@@ -67,8 +76,10 @@ class TextSplit:
     part_of: Whole | None = None
     source: str = "this text"
     files: Mapping[str, str] = field(default_factory=dict)
+    rule: LineRule = "end"
     begins: Begins | None = None
     begins_by: str = ""
+    apart: bool = False
     parts: Sequence["TextSplit"] = ()
     workers: int = 1
     sources: Sequence[WeightedSource] = ()
@@ -82,6 +93,16 @@ class TextSplit:
     def shards(self) -> Sequence["TextSplit"]:
         """Its parts, or itself."""
         return self.parts or (self,)
+
+    def by_rule(self, rule: LineRule) -> "TextSplit":
+        """Return it with another rule for line breaks."""
+        return replace(self, rule=rule, parts=tuple(part.by_rule(rule) for part in self.parts))
+
+    def marked_lines(self) -> Iterator[tuple[str, bool]]:
+        """Yield each line, and whether a document begins with it."""
+        first_alone = (number == 0 for number in itertools.count())
+        begins = first_alone if self.begins is None else self.begins()
+        return zip(self.lines(), begins, strict=False)
 
     def check_unchanged(self) -> None:
         """Refuse files whose content is no longer that of their digests.
@@ -109,11 +130,17 @@ def joined(
         about_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         source=source,
         files={name: digest for part in parts for name, digest in part.files.items()},
-        begins=first.begins and partial(_chained, [part.begins for part in parts if part.begins]),
+        rule=first.rule,
+        begins=partial(_begins, parts),
         begins_by=first.begins_by,
+        apart=first.apart,
         parts=tuple(parts),
         workers=workers,
     )
+
+
+def _begins(parts: Sequence[TextSplit]) -> Iterator[bool]:
+    return (begins for part in parts for _, begins in part.marked_lines())
 
 
 def _chained(parts: Sequence[Callable[[], Iterator[T]]]) -> Iterator[T]:
@@ -152,17 +179,32 @@ def path_lines(path: Path, field: str) -> Iterator[str]:
     """Yield the lines of a text file, or those of the texts in `field` of its rows."""
     texts = _row_texts(path, field)
     if texts is None:
-        yield from readers.read_lines(path)
-    else:
-        yield from itertools.chain.from_iterable(map(readers.paragraphs, texts))
+        yield from text_lines(path)
+        return
+    for text in texts:
+        *lines, last = readers.paragraphs(text)
+        yield from lines
+        yield LastLine(last)
+
+
+def has_rows(path: Path) -> bool:
+    """Return whether a file holds JSON lines or Parquet, whose rows are documents."""
+    return readers.format_of(path) in ("jsonl", sheets.PARQUET)
 
 
 def _row_texts(path: Path, field: str) -> Iterator[str] | None:
     """Return the texts of JSON lines or Parquet; None: it is plain text."""
-    if readers.format_of(path) != sheets.PARQUET:
-        return readers.json_texts(path, field)
-    records = sheets.parquet_records(path, field)
+    if not has_rows(path):
+        return None
+    is_parquet = readers.format_of(path) == sheets.PARQUET
+    records = sheets.parquet_records(path, field) if is_parquet else _json_records(path)
     return (readers.text_of(record, field, str(path)) for record in records)
+
+
+def _json_records(path: Path) -> Iterator[readers.Record]:
+    with opened(path) as stream:
+        lines = readers.sound_lines(readers.all_lines(stream, str(path)))
+        yield from readers.json_records(lines, str(path))
 
 
 def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:
@@ -181,7 +223,7 @@ def path_begins(path: Path, field: str, heading: str | None) -> Iterator[bool]:
     """Yield for each of `path_lines` whether a document begins with it."""
     texts = _row_texts(path, field)
     if texts is None:
-        yield from begins_of(partial(readers.read_lines, path), heading)
+        yield from begins_of(partial(text_lines, path), heading)
         return
     for text in texts:
         yield from (number == 0 for number, _ in enumerate(readers.paragraphs(text)))
@@ -224,20 +266,25 @@ class HoldOut:
             lines=partial(self.of, split.lines),
             fingerprint=digest_of([split.fingerprint, str(self)]),
             about_bytes=self.about(split.about_bytes),
-            begins=split.begins and partial(self.begins, split.lines, split.begins),
+            begins=split.begins and partial(self.begins, split),
         )
 
     def of(self, lines: Lines) -> Iterator[str]:
         """Yield the lines that it keeps."""
         return (line for line, is_kept in self._marked(lines()) if is_kept)
 
-    def begins(self, lines: Lines, begins: Begins) -> Iterator[bool]:
-        """Yield for each line whether a document begins with it, or the part that is kept."""
-        is_kept = False
-        for (_, keeps), begins_here in zip(self._marked(lines()), begins(), strict=True):
-            if keeps:
-                yield begins_here or not is_kept
-            is_kept = keeps
+    def begins(self, split: TextSplit) -> Iterator[bool]:
+        """Yield for each line that it keeps of a split whether a document begins with it.
+
+        One begins where lines were left out, too, if documents are told apart or one began there.
+        """
+        begins = False
+        marked = self._marked(split.lines())
+        for (_, is_kept), (_, begins_here) in zip(marked, split.marked_lines(), strict=True):
+            begins = begins or begins_here
+            if is_kept:
+                yield begins
+            begins = not is_kept and (begins or split.apart)
 
     def _marked(self, lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
         """Yield each line, and whether it is kept."""

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,10 @@ class Tokenizer:
         begin: The token that stands before each text, where none stands behind it (Llama); None:
             there is none.
         sentinels: The tokens `<extra_id_0>`, `<extra_id_1>` and so on, as many as there are.
+        opens: The token that stands before a document of running text: that which the tokenizer
+            puts before a text, else `sep`.
         separators: How many `sep` stand between two texts: 1, in RoBERTa 2.
+        ends_texts: Whether `sep` is what models of others end a text by, and not a line.
         is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
 
     Raises:
@@ -126,7 +130,9 @@ class Tokenizer:
             self._pieces[token] = piece
         self.starts_word = _starts_word(self._pieces, self.special, data["model"])
 
-        self.begin, self.separators = _around_texts(data["post_processor"], vocabulary)
+        first, self.begin, self.separators = _around_texts(data["post_processor"], vocabulary)
+        self.opens = self.sep if first is None else first
+        self.ends_texts = names["sep"] in _ENDS_OF_TEXT
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
         self.sentinels: tuple[int, ...] = ()
@@ -205,6 +211,12 @@ class Tokenizer:
         if words and words[-1] == "":
             words[-1] = " "
         return words
+
+    @cached_property
+    def keeps_lines(self) -> bool:
+        """Whether a line break is a token, or several, from which it comes back."""
+        tokens = self.encode("\n\n")
+        return self.unk not in tokens and self.decode(tokens).count("\n") == 2
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; special tokens appear by name."""
@@ -572,16 +584,17 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
 
 def _around_texts(
     processor: dict[str, Any] | None, vocabulary: dict[str, int]
-) -> tuple[int | None, int]:
-    """Return the token before a text with none behind it, and how many are between two texts.
+) -> tuple[int | None, int | None, int]:
+    """Return the token before a text, if none is behind it again, and how many are between two.
 
     A template says it; without one they are none and one.
     """
     parts = (processor or {}).get("processors", [processor])
     template = next((p for p in parts if p and p.get("type") == "TemplateProcessing"), None)
     if template is None:
-        return None, 1
+        return None, None, 1
     first, last = (template["single"][place].get("SpecialToken", {}).get("id") for place in (0, -1))
+    begin = vocabulary.get(first)
     between = 0
     for piece in template["pair"][1:]:
         between += "SpecialToken" in piece
@@ -589,7 +602,7 @@ def _around_texts(
             break
         if "Sequence" in piece:
             between = 0
-    return vocabulary.get(first) if last is None else None, max(1, between)
+    return begin, begin if last is None else None, max(1, between)
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from transfer_cli.objectives.language_model import HEAD
 MASKS = ("[MASK]", "<mask>")
 """Names of the mask token that every tokenizer accepts here."""
 
-Around = Literal["lines", "sentence"]
+Around = Literal["lines", "sentence", "text"]
 
 _CONTINUES = "##"
 """WordPiece's prefix of a piece that continues a word."""
@@ -54,11 +54,13 @@ def encode_with_gaps(text: str, tokenizer: Tokenizer, around: Around) -> list[in
         tokenizer: The run's tokenizer.
         around: lines: `sep` before the first and after each line, as in pretraining text
             (`data.corpus`); sentence: `cls` before and `sep` after the text, as in labelled texts
-            (`data.encoded_task`) and in BERT.
+            (`data.encoded_task`) and in BERT; text: `sep` on both sides, as a document of running
+            text whose lines do not end by it.
     """
     if around == "sentence":
         return [tokenizer.cls, *_encoded(text, tokenizer), tokenizer.sep]
-    lines = [[*_encoded(line, tokenizer), tokenizer.sep] for line in text.split("\n")]
+    texts = text.split("\n") if around == "lines" else [text]
+    lines = [[*_encoded(line, tokenizer), tokenizer.sep] for line in texts]
     return [tokenizer.sep, *(token for line in lines for token in line)]
 
 

@@ -1,9 +1,9 @@
 """Encodes prompts as in pretraining, and lists the tokens that may be generated.
 
-Pretraining text is a stream of lines with a `sep` after each and one before the first
-(`data.corpus`): to such a model `sep` ends a line, and no token ends a text. Tokenizers like
-GPT-2's have one special token, which ends a document; line ends are ordinary text there, and a
-prompt gets no special token.
+Where lines end by `sep` (`data.lines=end`), pretraining text is a stream of lines with one after
+each and one before the first: to such a model no token ends a text. Elsewhere `sep` ends a
+document, line breaks are text or spaces, and what stands before a prompt is what the tokenizer puts
+before a text.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,21 @@ class PromptLayout:
 
     Args:
         tokenizer: The run's tokenizer.
-        has_lines: Whether the model was trained on lines as in `data.corpus`; published models were
+        has_lines: Whether the model was trained on lines that end by `sep`; published models were
             not.
         before_text: The token before a text that is no lines; None: none.
+        joins_lines: Whether line breaks of a text that is no lines were spaces.
     """
 
     tokenizer: Tokenizer
     has_lines: bool = True
     before_text: int | None = None
+    joins_lines: bool = False
 
     @property
     def text_end(self) -> int | None:
         """The token that ends a text; None if no token does."""
-        ends_texts = not self.has_lines or self.tokenizer.sep == self.tokenizer.cls
-        return self.tokenizer.sep if ends_texts else None
+        return None if self.has_lines else self.tokenizer.sep
 
     @property
     def line_end(self) -> int | None:
@@ -47,7 +48,7 @@ class PromptLayout:
         They are empty if the tokenizer finds no token in the text.
         """
         if self.line_end is None:
-            tokens = self.tokenizer.encode(text)
+            tokens = self.tokenizer.encode(text.replace("\n", " ") if self.joins_lines else text)
             return tokens if self.before_text is None or not tokens else [self.before_text, *tokens]
         rows = self.tokenizer.encode_batch(text.split("\n"))
         return [token for row in rows for token in (self.line_end, *row)] if any(rows) else []

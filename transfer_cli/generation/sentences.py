@@ -64,8 +64,8 @@ class SentenceScorer:
 
     def _laid_out(self, text: str, layout: PromptLayout) -> Ending:
         """Return the tokens of a sentence as a causal model reads them."""
-        tokens, own = layout.encode(text), self._tokenizer.encode(text)
-        if len(tokens) == len(own) and self._scores_first:
+        tokens = layout.encode(text)
+        if self._scores_first and layout.line_end is None and layout.before_text is None:
             tokens = [self._tokenizer.sep, *tokens]
         self._check(text, len(tokens), least=2)
         return Ending(tokens, 1)

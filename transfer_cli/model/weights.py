@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -86,6 +86,8 @@ class ModelDescription:
             decide (`tasks.base.task_of`).
         pairs: Whether the running text that it was trained on was in pairs, laid out as labelled
             texts are, and not in lines.
+        lines: What becomes of line breaks in running text, see `data.text_split.LineRule`; None: it
+            is of an earlier version, for which the separator stood for each.
 
     Raises:
         TypeError, ValueError: A value cannot be right.
@@ -100,6 +102,7 @@ class ModelDescription:
     base: Base | None = None
     task: Mapping[str, Any] | None = None
     pairs: bool = False
+    lines: Literal["keep", "end", "join"] | None = None
 
     def __post_init__(self) -> None:
         if self.shape.direction == "auto":
@@ -108,6 +111,8 @@ class ModelDescription:
             raise ValueError(f"vocabulary is {self.vocabulary!r}")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("labels holds a label twice")
+        if self.lines not in (None, "keep", "end", "join"):
+            raise ValueError(f"lines is {self.lines!r}")
         if not isinstance(self.edits, Mapping):
             raise TypeError("edits is no mapping")
         task = {} if self.task is None else {"task": self.task}

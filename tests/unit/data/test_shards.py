@@ -279,7 +279,8 @@ def test_joined_tokens_are_those_of_one_array(tmp_path_factory, sizes, data):
     stored, whole = [], [0]
     for number, size in enumerate(sizes):
         path = tmp_path_factory.mktemp("shard")
-        tokens = np.array([0, *(10 * number + place for place in range(1, size))], np.uint16)
+        own = (10 * number + place for place in range(1, size - 1))
+        tokens = np.array([0, *own, 0], np.uint16)
         tokens.tofile(path / "tokens.bin")
         stored.append(StoredTokens(path, tokens.dtype, {"num_tokens": size}))
         whole += tokens[1:].tolist()

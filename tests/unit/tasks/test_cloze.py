@@ -171,7 +171,8 @@ def test_a_causal_model_reads_a_prompt(pattern, text, lines, before_text, tokeni
     tokens, batch = row_of(task, Example(text), "causal", tokenizer)
 
     prompt = pattern.replace("\\n", "\n").replace("{text}", text).removesuffix(" {mask}")
-    layout = PromptLayout(tokenizer, has_lines=lines, before_text=before_text)
+    has_lines = lines and tokenizer.sep != tokenizer.cls
+    layout = PromptLayout(tokenizer, has_lines=has_lines, before_text=before_text)
     assert tokens == layout.encode(prompt)
     assert "gap" not in batch
 

@@ -87,7 +87,7 @@ def _running_text(source: TextData, place: DataPlace, opened: Opened, origins: O
     def encode(name: str) -> Split:
         prepared, _ = datasets.text(
             source, place, start.description.shape, start.tokenizer, (name,),
-            lambda splits: origins.text("data", splits),
+            lambda splits: origins.text("data", splits), start.lines,
         )  # fmt: skip
         return prepared.splits[name]
 

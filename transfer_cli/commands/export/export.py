@@ -112,7 +112,8 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     causal = start.description.shape.direction == "causal"
     # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
-    layout = usual if start.published is not None else None
+    is_text = start.task is None and start.lines != "end"
+    layout = usual if start.published is not None or is_text else None
     largest = write_onnx(
         model.eval(), objective, start.tokenizer, folder, length=_length(start), layout=layout
     )

@@ -1,0 +1,122 @@
+"""Documents to tokens: whole texts, whose line breaks are kept or become spaces.
+
+A document may be longer than memory, so it is encoded in pieces. It is cut where the tokens of both
+sides are those of the whole, which is tried with the letters around the place: a tokenizer that
+joins line breaks, or puts a space before a text, is seen by that.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_cli.data.text_lines import LastLine, LinePart
+from transfer_cli.data.text_split import TextSplit
+from transfer_cli.data.tokenizer import Tokenizer
+
+_PIECE = 2**14
+"""Characters that a piece has at least."""
+
+_LONGEST = 2**20
+"""A text without a place to cut it is cut after so many, wherever that is."""
+
+_AROUND = 100
+"""Characters on either side of a place that it is tried with."""
+
+_TRIES = 50
+
+_PLACE = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\w\s])(?=\w)")
+"""After a line, before a word, after a mark: where most tokenizers begin anew."""
+
+
+@dataclass
+class _Piece:
+    """A text that is encoded at once.
+
+    Args:
+        before: What stands before it in its document, as much as matters.
+        text: The text.
+        after: Tokens behind it.
+    """
+
+    before: str
+    text: str
+    after: tuple[int, ...] = ()
+
+
+class DocumentEncoder:
+    """Lines to the tokens of documents, each with the token that ends a text behind it.
+
+    Args:
+        split: The text.
+        tokenizer: What encodes it.
+        most: Characters of the lines that are encoded at once.
+    """
+
+    def __init__(self, split: TextSplit, tokenizer: Tokenizer, most: int) -> None:
+        self._split, self._tokenizer, self._most = split, tokenizer, most
+        opens = tokenizer.opens
+        self._between = (tokenizer.sep, *(() if opens == tokenizer.sep else (opens,)))
+        self._before, self._text = "", ""
+
+    def encoded(self) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
+        """Yield batches of lines, and the tokens that have become certain with them."""
+        batch: list[str] = []
+        pieces: list[_Piece] = []
+        characters, glue = 0, ""
+        for number, (line, begins) in enumerate(self._split.marked_lines()):
+            if begins and number:
+                pieces.append(self._rest(self._between))
+            self._text += line if begins or self._split.rule == "keep" else glue + line
+            glue = "" if isinstance(line, LinePart) else " "
+            if self._split.rule == "keep" and not isinstance(line, LinePart | LastLine):
+                self._text += "\n"
+            pieces += self._cut()
+            batch.append(line)
+            characters += len(line) + 1
+            if characters >= self._most:
+                yield batch, self._tokens(pieces)
+                batch, pieces, characters = [], [], 0
+        if batch or self._text:
+            yield batch, self._tokens([*pieces, self._rest((self._tokenizer.sep,))])
+
+    def _rest(self, after: tuple[int, ...]) -> _Piece:
+        piece = _Piece(self._before, self._text, after)
+        self._before = self._text = ""
+        return piece
+
+    def _cut(self) -> Iterator[_Piece]:
+        """Yield what can be encoded of the text, as long as enough is left behind it."""
+        while len(self._text) >= 2 * _PIECE:
+            place = self._place()
+            if place is None:
+                return
+            yield _Piece(self._before, self._text[:place])
+            self._before = self._text[max(0, place - _AROUND) : place]
+            self._text = self._text[place:]
+
+    def _place(self) -> int | None:
+        """Return where the text can be cut; None: nowhere so far."""
+        places = _PLACE.finditer(self._text, _PIECE, len(self._text) - _AROUND)
+        for found in itertools.islice(places, _TRIES):
+            place = found.start()
+            before = self._text[place - _AROUND : place]
+            alone, whole = self._tokenizer.encode_batch(
+                [before, before + self._text[place : place + _AROUND]]
+            )
+            if whole[: len(alone)] == alone:
+                return place
+        return _LONGEST if len(self._text) > 2 * _LONGEST else None
+
+    def _tokens(self, pieces: list[_Piece]) -> npt.NDArray[np.int64]:
+        encode = self._tokenizer.encode_batch
+        skipped = map(len, encode([piece.before for piece in pieces]))
+        rows = encode([piece.before + piece.text for piece in pieces])
+        tokens: list[int] = []
+        for row, skip, piece in zip(rows, skipped, pieces, strict=True):
+            tokens += [*row[skip:], *piece.after]
+        return np.array(tokens, np.int64)
