@@ -1,14 +1,16 @@
 """Reads small files of unknown origin whole, in bounded memory, as plain values.
 
 A run directory can come from a stranger. A file that is larger, deeper or of another kind than our
-own is refused; the caller adds its name to the error.
+own is refused; the caller adds its name to the error. What stands in one has one escape for each
+place where it is shown: a terminal, Markdown, a spreadsheet; templates of HTML have their own.
 """
 
 import errno
 import json
+import re
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,39 @@ def escaped(text: str) -> str:
 def in_one_line(text: str) -> str:
     """Return `text` without control characters, line ends included."""
     return escaped(text).replace("\n", "\\n")
+
+
+_MARKUP = re.compile(r"[\\`*<>\[\]#&~$]|(?<![^\W_])_|_(?![^\W_])")
+"""What Markdown may obey in the middle of a line; it leaves `_` within a word as it is."""
+
+
+def markdown_text(text: str) -> str:
+    """Return a text as one line in which Markdown finds nothing to do."""
+    return _MARKUP.sub(lambda mark: f"\\{mark[0]}", " ".join(escaped(text).split()))
+
+
+def markdown_code(text: str) -> str:
+    """Return a text as code in a line, which Markdown leaves as it is."""
+    line = " ".join(escaped(text).split()) or " "
+    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    space = " " if line[0] == "`" or line[-1] == "`" else ""
+    return f"{fence}{space}{line}{space}{fence}"
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """Return a row of a table; the cells are Markdown."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_FORMULA = tuple("=+-@\t\r\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
+                 "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+"""How a cell begins that a spreadsheet would compute."""
+
+
+def spreadsheet_cell(text: str) -> str:
+    """Return a text as one line that a spreadsheet does not compute."""
+    line = in_one_line(text)
+    return f"'{line}" if line.startswith(_FORMULA) else line
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,7 @@ from transfer_cli.report.best import commands
 from transfer_cli.report.contents import FAILED, Best, Group, Report, Run, TaskRuns
 from transfer_cli.report.differing_settings import plain
 from transfer_cli.report.untrusted import is_number
-from transfer_cli.safe_files import escaped, in_one_line
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would compute."""
+from transfer_cli.safe_files import markdown_code, markdown_row, markdown_text, spreadsheet_cell
 
 
 def as_csv(report: Report) -> str:
@@ -42,10 +39,10 @@ def plain_values(value: object) -> Any:
 
 def as_markdown(report: Report) -> str:
     """Return a table for each task, with what must be known of it."""
-    parts = [*map(_text, results_table.apart(report))]
+    parts = [*map(markdown_text, results_table.apart(report))]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
-        parts += ["Not shown:", "\n".join(f"- {_text(each)}" for each in report.problems)]
+        parts += ["Not shown:", "\n".join(f"- {markdown_text(each)}" for each in report.problems)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -79,11 +76,9 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """Return what is written for a value: no text that a spreadsheet would compute."""
     if value is None or is_number(value):
         return value
-    text = in_one_line(str(value) if isinstance(value, Path) else plain(value))
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return spreadsheet_cell(str(value) if isinstance(value, Path) else plain(value))
 
 
 def _record_fields(value: Any) -> Any:
@@ -107,16 +102,16 @@ def _record_fields(value: Any) -> Any:
 
 def _markdown(task: TaskRuns) -> Iterator[str]:
     columns = results_table.results_table(task)
-    yield f"### {_text(task.name)}"
+    yield f"### {markdown_text(task.name)}"
     yield ""
-    yield _line(_text(each.heading) for each in columns)
-    yield _line(["---", *["---:"] * (len(columns) - 1)])
+    yield markdown_row(markdown_text(each.heading) for each in columns)
+    yield markdown_row(["---", *["---:"] * (len(columns) - 1)])
     for group, (name, *cells) in zip(task.groups, results_table.texts(columns), strict=True):
-        first = f"**{_code(name)}** \\*" if group.is_best else _code(name)
-        yield _line([first, *map(_text, cells)])
-    remarks = [_text(line) for line in results_table.remarks(task)]
+        first = f"**{markdown_code(name)}** \\*" if group.is_best else markdown_code(name)
+        yield markdown_row([first, *map(markdown_text, cells)])
+    remarks = [markdown_text(line) for line in results_table.remarks(task)]
     remarks += [
-        f"{_code(run.name)}: {_text(run.shortfall)}"
+        f"{markdown_code(run.name)}: {markdown_text(run.shortfall)}"
         for run in task.runs
         if run.shortfall is not None
     ]
@@ -125,23 +120,10 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
         yield from (f"- {line}" for line in remarks)
     if task.best is not None:
         yield ""
-        own = _text(results_table.own(task))
-        yield f"**Best run by validation**: {_code(str(task.best.run.path))} {own}"
+        own = markdown_text(results_table.own(task))
+        yield f"**Best run by validation**: {markdown_code(str(task.best.run.path))} {own}"
         yield ""
-        yield from (f"- {_text(line)}" for line in results_table.why_best(task))
-        yield from (f"- {what}: {_code(line)}" for what, line in commands(task.best.run).items())
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _code(text: str) -> str:
-    """Return a text as code, which Markdown leaves as it is."""
-    return "`" + " ".join(escaped(text).replace("`", "'").split()).replace("|", "\\|") + "`"
-
-
-def _text(text: str) -> str:
-    """Return a text in which Markdown finds nothing to do."""
-    line = " ".join(escaped(text).split())
-    return "".join(f"\\{each}" if each in "\\`*<>[]|#" else each for each in line)
+        yield from (f"- {markdown_text(line)}" for line in results_table.why_best(task))
+        yield from (
+            f"- {what}: {markdown_code(line)}" for what, line in commands(task.best.run).items()
+        )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import RunError
-from transfer_cli.runs.atomic import replaced_file, write_text, writing
+from transfer_cli.runs.atomic import check_inside, replaced_file, write_text, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import UnreadableError, parse_json, read_bytes, read_json
 
@@ -70,12 +70,13 @@ def write_analysis(
 
     Raises:
         RunError: There is no such run, a name or a picture is not allowed, `content` is not JSON
-            with finite numbers, too large, or cannot be written.
+            with finite numbers, too large, or cannot be written; a link leads out of the folder.
     """
     pictures, files = pictures or {}, files or {}
     text = _checked(run, name, content, pictures)
     _check_files(name, files)
     folder = RunDirectory(run).analyses
+    check_inside(run, [folder], "run")
     with writing(folder):
         folder.mkdir(exist_ok=True)
     others = {f"{shows}.png": picture for shows, picture in pictures.items()} | dict(files)

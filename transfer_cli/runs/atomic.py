@@ -1,6 +1,7 @@
 """Writes files and folders beside their place and renames them into it when they are complete.
 
 While it is written, one is called `.NAME.NUMBER`. A kill leaves that behind, and the old one whole.
+Nothing is written or removed where a link in a folder of ours leads: `check_inside` looks for them.
 """
 
 import errno
@@ -8,8 +9,10 @@ import itertools
 import json
 import os
 import secrets
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +39,52 @@ def writing(path: Path) -> Iterator[None]:
         full = getattr(error, "errno", errno.ENOSPC) in _FULL
         cure = "Free some space there" if full else "Choose another place"
         raise RunError(f"{path} cannot be written: {reason}. {cure}") from error
+
+
+def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
+    """Refuse to write into a folder in which a link leads out, or what is no file could wait.
+
+    Whoever writes, cuts or removes something in a run or a sweep that is there asks this first: a
+    stranger may have made it. The folder itself may be reached by a link, which somebody typed.
+
+    Args:
+        folder: The run or the sweep.
+        places: What may be written in it, there or not; of a folder, all that is in it.
+        key: The config key that named the folder; begins the message.
+
+    Raises:
+        RunError: A place is a link to what lies elsewhere, a device or a pipe.
+    """
+    root = os.path.realpath(folder)
+    for path in itertools.chain.from_iterable(map(_all_of, places)):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+            raise RunError(
+                f"{key}: {path} is a link that leads out of {folder}, where nothing is written; "
+                f"copy what it leads to: cp -rL {shlex.quote(str(folder))} COPY"
+            )
+        with suppress(OSError):  # it is not there, or a link to itself
+            kind = path.stat().st_mode
+            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                raise RunError(f"{key}: {path} is a device or a pipe; remove it")
+
+
+def _all_of(place: Path) -> Iterator[Path]:
+    """Yield a path and all that is below it, but nothing behind a link."""
+    yield place
+    for base, folders, files in () if place.is_symlink() else os.walk(place):
+        yield from (Path(base, name) for name in (*folders, *files))
+
+
+def remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a file, a link or a folder with all that is in it; what stays of one can be ignored.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

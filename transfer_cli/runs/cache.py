@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from transfer_cli.runs.atomic import flush, replaced_folder
+from transfer_cli.runs.atomic import flush, remove, replaced_folder
 from transfer_cli.runs.locks import Lock
 from transfer_cli.safe_files import read_json
 
@@ -113,7 +112,7 @@ def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
         return
     try:
         if not is_there(entry):
-            _remove(entry)  # it may be one of an early version, without a seal
+            remove(entry)  # it may be one of an early version, without a seal
             make()
     finally:
         lock.release()
@@ -182,7 +181,7 @@ def _clear(entry: Path) -> None:
             log.warning("%s in the cache is damaged and is made again", entry)
         else:
             log.info("%s in the cache has no checksums and is made again", entry)
-        _remove(entry)
+        remove(entry)
 
 
 def sweep(folder: Path, held: str = "") -> None:
@@ -192,18 +191,11 @@ def sweep(folder: Path, held: str = "") -> None:
         if found is None:
             continue
         if found[1] == held:
-            _remove(leftover)
+            remove(leftover)
             continue
         lock = _lock_of(folder / found[1])
         if lock.take():
             try:
-                _remove(leftover)
+                remove(leftover)
             finally:
                 lock.release()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -23,14 +23,13 @@ stopped or killed and resumed has the same ones, to the last bit, as a run that 
 """
 
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import CheckpointError, RunError, nearest
-from transfer_cli.runs.atomic import make_stamped, write_json, write_text
+from transfer_cli.runs.atomic import check_inside, make_stamped, remove, write_json, write_text
 from transfer_cli.runs.locks import Lock, holder_of
 from transfer_cli.safe_files import read_json
 
@@ -147,8 +146,11 @@ class RunDirectory:
         """Keep other commands from writing here, until `unlock` or the end of this process.
 
         Raises:
-            RunError: Another command writes here, or nobody can.
+            RunError: Another command writes here, or nobody can; or something leads out of here.
         """
+        lock_files = (self.path / LOCK, holder_of(self.path / LOCK))
+        places = (self.config, self.status, *lock_files, *self._contents())
+        check_inside(self.path, places, key)
         lock = Lock(self.path / LOCK)
         try:
             is_free = lock.take()
@@ -171,7 +173,7 @@ class RunDirectory:
         """Remove half-written files of a killed command. The caller holds the lock."""
         for folder in (self.path, self.model, self.checkpoints, *self.parts.glob("*")):
             for path in _temporaries(folder):
-                _remove(path)
+                remove(path, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove a directory whose run never began. The caller holds the lock."""
@@ -204,7 +206,7 @@ class RunDirectory:
 
     def _remove_contents(self) -> None:
         for path in (*self._contents(), *_temporaries(self.path)):
-            _remove(path)
+            remove(path, ignore_errors=True)
 
     @classmethod
     def open(cls, path: Path, key: str) -> "RunDirectory":
@@ -347,10 +349,3 @@ def _refuse_pickles(paths: Iterable[Path], key: str) -> None:
 
 def _temporaries(folder: Path) -> list[Path]:
     return [path for path in folder.glob(".*") if _TEMPORARY.fullmatch(path.name)]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -60,9 +60,9 @@ class Lock:
         """Return whether it is free, and held from now on.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file cannot be written, or is a link.
         """
-        self.handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self.handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             taken = self._take()
         except BaseException:
@@ -176,7 +176,8 @@ class Lock:
 def is_held(path: Path) -> bool:
     """Return whether some process holds the lock of a file, as far as can be seen from here."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        # Of a pipe in its place, nobody waits for a writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum, auto
 from pathlib import Path
 
-from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.atomic import check_inside, write_json
 from transfer_cli.runs.locks import Lock, is_held
 from transfer_cli.safe_files import UnreadableError, escaped, read_json
 
@@ -103,8 +103,15 @@ class SweepDirectory:
         return (path / SWEEP).is_file()
 
     def write_request(self, request: SweepRequest) -> None:
-        """Write what was asked for; the folder is made if it is missing."""
+        """Write what was asked for; the folder is made if it is missing.
+
+        Raises:
+            RunError: It cannot be written, or a link in it leads out of it.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        # Runs look for themselves what is in them.
+        places = [path for path in self.path.iterdir() if path.is_symlink() or not path.is_dir()]
+        check_inside(self.path, places, "run.dir")
         write_json(self.path / SWEEP, asdict(request))
 
     def read_request(self) -> SweepRequest:

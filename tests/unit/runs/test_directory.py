@@ -298,11 +298,11 @@ def test_a_kill_while_a_run_is_discarded_is_no_hindrance(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
-    def kill(path):
+    def kill(path, **_):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(directory, "_remove", kill)
+        patch.setattr(directory, "remove", kill)
         with pytest.raises(Killed):
             run.discard()
     run.unlock()

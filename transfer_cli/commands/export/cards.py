@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,35 @@ from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.saving import Written
+from transfer_cli.report.untrusted import is_number, mapping
 from transfer_cli.runs.directory import HUB, RunDirectory
-from transfer_cli.safe_files import escaped, read_json, read_text
+from transfer_cli.safe_files import (
+    in_one_line,
+    markdown_code,
+    markdown_row,
+    markdown_text,
+    printable,
+    read_json,
+    read_text,
+)
 
 _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
 """A path from the root, the home or the current folder, anywhere in a value."""
+
+
+class _Markdown(str):
+    """A text that is Markdown already."""
+
+    __slots__ = ()
+
+
+_FILTERS: Mapping[str, Callable[[Any], str]] = {
+    # No fence of code ends in these two: the one has no backtick, the other one line.
+    "json": lambda text: json.dumps(text).replace("`", "\\u0060"),
+    "plain": in_one_line,
+    "codes": lambda texts: ", ".join(map(markdown_code, texts)),
+    "row": lambda cells: markdown_row(map(markdown_text, cells)),
+}
 
 
 def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
@@ -28,7 +52,7 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
     target = written.target
     shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
-        "kind of model": f"{target.name} (`{target.architecture}`)",
+        "kind of model": f"{target.name} ({target.architecture})",
         "size": f"{shape.depth} blocks of width {shape.width}, {vocabulary:,} tokens, "
         f"{shape.positions} positions",
         "numbers": "float32",
@@ -53,25 +77,25 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
 
 def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
     """Return `card.md` with values, which may come from the run of a stranger."""
-    environment = Environment(  # noqa: S701 - Markdown, in which every value becomes `_plain`
+    environment = Environment(  # noqa: S701 - Markdown, in which every value is escaped
         loader=PackageLoader("transfer_cli", "commands/export"),
         undefined=StrictUndefined,
-        finalize=_plain,
+        finalize=lambda value: value if isinstance(value, _Markdown) else markdown_text(value),
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "json": json.dumps,
-        "cell": lambda text: text.replace("|", "\\|"),
-        "number": lambda value: "" if value is None else f"{value:.4g}",
-    }
+    environment.filters |= {name: _ready(write) for name, write in _FILTERS.items()}
     names = dict.fromkeys(name for split in measures.values() for name in split)
-    return environment.get_template("card.md").render(values, measures=measures, names=names)
+    rows = [
+        [name, *(f"{split[name]:.4g}" if name in split else "" for split in measures.values())]
+        for name in names
+    ]
+    table = {"head": ["measure", *measures], "rows": rows}
+    return environment.get_template("card.md").render(values, measures=measures, **table)
 
 
-def _plain(text: str) -> str:
-    """Return a text as one line that ends no code block."""
-    return escaped(text).replace("\n", " ").replace("```", "'''")
+def _ready(write: Callable[[Any], str]) -> Callable[[Any], _Markdown]:
+    return lambda value: _Markdown(write(value))
 
 
 def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
@@ -89,10 +113,10 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
         "parameters that trained": _filled("{trainable:,} of {total:,}", results.get("parameters")),
         "seconds": timing.get("seconds"),
         "versions": ", ".join(
-            f"{name} {version}" for name, version in environment.get("versions", {}).items()
+            f"{name} {version}" for name, version in mapping(environment, "versions").items()
         ),
     }
-    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+    return {name: printable(str(value)) for name, value in found.items() if value not in (None, "")}
 
 
 def _filled(sentence: str, numbers: Any) -> str | None:
@@ -114,7 +138,7 @@ def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     if not isinstance(found, dict):
         return {}
     return {
-        str(split): {str(n): v for n, v in measures.items() if isinstance(v, int | float)}
+        str(split): {str(n): v for n, v in measures.items() if is_number(v)}
         for split, measures in found.items()
         if isinstance(measures, dict)
     }

@@ -16,12 +16,16 @@ from typing import TextIO
 
 from transfer_cli.commands.predict.reading import Row
 from transfer_cli.commands.predict.writing import Answers
+from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.engine import handlers
 from transfer_cli.errors import ConfigError, RunError, StoppedError
-from transfer_cli.runs.atomic import flush, writing
+from transfer_cli.runs.atomic import check_inside, flush, writing
 from transfer_cli.runs.locks import Lock
 
 log = logging.getLogger(__name__)
+
+_MOST_LINE = 16 * MAX_LINE_BYTES
+"""Bytes of an answer that is read again: its text, its columns, and six for a control character."""
 
 
 @contextmanager
@@ -50,6 +54,7 @@ def opened(
                 yield out, None
             return
         partial = path.with_name(f"{path.name}.{digest()}.partial")
+        check_inside(path.parent, [partial], "output")
         if resume:
             _check_same(path, partial)
         with _held(partial), partial.open("a+", encoding="utf-8", newline="") as out:
@@ -134,11 +139,10 @@ class Earlier:
         if self._partial is None:
             return
         with self._partial.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
+            while (line := file.readline(_MOST_LINE)).endswith(b"\n"):
                 self._read += len(line)
-                yield line.decode()
+                # What is no UTF-8 is then equal to no text of ours.
+                yield line.decode(errors="surrogateescape")
 
     def has(self, window: Sequence[Row]) -> bool:
         """Return whether the next answers are those of this window, all of it.
