@@ -71,7 +71,8 @@ def inspect(config: DictConfig) -> None:
                 batch = split.data.batch(np.array([number]))
                 noise = ExampleNoise(config.seed, "inspect")
                 _block(objective.prepare(batch, noise), batch, tokenizer)
-    _repeated_lines(found.splits(place.folder, place.seed))
+    read = replace(found, lines=prepared.lines)
+    _repeated_lines(read.splits(place.folder, place.seed))
 
 
 def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samples: int) -> None:
