@@ -367,14 +367,16 @@ def whole_texts(
 ) -> tuple[dict[str, EncodedText], Tokenizer, LineRule]:
     """Return splits of a text, each encoded in one piece, with tokenizer and rule for line breaks.
 
-    A recipe makes the tokenizer from the training text. `note` is called before any of it. For
+    A recipe makes the tokenizer from the training text. `note` is called before it is encoded. For
     `lines` see `text`.
     """
     raw = found.splits(place.folder, place.seed, only=only)
-    note(raw)
     if isinstance(tokenizer, TokenizerRecipe):
         tokenizer = cached_tokenizer(tokenizer, raw["train"], place.cache)
     rule = _line_rule(found, tokenizer, direction, lines)
+    if rule not in ("end", found.lines):  # other parts are held out
+        raw = replace(found, lines=rule).splits(place.folder, place.seed, only=only)
+    note(raw)
     return _encoded(raw, tokenizer, place.cache, rule), tokenizer, rule
 
 

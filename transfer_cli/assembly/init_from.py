@@ -125,10 +125,9 @@ class Pretrained:
         """The token that it reads before texts that are no lines; None: none."""
         if isinstance(self.task, ClozeTask):
             return self.task.before_text
-        if self.published is not None:
-            return self.published.before_text
-        opens = self.tokenizer.opens
-        return None if self.lines == "end" or opens == self.tokenizer.sep else opens
+        # Runs that read line by line put nothing but separators before a text.
+        is_read_so = self.published is not None or self.lines != "end"
+        return self.tokenizer.before_text if is_read_so else None
 
     @property
     def prompt_layout(self) -> PromptLayout:

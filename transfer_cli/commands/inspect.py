@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.safe_files import in_one_line
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.terminal import print_line
 
@@ -53,6 +55,8 @@ def inspect(config: DictConfig) -> None:
     objective: Objective = CausalLM()
     if config.objective is not None:
         objective = build(objective_options(config.objective, "objective"), "objective", Objective)
+    if start is None and found.pairs is None and objective.direction is not None:
+        shape = replace(shape, direction=objective.direction)
     lines = None if start is None else start.lines
     prepared, tokenizer = datasets.text(found, place, shape, chosen, lines=lines)
     objective.setup(TaskInfo(tokenizer))
@@ -67,7 +71,8 @@ def inspect(config: DictConfig) -> None:
                 batch = split.data.batch(np.array([number]))
                 noise = ExampleNoise(config.seed, "inspect")
                 _block(objective.prepare(batch, noise), batch, tokenizer)
-    _repeated_lines(found.splits(place.folder, place.seed))
+    read = replace(found, lines=prepared.lines)
+    _repeated_lines(read.splits(place.folder, place.seed))
 
 
 def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samples: int) -> None:
@@ -124,7 +129,8 @@ def _repeated_lines(raw: Mapping[str, TextSplit]) -> None:
 
 def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
     tokens, target = prepared["tokens"][0].tolist(), prepared["target"][0].tolist()
-    print_line(f"  text     {tokenizer.decode(batch['tokens'][0].tolist())}")
+    text = tokenizer.decode(batch["tokens"][0].tolist())
+    print_line(f"  text     {in_one_line(text)}")
     print_line(f"  tokens   {' '.join(tokenizer.pieces(tokens))}")
     named = (tokenizer.pieces([t])[0] if t != IGNORE else "." for t in target)
     print_line(f"  targets  {' '.join(named)}")

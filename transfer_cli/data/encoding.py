@@ -261,7 +261,7 @@ def _write_tokens(
                 num_unknown=int(np.count_nonzero(tokens == tokenizer.unk)),
             )
             more(batch_bytes)
-    if not counts["num_lines"]:
+    if counts["num_tokens"] == 1:
         raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
     return counts
 

@@ -11,6 +11,7 @@ import json
 import lzma
 import math
 import os
+import shlex
 import string
 import zlib
 from collections import Counter, deque
@@ -146,8 +147,9 @@ def check_readable(path: Path) -> None:
         typed = "".join(
             chr(byte) if chr(byte) in _PLAIN else f"\\x{byte:02x}" for byte in os.fsencode(path)
         )
+        other = shlex.quote("".join(c if c.isprintable() else "_" for c in str(path)))
         raise DataError(
-            f"{typed}: the name is not UTF-8; give it another: mv $'{typed}' NEW-NAME"
+            f"{typed}: the name is not UTF-8; give it another: mv $'{typed}' {other}"
         ) from error
     try:
         if not path.exists():

@@ -267,7 +267,7 @@ class TextFiles(TextData):
     ) -> dict[str, TextSplit]:
         parts, _ = self._parts(files["train"], "train", known)
         train, validation = text_files.held_out_parts(
-            parts, self.validation_share, self.field, known
+            parts, self.validation_share, self.field, known, whole=self.lines in ("keep", "join")
         )
         found = {}
         for name in _wanted(("train", "validation", *files), only):

@@ -14,6 +14,7 @@ from transfer_cli.data.hub_client import located
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.split import Whole
 from transfer_cli.data.text_split import (
+    HOLD_OUT_BLOCKS,
     HoldOut,
     Lines,
     TextSplit,
@@ -161,10 +162,12 @@ def _digests(paths: Sequence[Path], known: KnownFiles) -> dict[Path, str]:
 
 
 def held_out_parts(
-    parts: Sequence[TextSplit], share: float, field: str, known: KnownFiles
+    parts: Sequence[TextSplit], share: float, field: str, known: KnownFiles, *, whole: bool
 ) -> tuple[list[TextSplit], list[TextSplit]]:
     """Return what is left of each file to train on, and what is held out of it.
 
+    `whole` is for text whose lines go on in the next one: documents are held out where a file has
+    enough, and else, of a short file, lines that follow each other.
     What is held out of a file depends on that file alone. Of several that are all too short to hold
     out a line, and of which none is drawn, each gives the line in its middle.
 
@@ -172,24 +175,36 @@ def held_out_parts(
         DataError: There is nothing to train on, or nothing is held out.
     """
     enough = lines_that_matter(share)
-    counts = [
-        known.of(Path(*part.files), f"lines {enough} {field}", partial(_count, part.lines, enough))
-        for part in parts
-    ]
-    blocks = [hold_out_block(count, share) for count in counts]
+
+    def counted(part: TextSplit) -> tuple[int, bool]:
+        """Return how many documents a file has, and True, or how many lines, and False."""
+        if whole and part.begins is not None:
+            begins = filter(None, (begins for _, begins in part.marked_lines()))
+            count = sum(itertools.islice(begins, enough))
+            if hold_out_block(count, share, 1):
+                return count, True
+        count = known.of(
+            Path(*part.files), f"lines {enough} {field}", partial(_count, part.lines, enough)
+        )
+        return count, False
+
+    counts = [counted(part) for part in parts]
+    least = 1 if whole else HOLD_OUT_BLOCKS
+    blocks = [hold_out_block(count, share, least) for count, _ in counts]
     drawn = [held_out_whole(part.fingerprint, share) and len(parts) > 1 for part in parts]
     from_middle = not any(blocks) and not any(drawn) and len(parts) > 1
     train: list[TextSplit] = []
     validation: list[TextSplit] = []
-    for part, count, block, is_drawn in zip(parts, counts, blocks, drawn, strict=True):
+    for part, (count, documents), block, is_drawn in zip(parts, counts, blocks, drawn, strict=True):
         if block == 0 and is_drawn:
             validation.append(part)
         elif block == 0 and not (from_middle and count > 1):
             train.append(part)
         else:
             span = None if block else (count // 2, count // 2 + 1)
-            train.append(HoldOut(share, block, keeps_held_out=False, span=span).part(part))
-            validation.append(HoldOut(share, block, keeps_held_out=True, span=span).part(part))
+            held_out = HoldOut(share, block, keeps_held_out=True, span=span, documents=documents)
+            train.append(replace(held_out, keeps_held_out=False).part(part))
+            validation.append(held_out.part(part))
     if not train or not validation:
         raise DataError(
             f"{listed((part.source for part in parts), 1)}: validation_share={share} of the "

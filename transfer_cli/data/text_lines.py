@@ -54,6 +54,7 @@ def text_lines(path: Path) -> Iterator[str]:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file of text, or of JSON lines, to be read as UTF-8 with line breaks."""
     name = str(path)
+    whole: BinaryIO
     with closing(readers.open_file(path)) as stream:
         start, whole = readers.looked_at(stream, _LOOKED_AT_BYTES, name)
         encoding = layout.encoding_of(start)

@@ -25,7 +25,7 @@ TITLE = "= [^=].* ="
 _HOLD_OUT_LINES = 64
 """Maximum number of lines of a held-out block."""
 
-_HOLD_OUT_BLOCKS = 8
+HOLD_OUT_BLOCKS = 8
 """Number of held-out blocks of a short text, if it has enough lines."""
 
 _HOLD_OUT_OFFSET = 0.5
@@ -234,25 +234,28 @@ def path_begins(path: Path, field: str, heading: str | None) -> Iterator[bool]:
 
 @dataclass(frozen=True)
 class HoldOut:
-    """Holds out lines: every (1 / share)-th block of `block` lines that are not empty.
+    """Holds out every (1 / share)-th block of `block` lines that are not empty, or documents.
 
     Args:
         share: The held-out share of the lines.
-        block: Lines of a block.
+        block: Lines, or documents, of a block.
         keeps_held_out: Whether it keeps what is held out, or the rest.
         span: Of a file that is too short, the first line that is held out and the one after the
             last, in place of blocks.
+        documents: Whether documents are held out whole, and not lines.
     """
 
     share: float
     block: int
     keeps_held_out: bool
     span: tuple[int, int] | None = None
+    documents: bool = False
 
     def __str__(self) -> str:
         """Return what tells it from others; part of the names of entries of the cache."""
         named = f"share={self.share!r}, block={self.block!r}, keep_held_out={self.keeps_held_out!r}"
-        return f"_HoldOut({named})" + ("" if self.span is None else f" {self.span}")
+        span = "" if self.span is None else f" {self.span}"
+        return f"_HoldOut({named}){span}" + (" documents" if self.documents else "")
 
     def about(self, size: int | None) -> int | None:
         """Return about how many bytes of `size` stay."""
@@ -263,15 +266,15 @@ class HoldOut:
         """Return what it keeps of a split."""
         return replace(
             split,
-            lines=partial(self.of, split.lines),
+            lines=partial(self.of, split),
             fingerprint=digest_of([split.fingerprint, str(self)]),
             about_bytes=self.about(split.about_bytes),
             begins=split.begins and partial(self.begins, split),
         )
 
-    def of(self, lines: Lines) -> Iterator[str]:
+    def of(self, split: TextSplit) -> Iterator[str]:
         """Yield the lines that it keeps."""
-        return (line for line, is_kept in self._marked(lines()) if is_kept)
+        return (line for line, is_kept in self._marked(split) if is_kept)
 
     def begins(self, split: TextSplit) -> Iterator[bool]:
         """Yield for each line that it keeps of a split whether a document begins with it.
@@ -279,19 +282,19 @@ class HoldOut:
         One begins where lines were left out, too, if documents are told apart or one began there.
         """
         begins = False
-        marked = self._marked(split.lines())
-        for (_, is_kept), (_, begins_here) in zip(marked, split.marked_lines(), strict=True):
+        marked = zip(self._marked(split), split.marked_lines(), strict=True)
+        for (_, is_kept), (_, begins_here) in marked:
             begins = begins or begins_here
             if is_kept:
                 yield begins
             begins = not is_kept and (begins or split.apart)
 
-    def _marked(self, lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    def _marked(self, split: TextSplit) -> Iterator[tuple[str, bool]]:
         """Yield each line, and whether it is kept."""
         number = -1
-        for line in lines:
-            # An empty line goes with the line before it.
-            number += bool(line.strip())
+        # An empty line goes with the line before it.
+        for line, is_new in split.marked_lines() if self.documents else _not_empty(split.lines()):
+            number += is_new
             yield line, self._holds_out(max(number, 0)) == self.keeps_held_out
 
     def _holds_out(self, number: int) -> bool:
@@ -302,9 +305,13 @@ class HoldOut:
         return floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
 
 
+def _not_empty(lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    return ((line, bool(line.strip())) for line in lines)
+
+
 def lines_that_matter(share: float) -> int:
     """Return how many lines of a file decide how large the blocks are that are held out of it."""
-    return ceil(_HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
+    return ceil(HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
 
 
 def count_texts(lines: Iterator[str], enough: int) -> int:
@@ -312,10 +319,13 @@ def count_texts(lines: Iterator[str], enough: int) -> int:
     return sum(1 for _ in itertools.islice(filter(str.strip, lines), enough))
 
 
-def hold_out_block(count: int, share: float) -> int:
-    """Return the number of lines of a block: fewer in a short text, 0 if the share is no line."""
+def hold_out_block(count: int, share: float, blocks: int) -> int:
+    """Return the number of lines of a block: fewer in a short text, 0 if the share is no line.
+
+    Of a text that has enough lines, so many `blocks` are held out at least.
+    """
     held_out = int(count * share)
-    return min(held_out, _HOLD_OUT_LINES, max(1, held_out // _HOLD_OUT_BLOCKS))
+    return min(held_out, _HOLD_OUT_LINES, max(1, held_out // blocks))
 
 
 def held_out_whole(fingerprint: str, share: float) -> bool:

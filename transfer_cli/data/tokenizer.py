@@ -95,8 +95,7 @@ class Tokenizer:
         begin: The token that stands before each text, where none stands behind it (Llama); None:
             there is none.
         sentinels: The tokens `<extra_id_0>`, `<extra_id_1>` and so on, as many as there are.
-        opens: The token that stands before a document of running text: that which the tokenizer
-            puts before a text, else `sep`.
+        before_text: The token that stands before each text, whatever is behind it; None: none.
         separators: How many `sep` stand between two texts: 1, in RoBERTa 2.
         ends_texts: Whether `sep` is what models of others end a text by, and not a line.
         is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
@@ -131,7 +130,7 @@ class Tokenizer:
         self.starts_word = _starts_word(self._pieces, self.special, data["model"])
 
         first, self.begin, self.separators = _around_texts(data["post_processor"], vocabulary)
-        self.opens = self.sep if first is None else first
+        self.before_text = first
         self.ends_texts = names["sep"] in _ENDS_OF_TEXT
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
@@ -211,6 +210,11 @@ class Tokenizer:
         if words and words[-1] == "":
             words[-1] = " "
         return words
+
+    @property
+    def opens(self) -> int:
+        """The token that stands before a document of running text."""
+        return self.sep if self.before_text is None else self.before_text
 
     @cached_property
     def keeps_lines(self) -> bool:

@@ -30,7 +30,7 @@ from transfer_cli.interop.family import (
 from transfer_cli.interop.own_code import MODEL_TYPE
 from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
-from transfer_cli.interop.vocabulary import begins_with, longest_input, read_tokenizer
+from transfer_cli.interop.vocabulary import longest_input, read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead, TokenJudge
 from transfer_cli.model.meta_device import without_weights
@@ -83,7 +83,6 @@ class Published:
         rules: How our tensors are made of those in the folder, by their full names.
         dropped: The tensors in the folder that none of ours is made of.
         length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
-        before_text: The token that its tokenizer puts before a text; None: none.
     """
 
     folder: Path
@@ -93,12 +92,11 @@ class Published:
     rules: tuple[Rule, ...]
     dropped: tuple[str, ...]
     length: int | None
-    before_text: int | None
 
     @property
     def reads_lines(self) -> bool:
         """Whether a separator is before a text, as in our pretraining on lines."""
-        return self.before_text == self.tokenizer.sep
+        return self.tokenizer.before_text == self.tokenizer.sep
 
     def tensors(self, *, values: bool = True) -> Mapping[str, Tensor]:
         """Return its weights under our names, in float32; without values, on the meta device."""
@@ -160,14 +158,8 @@ def open_folder(folder: Path, key: str) -> Published:
     dropped = found.keys() - {name for rule in rules for name in rule.theirs}
     return Published(
         folder, family, description, tokenizer, rules, tuple(sorted(dropped)),
-        longest_input(folder), _before_text(folder, tokenizer),
+        longest_input(folder),
     )  # fmt: skip
-
-
-def _before_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    name = begins_with(folder)
-    special = sorted(tokenizer.special)
-    return dict(zip(tokenizer.pieces(special), special, strict=True)).get(name or "")
 
 
 def _adapter(folder: Path, key: str) -> CheckpointError:

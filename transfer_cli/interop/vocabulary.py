@@ -103,21 +103,6 @@ def longest_input(folder: Path) -> int | None:
     return found if type(found) is int and 1 <= found <= MAX_SIZE else None
 
 
-def begins_with(folder: Path) -> str | None:
-    """Return the special token that `tokenizer.json` puts before a text; None: it does not say."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    processor = read_json(path, MAX_FILE_BYTES).get("post_processor")
-    chain = processor.get("processors") if isinstance(processor, dict) else None
-    parts = chain if isinstance(chain, list) else [processor]
-    pieces = next((p["single"] for p in parts if isinstance(p, dict) and "single" in p), None)
-    first = pieces[0] if isinstance(pieces, list) and pieces else None
-    special = first.get("SpecialToken") if isinstance(first, dict) else None
-    name = special.get("id") if isinstance(special, dict) else None
-    return name if isinstance(name, str) else None
-
-
 def _whole(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
     data = read_json(folder / FILE, MAX_FILE_BYTES)

@@ -173,15 +173,36 @@ def test_files_are_documents_one_after_the_other(tmp_path):
         assert encoded.starts.tolist() == [0, len(first) + len(between) - 1]
 
 
-def test_what_is_held_out_leaves_no_end_of_a_text_behind(tmp_path):
-    lines = [f"line {number}\n" for number in range(20)]
+def test_lines_that_are_held_out_follow_each_other_and_leave_no_end_behind(tmp_path):
+    lines = [f"line {number}\n" for number in range(40)]
+    options = {"validation_share": 0.1, "lines": "keep"}
+    text = "".join(lines)
 
-    tokens, _, _ = tokens_of(tmp_path, "".join(lines), "keep", split="train", validation_share=0.1)
+    tokens, _, _ = tokens_of(tmp_path, text, "keep", split="train", **options)
 
+    (tmp_path / "a.txt").write_text(text)
+    data = TextFiles(train=str(tmp_path / "a.txt"), **options)
+    held_out = encode_text(data.splits(tmp_path, 0)["validation"].by_rule("keep"), GPT2, tmp_path)
+    kept, out = (GPT2.decode(list(each[1:-1])) for each in (tokens, held_out.tokens))
     assert tokens.count(GPT2.sep) == 2
-    text = GPT2.decode(tokens[1:-1])
-    assert len(text.splitlines()) == 18
-    assert set(text.splitlines(keepends=True)) < set(lines)
+    assert len(out.splitlines()) == 4
+    assert kept == text.replace(out, "")
+
+
+def test_documents_are_held_out_whole_where_there_are_enough(tmp_path):
+    rows = [f"row {number}\nof lines\n" for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+
+    found = {}
+    for share in (0.1, 0.02):
+        data = TextFiles(
+            train=str(tmp_path / "a.jsonl"), validation_share=share, lines="keep", field="text"
+        )
+        split = data.splits(tmp_path, 0)["validation"]
+        found[share] = list(split.marked_lines())
+
+    assert [begins for _, begins in found[0.1]] == [True, False, False] * 4
+    assert [line for line, _ in found[0.02]] == ["row 12", "row 37"]  # lines, of too few documents
 
 
 @pytest.mark.parametrize("text", ["a b\n\nc\n", "a b\r\n\r\nc", "a b c", "ä\nb\n"])

@@ -20,7 +20,7 @@ from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.interop.targets import target_of
-from transfer_cli.interop.vocabulary import begins_with, read_tokenizer
+from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead, Pooler
 from transfer_cli.model.meta_device import without_weights
@@ -309,8 +309,7 @@ def test_tokens_of_sentence_pieces_are_those_of_the_reference(tmp_path):
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
     ours.save(tmp_path / "saved.json")
     assert Tokenizer.load(tmp_path / "saved.json").encode("the W") == ours.encode("the W")
-    assert begins_with(tmp_path) == "<s>"
-    layout = PromptLayout(ours, has_lines=False, before_text=ours.cls)
+    layout = PromptLayout(ours, has_lines=False, before_text=ours.before_text)
     assert layout.encode("the W") == theirs("the W")["input_ids"]
     assert layout.encode("") == []
 
@@ -323,7 +322,8 @@ def test_the_token_before_a_text_is_found_in_a_chain(tmp_path):
     chain = {"type": "Sequence", "processors": [bytes_first, data["post_processor"]]}
     path.write_text(json.dumps(data | {"post_processor": chain}))
 
-    assert begins_with(tmp_path) == "<s>"
+    tokenizer = read_tokenizer(tmp_path)
+    assert tokenizer.before_text == tokenizer.cls
 
 
 def test_a_classifier_with_a_bias_is_refused_before_anything_is_written(tmp_path):
