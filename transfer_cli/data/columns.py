@@ -47,7 +47,7 @@ _OTHER_DATA = {
     ("article", "questions", "options"): "data=choices objective=choice",
     ("history", "candidates"): "data=dialog objective=next_utterance",
     ("text", "spans"): "data=conll objective=tagging",
-    ("annotations", "data"): "Label Studio's JSON; export its JSON-MIN, CSV or CONLL2003",
+    ("annotations", "data"): "Label Studio's JSON; export its CSV or CONLL2003",
 }
 """What to say for columns that are no text with a label."""
 
