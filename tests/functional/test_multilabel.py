@@ -111,6 +111,7 @@ def test_new_texts_get_labels_and_runs_answer_together(transfer, run, tmp_path):
     assert [row["labels"] for row in rows] == ["cold|color", ""]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_column_for_each_label_scores_and_answers_tables(transfer, words, tmp_path):
     rows = [f"the {WORDS[n % 4]} bridge {n},{n % 2},{int(n % 4 == 0)}" for n in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["text,even,fourth", *rows]) + "\n")

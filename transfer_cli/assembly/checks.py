@@ -33,9 +33,10 @@ FEWEST_STEPS = 20
 
 
 def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Adaptation) -> None:
-    """Refuse what goes back to a masked language model where `init_from` has no head of one."""
-    if start is None or start.description.shape.direction != "bidirectional":
-        return
+    """Refuse what goes back to a language model where `init_from` has no head of one."""
+    shape = None if start is None else start.description.shape
+    if start is None or shape is None or not (shape.output_transform or shape.output_bias):
+        return  # such a head may be the table of embeddings, and nothing else
     users = {
         loss_key(name): type(loss.objective).__name__
         for name, loss in asked.items()
@@ -46,13 +47,13 @@ def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Ada
         users["adaptation.penalty"] = "EWC"
     has_head = any(name.startswith(f"heads.{HEAD}.") for name in start.tensors(values=False))
     for key, user in users.items() if not has_head else ():
-        more = ""
-        if user == "SourceDistillation":
+        more, objective = "", "clm" if shape.direction == "causal" else "mlm"
+        if user == "SourceDistillation" and objective == "mlm":
             more = f" {key}.language_model._target_=transfer_cli.objectives.masked_lm.MaskedLM"
         raise ConfigError(
             f"{key}: {user} asks the language model that {start.folder} was, whose head is not "
             f"there; give it one first: transfer pretrain {as_typed('init_from', start.folder)} "
-            f"objective=mlm data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
+            f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
         )
 
 
