@@ -166,12 +166,15 @@ def printable(text: str) -> str:
 def escaped(text: str) -> str:
     """Return `text` without control characters: names in a file may hold anything.
 
-    Line ends and tabs stay; what turns the direction of writing round is a control character, too.
+    Line ends and tabs stay, and the joiners that Persian, Hindi and families of emoji are written
+    with; what turns the direction of writing round is a control character, too.
     """
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        each
+        if each.isprintable() or each in "\n\t\u200c\u200d"
+        else each.encode("unicode_escape").decode()
         for each in text
     )
 

@@ -244,7 +244,8 @@ def test_a_start_without_a_language_model_is_refused(adapt, transfer):
     )
 
     assert ended.code == 2
-    assert "cloze asks a language model, and heads.lm.bias is new here" in ended.err
+    assert "objective: Cloze asks" in ended.err
+    assert "transfer pretrain init_from=" in ended.err
 
 
 def test_what_cannot_be_exported_says_so_in_a_line(adapt, transfer):

@@ -111,6 +111,24 @@ def test_new_texts_get_labels_and_runs_answer_together(transfer, run, tmp_path):
     assert [row["labels"] for row in rows] == ["cold|color", ""]
 
 
+@pytest.mark.slow
+def test_a_run_on_a_column_for_each_label_scores_and_answers_tables(transfer, words, tmp_path):
+    rows = [f"the {WORDS[n % 4]} bridge {n},{n % 2},{int(n % 4 == 0)}" for n in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,even,fourth", *rows]) + "\n")
+    own = [word for word in words if not word.startswith(("data.", "objective.thresholds"))]
+    transfer(*own, "data.train=a.csv", "data.label=[even,fourth]", "loop.steps=2", "run.dir=run")
+
+    scored = transfer("evaluate", "run", "a.csv")
+    again = transfer("evaluate", "run", "a.csv", "label=[2,3]")
+    answered = transfer("predict", "run", "a.csv", "output=answers.jsonl")
+
+    assert [each.code for each in (scored, again, answered)] == [0, 0, 0], again.err
+    assert again.out == scored.out
+    assert "40 of 40" in scored.out
+    first = json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])
+    assert set(first["probabilities"]) == {"even", "fourth"}
+
+
 def test_a_table_is_scored_with_the_separator_of_the_run(transfer, run, table, read_json, tmp_path):
     ended = transfer("evaluate", str(run), str(table), "output=out.json", "device=cpu")
 

@@ -18,6 +18,7 @@ from transfer_cli.adaptation.edits import Edit
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_bounded_by_time,
+    check_head,
     check_memory,
     check_rows,
     check_stored,
@@ -38,6 +39,7 @@ from transfer_cli.assembly.init_from import (
     with_rows,
 )
 from transfer_cli.assembly.losses import (
+    Asked,
     bind_losses,
     build_objectives,
     objective_options,
@@ -227,7 +229,7 @@ def draw(
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
     sharded = is_sharded(config, asked, adaptation)
     start, teachers = _start(config, command, typed, adaptation), meet_teachers(asked)
-    inherits = _inherits(config, start)
+    inherits = _inherits(config, start, asked, adaptation)
     shape = with_direction(shape_of(config, start, command), asked)
     check_rows(shape, config)
     # As a number: what is stored, and compared with other runs, is what was used.
@@ -408,7 +410,12 @@ def _start(
     return found
 
 
-def _inherits(config: DictConfig, start: Pretrained | None) -> bool:
+def _inherits(
+    config: DictConfig,
+    start: Pretrained | None,
+    asked: Mapping[str, Asked],
+    adaptation: Adaptation,
+) -> bool:
     """Return whether the run begins with the weights of `init_from`."""
     inherits = start is not None and config.get("init", "pretrained") == "pretrained"
     if config.forgetting.data is not None and not inherits:
@@ -416,6 +423,7 @@ def _inherits(config: DictConfig, start: Pretrained | None) -> bool:
             "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
             "without init=scratch, or leave it out"
         )
+    check_head(start if inherits else None, asked, adaptation)
     return inherits
 
 

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from omegaconf import DictConfig
 
 from transfer_cli.adaptation.adaptation import Adaptation, StagePlan
-from transfer_cli.assembly.losses import Asked
+from transfer_cli.adaptation.penalties import EWC
+from transfer_cli.assembly.init_from import Pretrained
+from transfer_cli.assembly.losses import Asked, loss_key
+from transfer_cli.config.literal import as_typed
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
 from transfer_cli.engine.step import Loss
@@ -19,12 +22,39 @@ from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
+from transfer_cli.tasks.cloze.objective import Cloze
 
 FEWEST_STEPS = 20
 """Steps from which on a stage is long enough to learn in, however small a part of an epoch."""
+
+
+def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Adaptation) -> None:
+    """Refuse what goes back to a language model where `init_from` has no head of one."""
+    shape = None if start is None else start.description.shape
+    if start is None or shape is None or not (shape.output_transform or shape.output_bias):
+        return  # such a head may be the table of embeddings, and nothing else
+    users = {
+        loss_key(name): type(loss.objective).__name__
+        for name, loss in asked.items()
+        if isinstance(loss.objective, SourceDistillation | Cloze)
+    }
+    # Behind a run there may be one that has it.
+    if isinstance(chosen.penalty, EWC) and start.published is not None:
+        users["adaptation.penalty"] = "EWC"
+    has_head = any(name.startswith(f"heads.{HEAD}.") for name in start.tensors(values=False))
+    for key, user in users.items() if not has_head else ():
+        more, objective = "", "clm" if shape.direction == "causal" else "mlm"
+        if user == "SourceDistillation" and objective == "mlm":
+            more = f" {key}.language_model._target_=transfer_cli.objectives.masked_lm.MaskedLM"
+        raise ConfigError(
+            f"{key}: {user} asks the language model that {start.folder} was, whose head is not "
+            f"there; give it one first: transfer pretrain {as_typed('init_from', start.folder)} "
+            f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
+        )
 
 
 def check_rows(shape: BackboneShape, config: DictConfig) -> None:

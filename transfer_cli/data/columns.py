@@ -30,8 +30,12 @@ _WRITTEN = (
     ("source", "target"), ("input", "output"), ("input_text", "target_text"),
     ("question", "answer"), ("document", "summary"), ("article", "highlights"),
     ("article", "summary"), ("text", "summary"), ("prompt", "completion"), ("text", "target"),
+    ("instruction", "output"), ("instruction", "response"), ("prompt", "response"),
 )  # fmt: skip
 """Usual names of texts, and of those that people wrote to them."""
+
+_OF_SOURCE = ("instruction", "input", "context", "prompt", "question", "system", "history")
+"""What stands in columns of their own and is read before an answer, too."""
 
 _OTHER_DATA = {
     ("tokens", "tags"): "data=conll objective=tagging",
@@ -42,6 +46,8 @@ _OTHER_DATA = {
     ("premise", "choice1", "choice2"): "data=choices objective=choice",
     ("article", "questions", "options"): "data=choices objective=choice",
     ("history", "candidates"): "data=dialog objective=next_utterance",
+    ("text", "spans"): "data=conll objective=tagging",
+    ("annotations", "data"): "Label Studio's JSON; export its CSV or CONLL2003",
 }
 """What to say for columns that are no text with a label."""
 
@@ -205,6 +211,8 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
     """
     text, pair, label = (_at(each, columns) for each in (asked.text, asked.pair, asked.label))
     labels = tuple(str(_at(each, columns)) for each in asked.labels)
+    if asked.labelled and {"answer", "_input_hash"} <= {*columns}:
+        check_accepted({row.get("answer") for row in sample}, name)
     asked = replace(asked, labelled=asked.labelled and not labels)
     if not columns:  # when it is read, it is said why
         return Chosen(text or TEXT, pair, label or LABEL, labels=labels)
@@ -245,11 +253,28 @@ class _Search:
         """Return the columns of a text and of what people wrote to it."""
         for source, target in _WRITTEN:
             found = text or source, label or target
-            if found[0] != found[1] and {*found} <= {*self.columns}:
+            is_there = found[0] != found[1] and {*found} <= {*self.columns}
+            if is_there and (self._cells(found[0]) or not self.sample):
+                if text is None:
+                    self._check_whole_source(*found)
                 return found
         if text is None or label is None:
             raise self._doubt(TEXT if text is None else LABEL, [])
         return text, label
+
+    def _check_whole_source(self, source: str, target: str) -> None:
+        """Refuse to leave out in silence what else an answer was written to."""
+        others = [
+            name for name in self._others((source, target))
+            if name.lower() in _OF_SOURCE and self._cells(name)
+        ]  # fmt: skip
+        if others:
+            keys = self.asked.keys
+            raise DataError(
+                f"{self.name}: {target!r} answers {listed(map(repr, (*others, source)))}, and one "
+                f"column is read. Join them in the file, or choose: {keys}{TEXT}={others[0]} "
+                f"{keys}{LABEL}={target}"
+            )
 
     def text_by_name(self, *taken: str | None) -> str | None:
         """Return the column whose name is most usual for texts."""
@@ -394,6 +419,15 @@ def parts_of(value: object, separator: str) -> list[object]:
     parts = value.split(separator) if isinstance(value, str) else value
     every = parts if isinstance(parts, list) else [parts]
     return [each for each in every if not isinstance(each, str) or each.strip()]
+
+
+def check_accepted(answers: Collection[object], name: str) -> None:
+    """Refuse Prodigy's examples that people rejected or passed over."""
+    if {*answers} - {"accept", None}:
+        raise DataError(
+            f"{name}: Prodigy's 'answer' says of some rows reject or ignore; keep the others: "
+            f"""grep '"answer": *"accept"' {name} > accepted.jsonl"""
+        )
 
 
 def is_yes(cell: object) -> bool | None:

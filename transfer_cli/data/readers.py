@@ -453,6 +453,13 @@ def label_of(record: Record, column: str, name: str) -> str:
     where = f"{name}, line {record.line}: the label in {column!r}"
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{where} is {value}. Leave rows without a label out.")
+    if isinstance(value, list) and [*map(type, value)] != [str]:
+        is_names = all(isinstance(each, str) for each in value)
+        data = "labels objective=multilabel" if is_names else "conll objective=tagging"
+        what = f"{len(value)} labels" if is_names else "a list of entities"
+        raise DataError(f"{where} is {what}, which data={data} reads.")
+    if isinstance(value, list):  # as annotation tools write one choice
+        record = Record(record.line, {column: value[0]})
     number = isinstance(value, bool | int | float)
     label = json.dumps(value) if number else text_of(record, column, name).strip()
     if not label:

@@ -349,6 +349,7 @@ def test_annealing_changes_no_score():
     assert one["loss"] == other["loss"]
 
 
+@torch.no_grad()
 def test_smoothed_labels_share_a_part_of_the_target():
     plain, smoothed = Classification(dropout=0), Classification(dropout=0, label_smoothing=0.3)
     model, batch = tiny.model(smoothed).eval(), tiny.all_of(tiny.Questions(examples=16))

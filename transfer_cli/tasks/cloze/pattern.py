@@ -1,6 +1,5 @@
 """Patterns: how an example is written as a text with a gap, and which tokens that has."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ _OF_PATTERN, _OF_TEXT, _OF_PAIR, _OF_GAP = " ", "t", "p", "m"
 """Whose a character, or a token, is."""
 
 _PORTION = 1024
-_SHOWN_WORDS = 3
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class ClozePattern:
         """Return the one token of a word in the gap, with the space that stands before it.
 
         Raises:
-            ConfigError: It has several; the message lists words like it that have one.
+            ConfigError: It has several.
         """
         (before, _), _ = self.sides("a", "a")
         stem = tokenizer.encode(before.rstrip(" "))
@@ -99,23 +97,9 @@ class ClozePattern:
         pieces = tokenizer.pieces(whole[first:])
         raise ConfigError(
             f"objective.words: {word!r} is no single token ({listed(pieces, 5) or 'none'}), and a "
-            f"gap has room for one; {_alternatives(tokenizer, word)}"
+            "gap has room for one; choose other words for all labels, objective.words={LABEL:WORD,"
+            "...} (transfer fill shows which the model knows)"
         )
-
-
-def _alternatives(tokenizer: Tokenizer, word: str) -> str:
-    """Return in words what could stand in place of a word of several tokens."""
-    begin = word[:2].lower()
-    known = {
-        text
-        for number in range(tokenizer.size)
-        if tokenizer.starts_word[number] and number not in tokenizer.special
-        for text in [tokenizer.decode([number]).strip()]
-        if text.isalpha() and text.lower().startswith(begin)
-    }
-    close = difflib.get_close_matches(word, sorted(known), n=_SHOWN_WORDS, cutoff=0.5)
-    found = f"near it are {listed(close)}; " if close else ""
-    return f"{found}transfer generate or fill shows which words the model knows"
 
 
 def words_of_labels(

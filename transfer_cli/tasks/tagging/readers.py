@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from transfer_cli.data.columns import other_data
+from transfer_cli.data.columns import check_accepted, other_data
 from transfer_cli.data.readers import Record, numbered_lines, read_table, text_of
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.tagging.schemes import Entity, of_entities
@@ -28,6 +28,11 @@ _OTHER_ID = re.compile(r"[0-9]+[-.][0-9]+")
 
 _DOCUMENT = "-DOCSTART-"
 _BLANKS = re.compile("[ \t]+")
+_BRAT = re.compile(r"T[0-9]+\t\S+ [0-9]+ [0-9]+.*\t")
+_ENTITIES = ("entities", "spans", "label", "labels")
+_START, _END = ("start", "start_offset"), ("end", "end_offset")
+"""As doccano, Prodigy and Label Studio call them."""
+
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -94,6 +99,11 @@ def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
         nonlocal width, cure
         if line.startswith(_DOCUMENT) or (columns.comments and line.startswith("#")):
             return None
+        if number == 1 and _BRAT.match(line):
+            raise DataError(
+                f"{path} is brat's standoff; its tools/anntoconll.py makes CoNLL of it and the "
+                "text, which data=conll reads."
+            )
         if line.startswith("#FORMAT=WebAnno"):
             raise DataError(
                 f"{path} is WebAnno TSV; export CoNLL 2002 in its place, which data=conll reads."
@@ -171,9 +181,11 @@ def _sentence(found: Sequence[tuple[str, str, int]]) -> Sentence:
 def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
     for record in read_table(path, "jsonl"):
         fields, where = record.fields, f"{path}, line {record.line}"
-        if "tokens" in fields:
+        if "_input_hash" in fields:
+            check_accepted({fields.get("answer")}, str(path))
+        if "tokens" in fields and "tags" in fields:
             yield _of_tokens(fields, where, record.line, columns.names)
-        elif "text" in fields:
+        elif "text" in fields and not {*_ENTITIES}.isdisjoint(fields):
             yield _of_text(record, str(path))
         else:
             raise DataError(
@@ -217,7 +229,8 @@ def _of_text(record: Record, name: str) -> Sentence:
     first_at = {start: word for word, (start, _) in enumerate(spans)}
     past_at = {end: word + 1 for word, (_, end) in enumerate(spans)}
     found = list[Entity]()
-    for entry in _list(record.fields, "entities", where):
+    key = next(key for key in _ENTITIES if key in record.fields)
+    for entry in _list(record.fields, key, where):
         kind, start, end = _entity(entry, text, where)
         first, past = first_at.get(start), past_at.get(end)
         if first is None or past is None:
@@ -244,7 +257,13 @@ def _of_text(record: Record, name: str) -> Sentence:
 def _entity(entry: object, text: str, where: str) -> tuple[str, int, int]:
     """Return the type of an entity and its characters without blanks around them."""
     fields: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
-    kind, start, end = (fields.get(key) for key in ("label", "start", "end"))
+    if isinstance(entry, list) and len(entry) == 3:  # as doccano writes it
+        fields = dict(zip(("start", "end", "label"), entry, strict=True))
+    start, end = (
+        next((fields[key] for key in keys if key in fields), None) for keys in (_START, _END)
+    )
+    kind = fields.get("label", fields.get("labels"))
+    kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
     if not (isinstance(kind, str) and kind and type(start) is int and type(end) is int):
         raise DataError(
             f"{where}: an entity is {entry!r:.80}, expected "
