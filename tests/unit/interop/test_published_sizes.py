@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from tests.published import LLAMAS, config_of, publish, reference
+from tests.unit.interop.test_todays_families import ours_of
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.rules import with_prefix
+from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead, Pooler
 from transfer_cli.model.meta_device import without_weights
@@ -216,6 +218,8 @@ def test_the_tensors_of_published_sizes_are_those_of_the_reference(kind, name):
         for rule in rules:
             parts = rule.conversion.give(ours[rule.ours], len(rule.theirs))
             expected |= {name: part.shape for name, part in zip(rule.theirs, parts, strict=True)}
+    for head in family.heads(shape).values():
+        assert [n for n, f in families().items() if f.has_class(head.architecture)] == [kind]
     lib = reference()
     is_causal = family.is_causal
     auto = lib.AutoModelForCausalLM if is_causal else lib.AutoModelForMaskedLM
@@ -249,3 +253,17 @@ def test_rows_past_the_tokenizer_are_dropped_whatever_their_number(tmp_path, fam
     table = found.tensors()["backbone.token_embedding.weight"]
     assert torch.equal(table, theirs.get_input_embeddings().weight[:tokens])
     assert found.description.vocabulary == tokens
+
+
+def test_a_padded_model_is_written_with_as_many_rows_as_there_are_tokens(tmp_path):
+    theirs = publish(tmp_path / "padded", "qwen2", "CausalLM", vocab_size=433)
+    tokens = torch.arange(20)[None]
+    (tmp_path / "written").mkdir()
+
+    write_folder(ours_of(tmp_path / "padded"), tmp_path / "written")
+
+    again = reference().AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    with torch.no_grad():
+        found, expected = again(tokens).logits, theirs(tokens).logits
+    torch.testing.assert_close(found, expected[..., : found.shape[-1]], atol=1e-5, rtol=0)
+    assert found.shape[-1] == len(reference().AutoTokenizer.from_pretrained(tmp_path / "written"))
