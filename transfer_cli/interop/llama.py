@@ -5,6 +5,7 @@ Sources: Touvron et al. 2023 (Llama 2), Grattafiori et al. 2024 (Llama 3), Jiang
 and TinyLlama call themselves Llama.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -227,7 +228,7 @@ class Gemma3(Llama):
         The norm multiplies by 1 + w. What is written has the width's scale, and so these norms.
         """
         usual = settings.value("query_pre_attn_scalar", 256, float)
-        if usual <= 0:
+        if not 0 < usual < math.inf:
             raise settings.wrong("query_pre_attn_scalar", "a number above 0")
         factor = (shape.head_size / usual) ** 0.5
         scaled = Conversion(lambda theirs: (1 + theirs[0]) * factor - 1, SAME.give)

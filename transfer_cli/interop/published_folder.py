@@ -168,7 +168,7 @@ def _adapter(folder: Path, key: str) -> CheckpointError:
     base, kind = (settings.get(name) for name in ("base_model_name_or_path", "peft_type"))
     said = f"{key}: {folder} holds an adapter of the model {str(base)[:100]!r} ({_ADAPTER})"
     if not isinstance(kind, str) or not isinstance(base, str) or kind in _PROMPTS:
-        return CheckpointError(f"{said}, which is not read and no weights to merge; give that one")
+        return CheckpointError(f"{said}, and nothing that can be merged into it; give that model")
     auto = f"AutoPeftModel{_PEFT_CLASSES.get(str(settings.get('task_type')), '')}"
     code = (
         f"from peft import {auto} as A; from transformers import AutoTokenizer as T; "

@@ -112,6 +112,21 @@ def test_a_text_that_a_tokenizer_has_no_token_for_is_an_error_of_the_user(tmp_pa
         Tokenizer.load(tmp_path / "tokenizer.json").encode("zzz")
 
 
+def test_a_tokenizer_drops_no_merges_at_random(tmp_path, caplog):
+    content = made(BytePairs(size=300))
+    content["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+
+    assert "dropout" in caplog.text
+    assert len({tuple(tokenizer.encode("hello world of the")) for _ in range(30)}) == 1
+    tokenizer.save(tmp_path / "saved.json")
+    caplog.clear()
+    assert Tokenizer.load(tmp_path / "saved.json").hash == tokenizer.hash
+    assert not caplog.text
+
+
 def test_special_tokens_may_stand_among_the_added_tokens_alone(tmp_path):
     content = made(BytePairs(size=300))
     for added in content["added_tokens"]:

@@ -61,7 +61,15 @@ def write(folder, place):
         ("gpt2", "added_tokens.json"),
         *(
             pytest.param(family, place, marks=pytest.mark.slow)
-            for family in ("bert", "distilbert", "gpt2", "roberta", "llama", "xlm-roberta", "pieces")
+            for family in (
+                "bert",
+                "distilbert",
+                "gpt2",
+                "roberta",
+                "llama",
+                "xlm-roberta",
+                "pieces",
+            )
             for place in ("tokenizer.json", "tokenizer_config.json")
             if (family, place) != ("bert", "tokenizer_config.json")
         ),
