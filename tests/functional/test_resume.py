@@ -439,7 +439,8 @@ def test_a_signal_while_modules_are_imported_ends_at_once_and_leaves_nothing(mod
 
 def test_what_an_unchanged_command_adds_and_takes_away_is_no_contradiction(transfer, words_of):
     words = words_of("clm", "+objective@losses.second=clm", "losses.second.weight=0.5",
-                     "~optimizer.betas", "schedule=linear", "run.dir=run", "resume=auto")  # fmt: skip
+                     "~optimizer.betas", "schedule=linear", "run.dir=run",
+                     "resume=auto")  # fmt: skip
     assert transfer(*words, "loop.steps=3").code == 0
 
     planned = transfer("plan", *words, "loop.steps=4", "plan.steps=0")
