@@ -37,10 +37,8 @@ key            shape, type     meaning
                                one vector a text: the readout's states, pooled
 `teacher_NAME` [B, N] float32  distillation only: what the teachers of the loss NAME answered; of
                                words `[B, T, N]`, where `word` has a number
-`perturbed`    [B, T] int64    made by `prepare` of consistency: the tokens of a perturbed copy;
-                               likewise `perturbed_mask`
-`sees_SIDE`    [B, T] bool     made by `prepare` of cross-view training: which tokens are seen of
-                               the `left` or the `right` half
+`tokens_VIEW`  [B, T] int64    made by `prepare` of losses with further passes: the tokens of
+                               another view of the texts, see `view_of`; likewise `mask_VIEW`
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared;
                                of replaced tokens: where the model's own loss is
@@ -60,8 +58,12 @@ key            shape, type     meaning
                                padding
 `lengths`      [S] int64       made by `with_facts`, and always on the host: real tokens of each
                                sequence
+`FACT_VIEW`                    made by `with_facts` or `with_rows`: what `real_rows`, `row_text`,
+                               `row_places`, `padded` and `lengths` are for `mask_VIEW`
 =============  ==============  =====================================================================
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -71,7 +73,10 @@ from transfer_cli.errors import ConfigError
 Batch = dict[str, Tensor]
 
 _ON_HOST = ("padded", "lengths")
-"""What is asked for in a pass, and must not wait for the device."""
+"""What is asked for in a pass, and must not wait for the device; so of each view."""
+
+_OF_MASK = (*_ON_HOST, "real_rows", "row_text", "row_places")
+"""The facts of a mask."""
 
 IGNORE = -100
 """The target that marks a position without loss."""
@@ -91,10 +96,7 @@ def with_facts(batch: Batch) -> Batch:
 
     To read a tensor on a device, the host waits for all work queued there.
     """
-    lengths_S = batch["mask"].flatten(0, -2).sum(1)
-    found = {"padded": ~batch["mask"].all(), "lengths": lengths_S, **batch}
-    if lengths_S.sum() < PACKED_BELOW * batch["mask"].numel():
-        found["real_rows"] = batch["mask"].flatten().nonzero().squeeze(1)
+    found = {**_of_masks(batch, _facts_of), **batch}
     if batch["mask"].dim() > 2:
         found["sequences"] = real_sequences(batch)
     if "target" in batch or "next_tokens" in batch:
@@ -109,9 +111,7 @@ def with_facts(batch: Batch) -> Batch:
 def with_rows(batch: Batch) -> Batch:
     """Return `with_facts` of a batch, with the rows into which its texts are put to be computed.
 
-    Rows are as long as the longest text. Long texts come first, and each goes into the first row
-    that has room (first-fit decreasing). Running text is in rows already, and cached features are
-    not computed.
+    Running text is in rows already, and cached features are not computed.
 
     Raises:
         ConfigError: Its texts have prefixes.
@@ -124,8 +124,45 @@ def with_rows(batch: Batch) -> Batch:
         )
     if found.keys() & {"document", "next_tokens", "states", "pooled"}:
         return found
-    mask_ST = found["mask"].flatten(0, -2)
-    length_S, longest = mask_ST.sum(1), mask_ST.shape[1]
+    return {**found, **_of_masks(batch, _rows_of)}
+
+
+def view_of(batch: Batch, view: str) -> Batch:
+    """Return a batch with the tokens, the mask and the facts of another view of its texts.
+
+    It has the batch's own tokens, or mask, where it has none itself.
+    """
+    own = ("mask", *_OF_MASK) if f"mask_{view}" in batch else ()
+    kept = {key: value for key, value in batch.items() if key not in own}
+    others = {key: batch.get(f"{key}_{view}") for key in ("tokens", *own)}
+    return kept | {key: value for key, value in others.items() if value is not None}
+
+
+def _of_masks(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
+    """Return facts of the mask of a batch and of those of its views."""
+    masks = [key for key in batch if key == "mask" or key.startswith("mask_")]
+    return {
+        fact + key.removeprefix("mask"): value
+        for key in masks
+        for fact, value in facts(batch[key].flatten(0, -2)).items()
+    }
+
+
+def _facts_of(mask_ST: Tensor) -> Batch:
+    lengths_S = mask_ST.sum(1)
+    found = {"padded": ~mask_ST.all(), "lengths": lengths_S}
+    if lengths_S.sum() < PACKED_BELOW * mask_ST.numel():
+        found["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
+    return found
+
+
+def _rows_of(mask_ST: Tensor) -> Batch:
+    """Return which texts are put into which rows, which are as long as the longest text.
+
+    Long texts come first, and each goes into the first row that has room (first-fit decreasing).
+    """
+    length_S = mask_ST.sum(1)
+    longest = max(1, int(length_S.max()))
     room, starts = list[int](), torch.zeros(len(mask_ST), dtype=torch.int64)
     for text in length_S.argsort(descending=True, stable=True).tolist():
         length = int(length_S[text])
@@ -134,13 +171,15 @@ def with_rows(batch: Batch) -> Batch:
             room.append(longest)
         starts[text] = row * longest + longest - room[row]
         room[row] -= length
-    found["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
-    text_N, place_N = found["real_rows"] // longest, found["real_rows"] % longest
-    found["row_places"] = starts[text_N] + place_N
+    real_rows = mask_ST.flatten().nonzero().squeeze(1)
+    text_N = real_rows // mask_ST.shape[1]
+    # The next place of a text is that of its next real token: what a view leaves out takes none.
+    places = starts[text_N] + (mask_ST.cumsum(1) - 1).flatten()[real_rows]
     row_text = torch.full((len(room) * longest,), -1)
-    row_text[found["row_places"]] = text_N
-    found["row_text"] = row_text.view(-1, longest)
-    return found
+    row_text[places] = text_N
+    return {
+        "real_rows": real_rows, "row_places": places, "row_text": row_text.view(-1, longest)
+    }  # fmt: skip
 
 
 def real_sequences(batch: Batch) -> Tensor:
@@ -184,9 +223,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on `device`; the host does not wait for the copies."""
     if device.type == "cuda":
         # Copies from memory that is not pinned wait for the device.
-        stays = {k for k, v in batch.items() if v.is_cuda or k in _ON_HOST}
+        stays = {k for k, v in batch.items() if v.is_cuda or k.startswith(_ON_HOST)}
         batch = {k: v if k in stays else v.pin_memory() for k, v in batch.items()}
     return {
-        key: value if key in _ON_HOST else value.to(device, non_blocking=True)
+        key: value if key.startswith(_ON_HOST) else value.to(device, non_blocking=True)
         for key, value in batch.items()
     }

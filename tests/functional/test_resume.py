@@ -410,15 +410,50 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_then_has_nothing_to_d
     assert sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*")) == before
 
 
+STOPPED_AT_AN_IMPORT = """
+import signal, sys
+module = sys.argv[1]
+class Stops:
+    def find_spec(self, name, *_):
+        if name == module:
+            signal.raise_signal(signal.SIGTERM)
+sys.meta_path.insert(0, Stops())
+import transfer_cli.cli
+sys.exit(transfer_cli.cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["hydra", "torch"])
+def test_a_signal_while_modules_are_imported_ends_at_once_and_leaves_nothing(module, tmp_path):
+    words = ("pretrain", "experiment=sample/pretrain", "run.dir=run", "loop.steps=2")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED_AT_AN_IMPORT, module, *words],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGTERM, "", "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_an_unchanged_command_adds_and_takes_away_is_no_contradiction(transfer, words_of):
     words = words_of("clm", "+objective@losses.second=clm", "losses.second.weight=0.5",
-                     "~optimizer.betas", "run.dir=run", "resume=auto")  # fmt: skip
+                     "~optimizer.betas", "schedule=linear", "run.dir=run",
+                     "resume=auto")  # fmt: skip
     assert transfer(*words, "loop.steps=3").code == 0
 
+    planned = transfer("plan", *words, "loop.steps=4", "plan.steps=0")
     longer = transfer(*words, "loop.steps=4")
 
     assert longer.code == 0, longer.err
     assert "going on after step 3" in longer.err
+    records = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
+    rates = [each["rate/block.0"] for each in records if each["kind"] == "train"]
+    course = f"the rate, {rates[2]:.3g} in step 3, is {rates[3]:.3g} in step 4"
+    assert rates[2] != rates[3]
+    assert course in longer.err
+    assert course in planned.out
     assert len(set(Path("run/overrides.txt").read_text().splitlines())) == len(words) + 1
 
 

@@ -454,10 +454,10 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
     """
     epoch = -(-counts["main"] // loop.batch)
     if len(counts) == 1:
-        return Sizes(epoch, _total_steps(loop, epoch), None)
+        return Sizes(epoch, total_steps_of(loop, epoch), None)
     try:
         epoch = mixed_epoch(counts, epoch, power=mixing.power, anneal=mixing.anneal)
-        total = _total_steps(loop, epoch)
+        total = total_steps_of(loop, epoch)
         alone = Length.parse(mixing.target_only) if mixing.target_only else None
         mixture = Mixture(
             counts,
@@ -490,7 +490,12 @@ def _of_these_labels(
     return LazyTensors(kept, tensors.__getitem__)
 
 
-def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:
+def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
+    """Return the steps of a run.
+
+    Raises:
+        ConfigError: No length is given, or it is too great.
+    """
     if loop.steps is not None:
         return loop.steps
     if loop.epochs is None:

@@ -28,6 +28,7 @@ from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.sweep.processes import as_time
 from transfer_cli.terminal import print_out
+from transfer_cli.training.resume import rate_ahead
 
 if TYPE_CHECKING:
     from transfer_cli.assembly.run import TrainingRun
@@ -61,6 +62,8 @@ def plan(config: DictConfig, command: str) -> None:
     print_out(plan_page(blueprint))
     for warning in blueprint.warnings:
         print_out(fact("warning", warning))
+    if resumed is not None and (course := rate_ahead(resumed, blueprint)):
+        print_out(fact("resume", course))
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
     processes = config.devices if isinstance(config.devices, int) else 1
     shards = processes if config.parallel == "fsdp" else 1

@@ -8,13 +8,13 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, view_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.errors import above_zero, one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.of_main_head import OfMainHead
-from transfer_cli.objectives.perturbations import PERTURBATIONS, view_of
+from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.seeds import ExampleNoise
 
 _UNCHANGED = ("none", "dropout")
@@ -71,12 +71,12 @@ class Consistency(OfMainHead):
             self._perturb.on_data(data)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return the batch with its copy, `perturbed` and `perturbed_mask`, shaped as `tokens`."""
+        """Return the batch with a further view: the perturbed copy."""
         if self._perturb is None:
             return batch
         tokens, mask = self._perturb(batch, noise)
         left = self.main.left_in(batch, mask)
-        return {**left, "perturbed": tokens, "perturbed_mask": mask}
+        return {**left, "tokens_copy": tokens, "mask_copy": mask}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the divergence, summed over texts, questions or words, in float32."""
@@ -86,9 +86,7 @@ class Consistency(OfMainHead):
             first = encoded if self.symmetric else Encoding(model, batch)
             scores_NC = main.scores(model, batch, first)
             target_NC = main.softened(scores_NC, self.temperature)
-        copy = batch
-        if "perturbed" in batch:
-            copy = view_of(batch, batch["perturbed"], batch["perturbed_mask"])
+        copy = view_of(batch, "copy")
         other_NC = main.scores(model, copy, Encoding(model, copy))
         each_N = main.divergence(target_NC, other_NC)
         if self.symmetric:

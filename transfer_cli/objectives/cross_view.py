@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, view_of
 from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import BesideMainHead
 from transfer_cli.objectives.of_main_head import main_of
-from transfer_cli.objectives.perturbations import Mask, view_of
+from transfer_cli.objectives.perturbations import Mask
 from transfer_cli.objectives.units import UnitObjective
 from transfer_cli.seeds import ExampleNoise
 
@@ -74,19 +74,16 @@ class CrossView(BesideMainHead[UnitObjective]):
         self._hide.setup(info)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return the batch with the masks of the halves, and `perturbed`: the tokens, some hidden.
-
-        The masks, `sees_left` and `sees_right`, are shaped as `mask`.
-        """
+        """Return the batch with masks of the halves, and with tokens of which some are hidden."""
         found = dict(batch)
         if "masked" in self.views:
-            found["perturbed"], _ = self._hide(batch, noise)
+            found["tokens_masked"], _ = self._hide(batch, noise)
         ordinary_BT = batch["mask"] & self._ordinary_V[batch["tokens"]]
         place_BT, count_B1 = ordinary_BT.cumsum(-1), ordinary_BT.sum(-1, keepdim=True)
         half_B1 = (count_B1 + 1) // 2  # the one in the middle is in both, so that neither is empty
         hidden = {"left": place_BT > half_B1, "right": place_BT <= count_B1 - half_B1}
         for side in hidden.keys() & set(self.views):
-            found[f"sees_{side}"] = batch["mask"] & ~(ordinary_BT & hidden[side])
+            found[f"mask_{side}"] = batch["mask"] & ~(ordinary_BT & hidden[side])
         return found
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -94,7 +91,7 @@ class CrossView(BesideMainHead[UnitObjective]):
         return {view: int(self._units_in(view, batch).sum()) for view in self.views}
 
     def _units_in(self, view: str, batch: Batch) -> Tensor:
-        return self.main.units_in(batch, _seen(view, batch))
+        return self.main.units_in(batch, view_of(batch, view)["mask"])
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each view's divergence, summed over what it sees, in float32."""
@@ -103,15 +100,10 @@ class CrossView(BesideMainHead[UnitObjective]):
             target_NC = self.main.scores(model, batch, Encoding(model, batch))
         found = {}
         for view, beside in self.beside_main.items():
-            tokens = batch["perturbed" if view == "masked" else "tokens"]
-            part = view_of(batch, tokens, _seen(view, batch))
+            part = view_of(batch, view)
             each_N = self.main.divergence(
                 target_NC, beside.scores(model, part, Encoding(model, part))
             )
             is_seen_N = self._units_in(view, batch)
             found[view] = torch.where(is_seen_N, each_N, 0).sum()
         return found
-
-
-def _seen(view: str, batch: Batch) -> Tensor:
-    return batch.get(f"sees_{view}", batch["mask"])

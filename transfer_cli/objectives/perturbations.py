@@ -18,15 +18,6 @@ from transfer_cli.seeds import ExampleNoise
 
 _PORTION = 512
 
-_LAID_OUT = ("real_rows", "row_places", "row_text")
-"""Keys about where the real tokens of a batch are."""
-
-
-def view_of(batch: Batch, tokens: Tensor, mask: Tensor) -> Batch:
-    """Return a batch with other tokens, or with fewer, which are laid out anew."""
-    kept = {key: value for key, value in batch.items() if key not in _LAID_OUT}
-    return {**kept, "tokens": tokens, "mask": mask, "padded": torch.tensor(data=True)}
-
 
 class Perturbation(ABC):
     """A change of a share of a text's tokens, never of special ones.

@@ -7,6 +7,7 @@ the only minimum there is, whatever the start, the order of the texts or the num
 """
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,11 @@ from transfer_cli.errors import above_zero, at_least
 from transfer_cli.optim.eager import EagerOptimizer, bare
 
 log = logging.getLogger(__name__)
+
+OF_DECAY = 0.1
+"""At a minimum no entry of the gradient is larger than this share of the weight decay, which is the
+penalty's own gradient at a weight of 1. Where that is weak, a small gradient alone says little: the
+loss of labels that a line parts is nearly flat long before its minimum."""
 
 
 class LBFGS(EagerOptimizer):
@@ -36,7 +42,7 @@ class LBFGS(EagerOptimizer):
         params: Parameters, or groups of them; a group's own weight decay wins.
         lr: Unused: line searches find the length of each move, and begin with a quasi-Newton one.
         weight_decay: One strength, or one for each step.
-        tolerance: The step is done when no entry of the gradient is larger.
+        tolerance: The step is done when no entry of the gradient is larger; see also `OF_DECAY`.
         evaluations: How often a step may ask for loss and gradient.
         history: How many earlier gradients a direction is made of.
     """
@@ -60,11 +66,10 @@ class LBFGS(EagerOptimizer):
         for name, count in (("evaluations", evaluations), ("history", history)):
             at_least(name, count, 1)
         super().__init__(params, {"lr": lr, "weight_decay": strengths})
-        self.strengths = strengths
+        self.strengths, self.tolerance = strengths, tolerance
         self._settings: dict[str, Any] = {
             "max_iter": evaluations,
             "max_eval": evaluations,
-            "tolerance_grad": tolerance,
             "history_size": history,
         }
 
@@ -87,7 +92,11 @@ class LBFGS(EagerOptimizer):
                     weight.grad.add_(weight, alpha=strength)
             return loss
 
-        solver = TorchLBFGS(list(moving), lr=1.0, line_search_fn="strong_wolfe", **self._settings)
+        tolerance = min(self.tolerance, OF_DECAY * strength or math.inf)
+        solver = TorchLBFGS(
+            list(moving), lr=1.0, line_search_fn="strong_wolfe", tolerance_grad=tolerance,
+            **self._settings,
+        )  # fmt: skip
         solver.step(penalised)
         evaluations = solver.state[first]["func_evals"]
         found = "minimum found" if evaluations < self._settings["max_eval"] else "stopped"

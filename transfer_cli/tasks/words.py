@@ -12,14 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.data.labelled import Example
-from transfer_cli.optim.lbfgs import LBFGS
+from transfer_cli.optim.lbfgs import TorchLBFGS
 
 MOST_LABELS = 256
 """With more, a table of texts and labels would be large."""
@@ -47,26 +46,24 @@ def right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: 
     numbers = {term: number for number, term in enumerate(chosen)}
     rarity = [1 + math.log((1 + len(train)) / (1 + texts_with[term])) for term in chosen]
     weight_VC, bias_C = torch.zeros(max(1, len(chosen)), labels), torch.zeros(labels)
-    groups: list[dict[str, Any]] = [{"params": [weight_VC]}]
-    optimizer = LBFGS(
-        [*groups, {"params": [bias_C], "weight_decay": 0.0}],
-        weight_decay=1 / (C * len(train)),
-        tolerance=3e-4,
-        evaluations=100,
-        history=5,
-    )
     rows, label_N = _sparse_rows(train, numbers, rarity), _labels(train)
     columns = rows.transposed(len(weight_VC))
 
-    def closure() -> Tensor:
+    decay = 1 / (C * len(train))
+
+    def penalised() -> Tensor:
         """Torch's own backward pass through `embedding_bag` takes ten times as long."""
         logits_NC = rows.times(weight_VC) + bias_C
         gradient_NC = (logits_NC.softmax(1) - F.one_hot(label_N, labels)) / len(train)
-        weight_VC.grad, bias_C.grad = columns.times(gradient_NC), gradient_NC.sum(0)
-        return F.cross_entropy(logits_NC, label_N)
+        weight_VC.grad = columns.times(gradient_NC).add_(weight_VC, alpha=decay)
+        bias_C.grad = gradient_NC.sum(0)
+        return F.cross_entropy(logits_NC, label_N) + decay / 2 * weight_VC.square().sum()
 
-    closure()
-    optimizer.step(closure)
+    # Its answers are counted, which are the same long before the minimum.
+    TorchLBFGS(
+        [weight_VC, bias_C], lr=1.0, line_search_fn="strong_wolfe", history_size=5,
+        max_iter=100, max_eval=100, tolerance_grad=3e-4,
+    ).step(penalised)  # fmt: skip
     others = _sparse_rows(scored, numbers, rarity)
     said_N = (others.times(weight_VC) + bias_C).argmax(1)
     return int((said_N == _labels(scored)).sum())

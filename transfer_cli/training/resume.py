@@ -4,12 +4,17 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.blueprint import Blueprint, total_steps_of
 from transfer_cli.assembly.init_from import verify_model
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.config.build import build
+from transfer_cli.config.schema import LoopConfig
+from transfer_cli.config.stored import read_stored
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.loop import Progress
@@ -126,8 +131,41 @@ def take_up(
             else:
                 checkpoint.restore_best(newest, directory.best, progress.best_step)
             handlers.rewind(directory, state["records"])
+        if course := rate_ahead(directory, run.blueprint):
+            log.info("resume: %s", course)
     log.info("going on after step %d", progress.step)
     return progress.seconds
+
+
+def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
+    """Return what the rate will do in a run that goes on with other steps than it was planned for.
+
+    "" where there is nothing to say: no step was taken, or there are as many as before. A schedule
+    is a function of the step and of how many there are, so the rate may jump.
+    """
+    taken = [checkpoint.step_of(found) for found in checkpoint.find_all(directory.checkpoints)]
+    step, sizes = max(taken, default=0), blueprint.sizes
+    loop = build(read_stored(directory.config, directory.read_command(), "resume").loop,
+                 "loop", LoopConfig)  # fmt: skip
+    planned, total = total_steps_of(loop, sizes.steps_per_epoch), sizes.total_steps
+    if not 0 < step < total or planned == total:
+        return ""
+
+    def rate_at(number: int, steps: int) -> float:
+        stages = blueprint.adaptation.plan_stages(blueprint.groups, steps, sizes.steps_per_epoch)
+        now = next(each for each in stages if number < each.end)
+        scheduler = replace(blueprint.lr_scheduler, total=steps)
+        return scheduler.get_lr(number, begin=now.begin, end=now.end, factor=now.rate)
+
+    before, after, last = (
+        rate_at(step - 1, planned),
+        rate_at(step, total),
+        rate_at(total - 1, total),
+    )
+    return (
+        f"planned for {planned:,} steps and now for {total:,}: the rate, {before:.3g} in step "
+        f"{step:,}, is {after:.3g} in step {step + 1:,} and {last:.3g} in the last"
+    )
 
 
 def _begin_anew(directory: RunDirectory) -> None:

@@ -73,6 +73,18 @@ def test_a_probe_is_where_the_penalised_loss_has_no_slope():
     assert probe.gradient <= linear.TOLERANCE
 
 
+@pytest.mark.parametrize("strength", [1e2, 1.0, 1e-2, 1e-4, 1e-6])
+def test_a_probe_of_separable_labels_is_at_its_minimum_however_weak_the_penalty(strength):
+    states = noise(60, 3) * torch.tensor([0.3, 1.0, 4.0])
+    label = (states @ noise(3, 3, seed=9)).argmax(1)
+
+    probe = solved(Given(states, label), Given(states, label), 3, (strength,))
+
+    weight, bias = tiny.newton(states, label, strength / 60)
+    assert_close(probe.log_shares(states), (states.double() @ weight + bias).log_softmax(1),
+                 atol=1e-7, rtol=5e-3)  # fmt: skip
+
+
 def test_the_order_of_units_does_not_matter():
     given, other = labelled(), labelled(seed=5)
     order = torch.randperm(300, generator=torch.Generator().manual_seed(1))

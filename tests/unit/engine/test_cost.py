@@ -3,6 +3,7 @@
 import itertools
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
-from transfer_cli.engine.cost import pairs_seen, prices_of, training_flops
+from transfer_cli.engine.cost import TOKEN, pairs_seen, prices_of, training_flops
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.step import Loss
 from transfer_cli.model.backbone import Backbone
@@ -24,9 +25,11 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.cross_view import CrossView
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.tasks.choice.objective import MultipleChoice
 
 SHAPES = {
     "bert": {
@@ -163,19 +166,44 @@ def test_a_memory_is_counted():
     assert found[1].real < found[1].done
 
 
-@pytest.mark.parametrize("scheme", ["full", "top_k"])
-def test_every_pass_of_several_losses_is_counted(scheme):
-    main = Classification(dropout=0.0)
-    losses = [Loss("main", main), Loss("further", Consistency("unigram"))]
-    tiny.bound(main)
-    further = losses[1].objective
-    tiny.bound(further, main)
-    further.on_data(tiny.Questions(examples=16))
-    step = step_of("gpt2", scheme, main, losses)
+FURTHER = {
+    "none": None, "masked": partial(Consistency, "mask"), "fewer": partial(Consistency, "delete"),
+    "others": partial(Consistency, "unigram"), "dropout": partial(Consistency, "dropout"),
+    "symmetric": partial(Consistency, "delete", symmetric=True), "views": CrossView,
+}  # fmt: skip
 
-    ours, theirs = compared(step, batch_of(main))
 
+@pytest.mark.parametrize("lay_out", [with_facts, with_rows])
+@pytest.mark.parametrize(
+    ("main", "further"),
+    [
+        *((Classification, further) for further in FURTHER),
+        *((MultipleChoice, further) for further in ("none", "masked", "fewer", "views")),
+        (MaskedLM, "none"), (CausalLM, "none"), (partial(ReplacedTokens, width=0.5), "none"),
+    ],
+)  # fmt: skip
+def test_every_pass_of_a_step_is_counted_and_none_computes_padding(main, further, lay_out):
+    data = tiny.groups() if main is MultipleChoice else tiny.Questions(causal=False, examples=16)
+    chosen = main(dropout=0.0) if main in (Classification, MultipleChoice) else main()
+    more = [FURTHER[further]()] if FURTHER[further] else []
+    model = tiny.model(
+        chosen, *more, direction="bidirectional" if main is not CausalLM else "causal"
+    )
+    for objective in more:
+        objective.on_data(data)
+    losses = [
+        Loss(name, each) for name, each in zip(("main", "further"), (chosen, *more), strict=False)
+    ]
+    step = tiny.train_step(model, losses, tiny.Recipe())
+    step._lay_out = lay_out
+
+    ours, theirs = compared(step, tiny.all_of(data))
+    step([{"main": tiny.all_of(data)}], 2)
+
+    tokens = [each for (unit, _), each in step.tally.amounts().items() if unit.endswith(TOKEN)]
+    done, real = map(sum, zip(*tokens, strict=True))
     assert ours == pytest.approx(theirs, rel=0.01)
+    assert done == real if lay_out is with_facts else real <= done < 1.2 * real
 
 
 def test_a_source_that_is_asked_in_each_step_is_counted():

@@ -39,7 +39,7 @@ def test_the_halves_hold_all_words_and_share_the_one_in_the_middle(causal):
     _, _, _, batch = at_work(data)
     special = tiny.VOCABULARY.special
 
-    left, right = (seen(batch["tokens"], batch[f"sees_{side}"]) for side in ("left", "right"))
+    left, right = (seen(batch["tokens"], batch[f"mask_{side}"]) for side in ("left", "right"))
 
     for one, other, whole in zip(left, right, data.rows, strict=False):
         words, first, last = ([t for t in row if t not in special] for row in (whole, one, other))
@@ -51,16 +51,16 @@ def test_the_halves_hold_all_words_and_share_the_one_in_the_middle(causal):
 def test_some_words_are_hidden_in_the_third_view_and_none_is_lost():
     _, _, _, batch = at_work(rate=0.5)
 
-    changed = batch["perturbed"] != batch["tokens"]
+    changed = batch["tokens_masked"] != batch["tokens"]
 
     assert changed.any()
-    assert (batch["perturbed"][changed] == tiny.VOCABULARY.mask).all()
+    assert (batch["tokens_masked"][changed] == tiny.VOCABULARY.mask).all()
 
 
 def test_a_head_learns_the_divergence_of_its_view_from_the_whole():
     main, objective, model, batch = at_work()
     whole = main.scores(model, batch, Encoding(model, batch)).detach()
-    left = {"tokens": batch["tokens"], "mask": batch["sees_left"], "index": batch["index"]}
+    left = {"tokens": batch["tokens"], "mask": batch["mask_left"], "index": batch["index"]}
     own = objective.beside_main["left"].scores(model, left, Encoding(model, left))
     wanted = (whole.softmax(1) * (whole.log_softmax(1) - own.log_softmax(1))).sum()
 
@@ -83,7 +83,7 @@ def test_an_equal_head_that_sees_a_whole_text_agrees_with_it():
     _, objective, model, batch = at_work()
     model.heads["class_further_left"].load_state_dict(model.heads["class"].state_dict())
 
-    loss = sums(objective, model, {**batch, "sees_left": batch["mask"]})["left"]
+    loss = sums(objective, model, {**batch, "mask_left": batch["mask"]})["left"]
     loss.backward()
 
     assert abs(loss.item()) < 1e-6

@@ -170,8 +170,8 @@ def test_consistency_keeps_the_contract_of_an_objective(perturb):
 def test_a_word_that_the_copy_lacks_is_left_out_of_sum_and_count():
     objective, model, view = prepared("delete")
     plain = tiny.all_of(texts())
-    both_BT = (plain["word"] != IGNORE) & view["perturbed_mask"]
-    copy = {**plain, "tokens": view["perturbed"], "mask": view["perturbed_mask"]}
+    both_BT = (plain["word"] != IGNORE) & view["mask_copy"]
+    copy = {**plain, "tokens": view["tokens_copy"], "mask": view["mask_copy"]}
     first_NC, second_NC = (
         objective.main.logits(model, Encoding(model, each))[both_BT].log_softmax(1)
         for each in (plain, copy)
@@ -219,16 +219,16 @@ def test_a_word_counts_in_the_views_that_see_it():
     objective, model = at_work(CrossView())
     view = with_facts(objective.prepare(tiny.all_of(texts()), NOISE))
     is_read_BT = view["word"] != IGNORE
-    seen = {"masked": view["mask"], "left": view["sees_left"], "right": view["sees_right"]}
+    seen = {"masked": view["mask"], "left": view["mask_left"], "right": view["mask_right"]}
     words = {name: int((is_read_BT & mask).sum()) for name, mask in seen.items()}
-    part = {key: view[key] for key in ("tokens", "word")} | {"mask": view["sees_left"]}
+    part = {key: view[key] for key in ("tokens", "word")} | {"mask": view["mask_left"]}
     whole_NC = objective.main.scores(model, view, Encoding(model, view)).log_softmax(1)
     left = objective.beside_main["left"].scores(model, part, Encoding(model, part)).log_softmax(1)
     each_N = (whole_NC.exp() * (whole_NC - left)).sum(1)
 
     found = objective.loss_sums(model, view, Encoding(model, view))["left"]
 
-    assert_close(found, each_N[view["sees_left"][is_read_BT]].sum())
+    assert_close(found, each_N[view["mask_left"][is_read_BT]].sum())
     assert objective.counts(view) == words
     assert 0 < words["left"] < words["masked"]
 

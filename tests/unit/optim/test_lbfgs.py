@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests import tiny
 from transfer_cli.optim.lbfgs import LBFGS
 
 
@@ -23,9 +24,9 @@ def start(width=5, classes=3, seed=1):
     return weight.requires_grad_(), torch.zeros(classes, requires_grad=True)
 
 
-def solved(weight_decay, steps=1, begin=None, **settings):
+def solved(weight_decay, steps=1, begin=None, data=None, **settings):
     """Return the weights after so many steps, from `begin`."""
-    x, label = problem()
+    x, label = data or problem()
     weight, bias = begin or start()
     groups = [{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}]
     optimizer = LBFGS(groups, weight_decay=weight_decay, **settings)
@@ -44,22 +45,8 @@ def solved(weight_decay, steps=1, begin=None, **settings):
     return weight.detach(), bias.detach(), optimizer, len(calls)
 
 
-def newton(weight_decay, rounds=30):
-    """Return the minimum by Newton's method, in float64, from all derivatives."""
-    x, label = problem()
-    x = x.double()
-
-    def loss(flat):
-        weight, bias = flat[:15].view(5, 3), flat[15:]
-        penalty = weight_decay / 2 * weight.square().sum()
-        return F.cross_entropy(x @ weight + bias, label) + penalty
-
-    at = torch.zeros(18, dtype=torch.float64)
-    for _ in range(rounds):
-        slope = torch.func.grad(loss)(at)
-        at = at - torch.linalg.pinv(torch.func.hessian(loss)(at)) @ slope
-    assert torch.func.grad(loss)(at).abs().max() < 1e-12
-    return at[:15].view(5, 3).float(), at[15:].float()
+def newton(weight_decay):
+    return [each.float() for each in tiny.newton(*problem(), weight_decay)]
 
 
 @pytest.mark.parametrize("weight_decay", [0.1, 0.01, 0.001])
@@ -70,6 +57,19 @@ def test_a_step_goes_to_the_minimum_that_newtons_method_finds(weight_decay):
     # A constant added to all biases changes nothing.
     assert torch.allclose(weight, expected_weight, atol=5e-3)
     assert torch.allclose(bias - bias.mean(), expected_bias - expected_bias.mean(), atol=2e-3)
+
+
+@pytest.mark.parametrize("weight_decay", [1e-4, 1e-5, 1e-6])
+def test_of_labels_that_a_line_parts_a_weak_decay_has_its_minimum_too(weight_decay):
+    x = problem()[0]
+    label = (x @ start()[0].detach()).argmax(1)
+
+    weight, bias, *_ = solved(weight_decay, data=(x, label))
+
+    exact, beside = tiny.newton(x, label, weight_decay)
+    wanted = F.cross_entropy(x.double() @ exact + beside, label)
+    found = F.cross_entropy(x.double() @ weight.double() + bias, label)
+    assert found.item() == pytest.approx(wanted.item(), rel=0.02)
 
 
 def test_the_minimum_does_not_depend_on_the_start():

@@ -292,8 +292,8 @@ def test_a_perturbed_copy_is_asked_at_the_same_gap(perturb):
     loss = consistency.loss_sums(model, prepared, Encoding(model, prepared))["loss"]
 
     gap_B = batch["gap"]
-    assert (prepared["perturbed"][torch.arange(3), gap_B] == PIECES.mask).all()
-    assert prepared["perturbed_mask"][torch.arange(3), gap_B].all()
+    assert (prepared["tokens_copy"][torch.arange(3), gap_B] == PIECES.mask).all()
+    assert prepared["mask_copy"][torch.arange(3), gap_B].all()
     assert loss.item() > 0
 
 

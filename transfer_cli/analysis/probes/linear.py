@@ -17,11 +17,13 @@ from transfer_cli.optim.lbfgs import TorchLBFGS
 STRENGTHS = (1e3, 1e2, 1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Of the L2 penalty."""
 
-TOLERANCE = 1e-5
-"""The largest entry of the gradient of the mean loss at a minimum."""
+TOLERANCE, OF_PENALTY = 1e-5, 1e-2
+"""At a minimum no entry of the gradient is larger than either: the second is a share of s / N, the
+penalty's own gradient at a weight of 1. Where that is weak, a small gradient alone says little: the
+loss of labels that a line parts is nearly flat long before its minimum."""
 
-ROUGH_TOLERANCE = 1e-4
-"""That of the fits among which one is chosen, as in scikit-learn."""
+ROUGH_TOLERANCE, ROUGH_OF_PENALTY = 1e-4, 1.0
+"""Those of the fits among which one is chosen; the first as in scikit-learn."""
 
 EVALUATIONS = 2000
 """Of loss and gradient, for one fit."""
@@ -88,14 +90,14 @@ def solved(
     best, chosen, lowest = parameters, max(strengths), float("inf")
     given = Given(train.states.contiguous(), train.label)
     for strength in sorted(strengths, reverse=True):
-        minimise(parameters, PenalisedLoss(given, parameters, strength, bias_penalty),
-                 ROUGH_TOLERANCE)  # fmt: skip
+        rough = min(ROUGH_TOLERANCE, ROUGH_OF_PENALTY * strength / len(train.label))
+        minimise(parameters, PenalisedLoss(given, parameters, strength, bias_penalty), rough)
         found = _loss(chosen_on, parameters)
         if found >= lowest:
             break
         best, chosen, lowest = [each.clone() for each in parameters], strength, found
     exact = PenalisedLoss(Given(given.states.double(), train.label), best, chosen, bias_penalty)
-    gradient = minimise(best, exact, TOLERANCE)
+    gradient = minimise(best, exact, min(TOLERANCE, OF_PENALTY * chosen / len(train.label)))
     return LinearProbe(best[0], best[1], chosen, gradient, _loss(chosen_on, best))
 
 

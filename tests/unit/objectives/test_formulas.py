@@ -1,0 +1,300 @@
+"""Each formula by other means: numpy, counting or a closed form, on inputs without symmetry.
+
+What is missing here stands beside its part: schedules, LoRA, prefixes, language models' losses ...
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.adaptation.penalties import EWC, L2SP
+from transfer_cli.data.split import TextStats
+from transfer_cli.metrics import wilson_interval
+from transfer_cli.model.adapters import Adapter, ParallelAdapter
+from transfer_cli.model.heads import pool
+from transfer_cli.model.norms import RMSNorm, RMSNormOfUnitOffset
+from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification, highest_learnt_from, tallies
+from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.replaced_tokens import area_under_curve, entropy
+from transfer_cli.tasks.choice.objective import tallies as choice_tallies
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.span.objective import SpanExtraction
+from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.span.windows import owned_pieces
+from transfer_cli.tasks.text_to_text.scoring import rouge_l
+
+DRAW = np.random.default_rng(7)
+TABLE = np.array([[5, 2, 1], [0, 7, 3], [9, 1, 2]])
+"""Labels in rows, answers in columns: no two margins are the same."""
+GIVEN, SAID = (
+    np.repeat(np.indices(TABLE.shape)[axis].ravel(), TABLE.ravel()) for axis in (0, 1)
+)  # fmt: skip
+FIRST, SECOND = torch.tensor(DRAW.normal(size=(2, 4, 3)) * 2)
+P, Q = FIRST.tolist(), SECOND.tolist()
+PAIRS = list(zip(P, Q, strict=True))
+
+
+def measured(judged_by, table):
+    objective = Classification()
+    labels = tuple("abc"[: len(table)])
+    objective.setup(
+        TaskInfo(tiny.VOCABULARY, labels, task=ClassificationTask(labels, judged_by=judged_by))
+    )
+    totals = {"confusion": torch.tensor(table), "loss": torch.tensor(3.0)}
+    return objective.compute_metrics(totals, {"loss": int(table.sum())}, TextStats())
+
+
+def f1_of(number, given=GIVEN, said=SAID):
+    precision = np.mean(given[said == number] == number)
+    recall = np.mean(said[given == number] == number)
+    return 2 * precision * recall / (precision + recall)
+
+
+def correlation(given, said):
+    """Return Gorodkin's R_K from covariances of columns of 0 and 1."""
+    one, other = (np.eye(3)[each] - np.eye(3)[each].mean(0) for each in (given, said))
+    return (one * other).sum() / math.sqrt((one**2).sum() * (other**2).sum())
+
+
+def kl(p, q):
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
+def softmax(values):
+    raised = [math.exp(value) for value in values]
+    return [each / sum(raised) for each in raised]
+
+
+def logistic(value):
+    return 1 / (1 + math.exp(-value))
+
+
+def both(value):
+    return logistic(value), logistic(-value)
+
+
+def longest_common(one, other):
+    parts = lambda words, n: set(itertools.combinations(words, n))  # noqa: E731
+    return max(n for n in range(len(one) + 1) if n == 0 or parts(one, n) & parts(other, n))
+
+
+def wilson_by_roots(right, total, z=1.96):
+    """Return both shares p with (right / total - p)^2 = z^2 p (1 - p) / total."""
+    share = right / total
+    found = np.roots([1 + z * z / total, -2 * share - z * z / total, share * share])
+    return tuple(sorted(found.real.tolist()))
+
+
+def spans(**options):
+    objective = SpanExtraction(n_best=3, **options)
+    objective.setup(TaskInfo(tiny.VOCABULARY, task=SpanTask(unanswerable=True)))
+    return objective
+
+
+STATES = torch.tensor(DRAW.normal(size=(2, 4, 3)))
+MASK = torch.tensor([[True, True, True, False], [True, True, False, False]])
+
+
+def by_rows(function):
+    return np.stack([
+        function(row[: int(mask.sum())].numpy()) for row, mask in zip(STATES, MASK, strict=True)
+    ])  # fmt: skip
+
+
+def multilabel():
+    return tiny.bound(Multilabel())
+
+
+def regression():
+    objective = Regression()
+    objective.setup(TaskInfo(tiny.VOCABULARY, task=RegressionTask(mean=3.0, scale=2.5)))
+    return objective
+
+
+ENDS = [[0, 2], [1, 1], [2, 0], [0, 1]]
+WINDOW = {"tokens": torch.zeros(1, 6), "window": torch.tensor([[0, 2, 6, 2, 6]])}
+"""A question, then a text of four pieces: [CLS] q a b c d."""
+ANSWERS = torch.tensor([[[0.3, 0.9], [0, 0], [1, 2], [4, 3], [2, 5], [0.5, 1]]])
+TWO = TABLE[:2, :2] + [[3, 0], [1, 2]]
+LOGITS = torch.tensor([[2.0, 1.0, -1.0], [0.5, 0.7, 0.5], [-torch.inf, 1.0, 3.0]])
+CHOSEN = torch.tensor([1, 2, 2])
+
+FORMULAS = {
+    # measures
+    "accuracy": lambda: (measured("error_rate", TABLE)["accuracy"], np.mean(GIVEN == SAID)),
+    "accuracy of a label": lambda: (
+        [measured("error_rate", TABLE)[f"accuracy/{n}"] for n in "abc"],
+        [np.mean(SAID[n == GIVEN] == n) for n in range(3)],
+    ),
+    "macro-F1": lambda: (
+        measured("error_rate", TABLE)["macro_f1"], np.mean([f1_of(n) for n in range(3)]),
+    ),
+    "matthews": lambda: (measured("matthews", TABLE)["matthews"], correlation(GIVEN, SAID)),
+    "matthews of two": lambda: (
+        measured("matthews", TWO)["matthews"],
+        np.corrcoef(np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], TWO.ravel(), axis=1))[0, 1],
+    ),
+    "F1 of two": lambda: (
+        measured("f1", TWO)["f1"], 2 * TWO[1, 1] / (TWO[1].sum() + TWO[:, 1].sum()),
+    ),
+    "confusion": lambda: (
+        tallies(torch.tensor(np.eye(3)[SAID]), torch.tensor(GIVEN))["confusion"], TABLE,
+    ),
+    "hits of choices": lambda: (choice_tallies(LOGITS, CHOSEN)["hits"], 0 + 0 + 1),
+    "ranks of choices": lambda: (choice_tallies(LOGITS, CHOSEN)["ranks"], 2 + 2.5 + 1),
+    "guesses of choices": lambda: (choice_tallies(LOGITS, CHOSEN)["guessed"], 2 / 3 + 1 / 2),
+    "loss of choices": lambda: (
+        choice_tallies(LOGITS[:2], CHOSEN[:2])["loss"],
+        -math.log(softmax([2, 1, -1])[1]) - math.log(softmax([0.5, 0.7, 0.5])[2]),
+    ),
+    "area": lambda: (
+        area_under_curve(torch.tensor([[3, 1, 2], [1, 4, 2]])),
+        np.mean([(a > b) + (a == b) / 2 for a in [0, *4 * [1], 2, 2] for b in [0, 0, 0, 1, 2, 2]]),
+    ),
+    "entropy": lambda: (entropy(0.2), 0.2 * math.log(5) + 0.8 * math.log(1.25)),
+    "wilson": lambda: (wilson_interval(7, 40), wilson_by_roots(7, 40)),
+    "rouge-l": lambda: (
+        rouge_l("the cat sat on a mat", "A cat on the old mat sat"),
+        2 * longest_common("tcsoam", "acotxms") / 13,  # a letter for each word
+    ),
+    "perplexities": lambda: (
+        [*CausalLM().compute_metrics({"loss": 60.0}, {"loss": 20}, TextStats(12, 75)).values()],
+        [3.0, math.e**3, math.e**5, 60 / 75 * math.log2(math.e)],
+    ),
+    # objectives
+    "divergence": lambda: (
+        tiny.bound(Classification()).divergence(FIRST, SECOND),
+        [kl(softmax(p), softmax(q)) for p, q in PAIRS],
+    ),
+    "sureness": lambda: (
+        tiny.bound(Classification()).sureness(FIRST), [max(softmax(row)) for row in P],
+    ),
+    "temperature": lambda: (
+        tiny.bound(Classification()).softened(FIRST, 0.4).softmax(1),
+        [[v**2.5 / sum(u**2.5 for u in p) for v in p] for p in map(softmax, P)],
+    ),
+    "annealing": lambda: (
+        [highest_learnt_from(kind, 0.3, 4) for kind in ("log", "linear", "exp")],
+        [0.25 + 0.75 * a for a in (1 - math.e**-1.5, 0.3, math.e**-3.5)],
+    ),
+    "divergence of labels": lambda: (
+        multilabel().divergence(FIRST, SECOND),
+        [sum(map(kl, map(both, p), map(both, q)))
+         for p, q in PAIRS],
+    ),
+    "sureness of labels": lambda: (
+        multilabel().sureness(FIRST),
+        [min(max(both(a)) for a in row) for row in P],
+    ),
+    "scores of labels": lambda: (
+        multilabel().scores_of(torch.tensor([[0.2, 0.9]])), [[math.log(0.25), math.log(9)]],
+    ),
+    "divergence of numbers": lambda: (
+        regression().divergence(FIRST[:, :1], SECOND[:, :1]), (FIRST[:, 0] - SECOND[:, 0]) ** 2,
+    ),
+    "scores of numbers": lambda: (regression().scores_of(torch.tensor([[8.0]])), [[2.0]]),
+    "loss of a span": lambda: (
+        spans().losses(torch.stack([FIRST, SECOND], 2), {"span": torch.tensor(ENDS)}),
+        [-math.log(softmax(p)[a] * softmax(q)[b]) / 2
+         for (p, q), (a, b) in zip(PAIRS, ENDS, strict=True)],
+    ),
+    "score of no answer": lambda: (
+        spans(null_threshold=1.5).best(ANSWERS, WINDOW)["null"], [0.3 + 0.9 - 1.5],
+    ),
+    "scores of answers": lambda: (
+        spans(longest_answer=2).best(ANSWERS, WINDOW)["score"], [[4 + 5, 2 + 5, 4 + 3]],
+    ),
+    # a piece 49 from the end of a window of 300 and 50 from the start of one of 150
+    "share of the length": lambda: (owned_pieces(350, 300, [0, 200]), [(0, 251), (251, 350)]),
+    # parts of models
+    **{
+        f"pooling {name}": lambda name=name, function=function: (
+            pool(STATES, MASK, name), by_rows(function),
+        )
+        for name, function in {
+            "cls_first": lambda row: row[0], "cls_last": lambda row: row[-1],
+            "mean": lambda row: row.mean(0), "max": lambda row: row.max(0),
+            "concat": lambda row: np.concatenate([row[-1], row.max(0), row.mean(0)]),
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_gives_what_other_means_do(name):
+    ours, expected = (
+        torch.as_tensor(np.asarray(each), dtype=torch.float64) for each in FORMULAS[name]()
+    )
+
+    assert_close(ours, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.5, 0.7, 0.95])
+def test_consistency_is_sharpened_and_asks_for_confidence_before_that(confidence, monkeypatch):
+    objective = Consistency("none", temperature=0.4, confidence=confidence)
+    main = tiny.bound(Classification())
+    tiny.bound(objective, main)
+    scores = iter((FIRST, SECOND))
+    monkeypatch.setattr(main, "scores", lambda *_: next(scores))
+    expected = [
+        kl(softmax([value / 0.4 for value in p]), softmax(q))
+        for p, q in PAIRS
+        if max(softmax(p)) > confidence
+    ]
+
+    batch = {"tokens": FIRST, "mask": MASK}
+    found = objective.loss_sums(None, batch, None)["loss"]
+
+    assert found.item() == pytest.approx(sum(expected))
+    assert objective.counts(batch) == {"loss": 4}  # those that are left out count, too
+
+
+@pytest.mark.parametrize("make", [RMSNorm, RMSNormOfUnitOffset])
+def test_a_root_mean_square_is_divided_by(make):
+    norm = make(3, eps=0.1)
+    torch.nn.init.normal_(norm.weight)
+    gain = norm.weight.detach().numpy() + (make is RMSNormOfUnitOffset)
+    z = FIRST.numpy()
+
+    expected = gain * z / np.sqrt((z**2).mean(1, keepdims=True) + 0.1)
+
+    assert_close(norm(FIRST.float()).double(), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("make", "beside"), [(Adapter, 1), (ParallelAdapter, 0)])
+def test_a_bottleneck_is_two_products_with_an_activation_between(make, beside):
+    adapter = make(3, 2, "relu", *(() if beside else (0.3,)))
+    tiny.lively(adapter)
+    down, down_bias, up, up_bias = (each.detach().numpy() for each in adapter.parameters())
+    z = FIRST.float().numpy()
+
+    squeezed = np.maximum(z @ down.T + down_bias, 0) @ up.T + up_bias
+
+    assert_close(adapter(FIRST.float()), torch.tensor(z + squeezed if beside else 0.3 * squeezed))
+
+
+@pytest.mark.parametrize("make", [L2SP, EWC])
+def test_a_penalty_is_half_its_strength_times_squared_distances(make):
+    class Held(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.old, self.new = (torch.nn.Parameter(each[0].float()) for each in (FIRST, SECOND))
+
+    penalty = make(0.3, 0.7) if make is L2SP else make(0.3)
+    penalty.anchors = {"old": torch.tensor([1.0, -2.0, 0.5])}
+    penalty.information = {"old": torch.tensor([0.1, 5.0, 2.0])}
+    moved = (FIRST[0].numpy() - [1.0, -2.0, 0.5]) ** 2
+    new = 0.35 * (SECOND[0].numpy() ** 2).sum()
+    expected = 0.15 * moved.sum() + new if make is L2SP else 0.15 * (moved * [0.1, 5.0, 2.0]).sum()
+
+    assert float(penalty(Held()).detach()) == pytest.approx(expected, rel=1e-5)
