@@ -166,7 +166,7 @@ def test_a_sweep_of_which_a_part_leads_out_is_not_begun(tmp_path, elsewhere, ins
     sweep.path.mkdir()
     (sweep.path / inside).symlink_to(elsewhere / "mine")
 
-    with pytest.raises(RunError, match="run.dir: .* is a link that leads out"):
+    with pytest.raises(RunError, match=r"run.dir: .* is a link that leads out"):
         sweep.write_request(SweepRequest("finetune", (), "2026-01-01T00:00:00+00:00"))
 
     assert (elsewhere / "mine").read_text() == "keep"
