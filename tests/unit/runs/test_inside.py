@@ -122,7 +122,7 @@ def test_a_run_of_which_a_part_leads_out_is_not_locked(run, elsewhere, inside, t
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(run.path.parent / target)
 
-    with pytest.raises(RunError, match=r"resume: .* is a link that leads out of .*cp -rL"):
+    with pytest.raises(RunError, match=r"resume: .* is a link that leads out of "):
         run.lock("resume")
 
     assert [path.name for path in elsewhere.iterdir()] == ["mine"]
