@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transfer_cli.safe_files import (
     MAX_DEPTH,
     MAX_FILE_BYTES,
     UnreadableError,
+    check_kinds,
     escaped,
     markdown_code,
     markdown_row,
@@ -141,3 +143,27 @@ def test_markdown_shows_a_text_as_it_is(text):
 def test_a_spreadsheet_computes_no_text(begin):
     assert spreadsheet_cell(f"{begin}1+1").startswith(("'", "\\"))
     assert spreadsheet_cell(f"1{begin}1")[0] == "1"
+
+
+@dataclass
+class Record:
+    name: str
+    share: float | None = None
+    words: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("record", [Record("a"), Record("a", 1), Record("a", 0.5, ("b",))])
+def test_a_record_of_the_kinds_that_it_names_is_taken(record):
+    check_kinds(record)
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        (Record(None), "name"), (Record(1), "name"), (Record("a", True), "share"),
+        (Record("a", "1"), "share"), (Record("a", 1, ["b"]), "words"),
+    ],
+)  # fmt: skip
+def test_a_record_of_other_kinds_is_refused_by_its_field(record, name):
+    with pytest.raises(UnreadableError, match=f"its {name} is no "):
+        check_kinds(record)
