@@ -169,9 +169,15 @@ def _load(module: str) -> ModuleType:
 
 def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
     """Return overrides in which texts are in quotes, for Hydra's grammar."""
-    from transfer_cli.config.literal import as_overrides, with_quoted_lists, with_quoted_text
+    from transfer_cli.config.literal import (
+        as_overrides,
+        with_quoted_lists,
+        with_quoted_paths,
+        with_quoted_text,
+    )
 
     typed = with_quoted_text(with_quoted_lists(typed, command.lists), _PATTERN)
+    typed = with_quoted_paths(typed)
     if not command.places:
         return typed
     places = [key for key, _ in command.places]

@@ -12,7 +12,8 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 MAX_FILE_BYTES = 16 * 2**20
 """None of our small files is larger; parsed JSON can take 30 times its size in memory."""
@@ -153,6 +154,20 @@ def check_plain(value: Any) -> None:
             left += [(each, depth + 1) for each in node]
         elif isinstance(node, int) and abs(node) > MAX_WHOLE_NUMBER:
             raise UnreadableError("a whole number has more than 64 bits")
+
+
+def check_kinds(record: Any) -> None:
+    """Refuse a record, an instance of a dataclass, with a value of another kind than its field.
+
+    Raises:
+        UnreadableError: The message names the field. A whole number will do for any number.
+    """
+    for name, hint in get_type_hints(type(record)).items():
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kinds = tuple(get_origin(kind) or kind for kind in kinds)
+        kind = type(getattr(record, name))
+        if kind not in kinds and not (kind is int and float in kinds):
+            raise UnreadableError(f"its {name} is no {' or '.join(k.__name__ for k in kinds)}")
 
 
 def printable(text: str) -> str:

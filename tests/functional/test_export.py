@@ -4,6 +4,8 @@ import itertools
 import json
 import re
 import shutil
+import signal
+import time
 import warnings
 from pathlib import Path
 
@@ -539,3 +541,18 @@ def test_a_published_model_without_a_head_says_so(transfer, tmp_path):
     assert ended.code == 2
     assert "without the head of its pretraining" in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_export_that_is_ended_leaves_nothing(number, shell, finetuned, tmp_path):
+    pytest.importorskip("onnxruntime")
+    command = shell("export", f"run={finetuned}", "to=out", "format=onnx")
+    while command.poll() is None and not list(tmp_path.glob(".out.*")):
+        time.sleep(0.05)
+
+    command.send_signal(number)
+
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == (130 if number == signal.SIGINT else 75), err
+    assert not list(tmp_path.iterdir())

@@ -437,3 +437,39 @@ def test_an_explosive_config_is_refused_whatever_is_asked(refusal, tmp_path):
             ("presets", "--config-dir", "own"),
         ):
             assert "own/bomb.yaml cannot be a config: line 6: more than" in refusal(*words)
+
+
+# --- links that lead out ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("analyze", "stranger", "analysis=attributions", "split=validation", "device=cpu"),
+        ("finetune", "resume=stranger", "loop.steps=8", "device=cpu"),
+    ],
+)
+def test_nothing_is_written_or_removed_where_a_link_in_a_run_leads(
+    refusal, finetuned, tmp_path, words
+):
+    shutil.copytree(finetuned, tmp_path / "stranger")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    files = {"attributions-notes.txt": "keep", "attributions.json": "{}"}
+    for name, text in files.items():
+        (mine / name).write_text(text)
+    (tmp_path / "stranger" / "analyses").symlink_to(mine)
+
+    line = refusal(*words)
+
+    assert "stranger/analyses is a link that leads out of stranger" in line
+    assert {path.name: path.read_text() for path in mine.iterdir()} == files
+
+
+def test_versions_that_are_no_mapping_are_left_out_of_a_card(transfer, labelled, tmp_path):
+    (labelled / "environment.json").write_text('{"versions": [1]}')
+
+    ended = transfer("export", f"run={labelled}", "to=out")
+
+    assert ended.code == 0, ended.err
+    assert "versions" not in (tmp_path / "out" / "README.md").read_text()

@@ -150,6 +150,32 @@ def test_answers_to_something_else_are_not_gone_on_with(
     assert partial_of(tmp_path).read_bytes() == left
 
 
+@pytest.mark.parametrize("kind", ["no UTF-8", "pipe", "folder", "link", "link out"])
+def test_what_is_no_file_of_answers_is_not_gone_on_with(predict, killed, tmp_path, kind):
+    whole = killed(1500)
+    partial = partial_of(tmp_path)
+    mine = tmp_path / "mine"
+    mine.write_bytes(whole)
+    if kind == "no UTF-8":
+        partial.write_bytes(whole[:800].replace(b"bridge", b"br\xefdge") + whole[800:1500])
+    else:
+        partial.unlink()
+        {
+            "pipe": lambda: os.mkfifo(partial),
+            "folder": partial.mkdir,
+            "link": lambda: partial.symlink_to(mine),
+            "link out": lambda: partial.symlink_to("/dev/null"),
+        }[kind]()
+
+    ended = predict("input=in.jsonl", "output=out.csv", "resume=true")
+
+    assert ended.code == 2, ended.err
+    assert "out.csv" in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert mine.read_bytes() == whole
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_answers_of_another_model_are_not_gone_on_with(predict, killed, rows, adapted, tmp_path):
     killed(1500)
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,16 @@ from transfer_cli.safe_files import (
     MAX_DEPTH,
     MAX_FILE_BYTES,
     UnreadableError,
+    check_kinds,
     escaped,
+    markdown_code,
+    markdown_row,
+    markdown_text,
     parse_json,
     printable,
     read_json,
     read_text,
+    spreadsheet_cell,
 )
 
 plain = st.recursive(
@@ -115,3 +121,49 @@ def test_a_file_that_another_machine_replaces_just_now_is_opened_again(tmp_path,
     stale += [OSError(errno.ESTALE, "Stale file handle")] * 2
     with pytest.raises(OSError, match="Stale"):
         read_json(tmp_path / "a.json")
+
+
+@given(st.text("ab `*_<>[]()|\\#!&~$;.\n", max_size=12))
+def test_markdown_shows_a_text_as_it_is(text):
+    markdown_it = pytest.importorskip("markdown_it")
+    shown = [f"x {markdown_text(text)} y", markdown_code(text)]
+    table = f"| a | b |\n|---|---|\n{markdown_row(shown)}"
+    page = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+    for whole in ("\n\n".join(shown), table):
+        said, code = [t for t in page.parse(whole) if t.type == "inline"][-2:]
+
+        assert {each.type for each in said.children} <= {"text", "text_special"}
+        assert [each.type for each in code.children] == ["code_inline"]
+        assert "".join(each.content for each in said.children).split() == f"x {text} y".split()
+        assert code.children[0].content == (" ".join(text.split()) or " ")
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t=", "\r=", "\uff1d"])
+def test_a_spreadsheet_computes_no_text(begin):
+    assert spreadsheet_cell(f"{begin}1+1").startswith(("'", "\\"))
+    assert spreadsheet_cell(f"1{begin}1")[0] == "1"
+
+
+@dataclass
+class Record:
+    name: str
+    share: float | None = None
+    words: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("record", [Record("a"), Record("a", 1), Record("a", 0.5, ("b",))])
+def test_a_record_of_the_kinds_that_it_names_is_taken(record):
+    check_kinds(record)
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        (Record(None), "name"), (Record(1), "name"), (Record("a", True), "share"),
+        (Record("a", "1"), "share"), (Record("a", 1, ["b"]), "words"),
+    ],
+)  # fmt: skip
+def test_a_record_of_other_kinds_is_refused_by_its_field(record, name):
+    with pytest.raises(UnreadableError, match=f"its {name} is no "):
+        check_kinds(record)

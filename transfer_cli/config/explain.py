@@ -4,6 +4,7 @@ Hydra and OmegaConf report it over several lines, in their own terms, and withou
 """
 
 import re
+from os.path import lexists
 from pathlib import Path
 
 import yaml
@@ -199,6 +200,8 @@ def _unknown_key(
     close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
+    if lexists(f"{key}={request.value_of(key)}"):
+        close = f" For what is here under that name type ./{key}={request.value_of(key)}"
     if close or not parent or not choices:
         return f"{key}: no such key{inside}{where}.{close}"
     return (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from os.path import lexists
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,6 +118,8 @@ def _read(
         if word.startswith("-") and word != "-":  # which is standard input
             name = word.partition("=")[0]
             close = nearest(name, " ".join(flags).split(), 0.7)
+            if lexists(word):
+                close = f" For what is here under that name type ./{word}"
             raise ConfigError(f"{name}: no such flag.{hint(name) or close}")
     return found, others
 

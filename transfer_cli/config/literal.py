@@ -7,6 +7,7 @@ A text is put into quotes here, or split into parts where quotes do not help; `t
 import re
 import shlex
 from collections.abc import Sequence
+from os.path import expanduser, lexists
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from transfer_cli.errors import ConfigError
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
 _MISSING = "???"
-_PLAIN = re.compile(r"[\w./-]+")
+_PLAIN = re.compile(r"[\w./-]+", re.ASCII)
 """Paths that neither a shell nor Hydra reads otherwise."""
 
+_PATHS = frozenset({
+    "run", "init_from", "base", "resume", "run.dir", "input", "output", "other", "data.train",
+    "data.validation", "data.test",
+})  # fmt: skip
 
 _NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")
 """What may mean something to Hydra within a list."""
@@ -55,6 +60,18 @@ def with_quoted_text(words: Sequence[str], start: str) -> tuple[str, ...]:
         else word
         for word in words
     )
+
+
+def with_quoted_paths(words: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides in which what is there under a name that Hydra would read is in quotes."""
+    found = []
+    for word in words:
+        key, _, path = word.partition("=")
+        # Not `Path.expanduser`, which raises an error for a user that there is not.
+        if key in _PATHS and not _PLAIN.fullmatch(path) and lexists(expanduser(path)):  # noqa: PTH111
+            word = f"{key}={quoted(path)}"
+        found.append(word)
+    return tuple(found)
 
 
 def as_overrides(

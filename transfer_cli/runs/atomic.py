@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import secrets
-import shlex
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,7 +59,7 @@ def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
             raise RunError(
                 f"{key}: {path} is a link that leads out of {folder}, where nothing is written; "
-                f"copy what it leads to: cp -rL {shlex.quote(str(folder))} COPY"
+                "remove it, or put a copy of what it leads to in its place"
             )
         with suppress(OSError):  # it is not there, or a link to itself
             kind = path.stat().st_mode

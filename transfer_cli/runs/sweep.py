@@ -23,7 +23,7 @@ from pathlib import Path
 
 from transfer_cli.runs.atomic import check_inside, write_json
 from transfer_cli.runs.locks import Lock, is_held
-from transfer_cli.safe_files import UnreadableError, escaped, read_json
+from transfer_cli.safe_files import UnreadableError, check_kinds, escaped, read_json
 
 SWEEP = "sweep.json"
 STUDY = "study.db"
@@ -123,9 +123,11 @@ class SweepDirectory:
         """
         found = read_json(self.path / SWEEP)
         try:
-            return SweepRequest(**{**found, "words": tuple(map(str, found["words"]))})
+            request = SweepRequest(**{**found, "words": tuple(map(str, found["words"]))})
         except (KeyError, TypeError) as error:
             raise UnreadableError(f"it is not what a sweep writes: {error}") from error
+        check_kinds(request)
+        return request
 
     def run(self, number: int) -> Path:
         """Return the run directory of a job."""
@@ -163,7 +165,7 @@ class SweepDirectory:
             lists = {name: tuple(map(str, found.get(name, ()))) for name in ("overrides", "words")}
             job = SweepJob(**{**known, **lists})
             job.outcome = JobState(job.outcome)
-            _check_kinds(job)
+            check_kinds(job)
         except (OSError, UnreadableError, TypeError, ValueError):
             return None
         if job.outcome == JobState.RUNNING and not self.is_claimed(job.number):
@@ -210,12 +212,3 @@ def name_in_sweep(run: Path) -> str:
     """
     words = escaped(" ".join(_own_overrides(run)))
     return words.replace("/", "-").encode()[:_LONGEST_NAME].decode(errors="ignore")
-
-
-def _check_kinds(job: SweepJob) -> None:
-    """Raise TypeError where a value is of another kind: a file may be anybody's."""
-    numbers = [number for number in (job.seconds, job.value) if number is not None]
-    if type(job.number) is not int or not isinstance(job.reason, str | None):
-        raise TypeError
-    if any(type(number) not in (int, float) for number in numbers):
-        raise TypeError

@@ -7,11 +7,12 @@ import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.safe_files import UnreadableError, read_json
+from transfer_cli.safe_files import UnreadableError, check_kinds, read_json
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -56,6 +57,16 @@ class Trial:
         return bool(self._trial.should_prune())
 
 
+@dataclass(frozen=True)
+class TrialRecord:
+    """What a search leaves for the run of a trial; see `Trial`."""
+
+    study: str
+    number: int
+    objective: str
+    direction: str
+
+
 def trial_file(run: Path) -> Path:
     """Return the file in which a run finds its search."""
     return run.parent / f".trial-{run.name}.json"
@@ -63,11 +74,12 @@ def trial_file(run: Path) -> Path:
 
 def trial_of(run: Path) -> Trial | None:
     """Return the trial of a run; None if it is none."""
-    with suppress(OSError, UnreadableError, KeyError, ImportError):
-        found = read_json(trial_file(run.absolute()))
-        return Trial(
-            Path(found["study"]), int(found["number"]), found["objective"], found["direction"]
-        )
+    with suppress(OSError, UnreadableError, TypeError, ImportError):
+        found = TrialRecord(**read_json(trial_file(run.absolute())))
+        check_kinds(found)
+        # A search made it; none is begun where somebody's file says so.
+        if Path(found.study).is_file():
+            return Trial(Path(found.study), found.number, found.objective, found.direction)
     return None
 
 

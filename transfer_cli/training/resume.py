@@ -25,7 +25,7 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import RECORD, computing_threads, cores, differences, ran_on
-from transfer_cli.safe_files import UnreadableError, read_json
+from transfer_cli.safe_files import UnreadableError, read_json, read_text
 from transfer_cli.training.checkpoints import CheckpointWriter
 
 log = logging.getLogger(__name__)
@@ -193,8 +193,11 @@ def _check_base(directory: RunDirectory, base_hash: str | None) -> None:
 
 def note_overrides(directory: RunDirectory, config: str, typed: Sequence[str]) -> None:
     """Let the next resume find what this one was given."""
-    write_text(directory.config, config)
     file = directory.overrides
-    noted = file.read_text("utf-8", "replace") if file.exists() else ""
+    try:
+        noted = read_text(file) if file.exists() else ""
+    except (OSError, UnreadableError) as error:
+        raise RunError(f"resume: {file} cannot be read: {error}; remove it") from error
+    write_text(directory.config, config)
     new = [word for word in typed if word not in noted.splitlines()]
     write_text(file, noted + "".join(f"{word}\n" for word in new))

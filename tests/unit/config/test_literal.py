@@ -18,6 +18,7 @@ from transfer_cli.config.literal import (
     text_of,
     texts_of,
     with_quoted_lists,
+    with_quoted_paths,
 )
 from transfer_cli.errors import ConfigError
 
@@ -161,3 +162,17 @@ def test_texts_of_a_plain_list_need_no_quotes(typed, texts):
         (found,) = OverridesParser.create().parse_overrides([word])
         assert found.value() == texts
     assert other == (f"other={typed}",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b", "a=b", "[a]", "a,b", "a'b", '"a"', "{a}", "ä", "a\nb", "a\\b", "#a", "~a", "(a)"],
+)
+def test_what_is_there_is_meant_whatever_it_is_called(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+
+    [word] = with_quoted_paths([f"run={name}"])
+
+    assert OverridesParser.create().parse_override(word).value() == name
+    assert with_quoted_paths([f"run=none{name}", "seed=1,2"]) == (f"run=none{name}", "seed=1,2")

@@ -122,7 +122,7 @@ def test_a_run_of_which_a_part_leads_out_is_not_locked(run, elsewhere, inside, t
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(run.path.parent / target)
 
-    with pytest.raises(RunError, match=r"resume: .* is a link that leads out of .*cp -rL"):
+    with pytest.raises(RunError, match=r"resume: .* is a link that leads out of "):
         run.lock("resume")
 
     assert [path.name for path in elsewhere.iterdir()] == ["mine"]
@@ -166,7 +166,7 @@ def test_a_sweep_of_which_a_part_leads_out_is_not_begun(tmp_path, elsewhere, ins
     sweep.path.mkdir()
     (sweep.path / inside).symlink_to(elsewhere / "mine")
 
-    with pytest.raises(RunError, match="run.dir: .* is a link that leads out"):
+    with pytest.raises(RunError, match=r"run.dir: .* is a link that leads out"):
         sweep.write_request(SweepRequest("finetune", (), "2026-01-01T00:00:00+00:00"))
 
     assert (elsewhere / "mine").read_text() == "keep"

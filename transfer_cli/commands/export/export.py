@@ -1,7 +1,9 @@
 """`transfer export`: a run as a folder that others load without us."""
 
 import logging
+import signal
 from pathlib import Path
+from types import FrameType
 
 from omegaconf import DictConfig
 
@@ -15,7 +17,8 @@ from transfer_cli.assembly.finished_run import (
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.commands.typed_paths import check_new
-from transfer_cli.errors import ConfigError, listed, one_of
+from transfer_cli.engine import handlers
+from transfer_cli.errors import ConfigError, StoppedError, listed, one_of
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
@@ -38,11 +41,30 @@ def export(config: DictConfig) -> None:
     to = Path(config.to).expanduser()
     check_new(to)
     start = open_pretrained(_place(config.run, config.part), "run", config.base)
-    with progress(f"exporting as {config.format}"), writing(to), new_folder(to) as made:
-        facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, made)
+    write = _write_hf if config.format == "hf" else _write_onnx
+    try:
+        with (
+            handlers.handling(handlers.ASKED, _stop),
+            progress(f"exporting as {config.format}"),
+            writing(to),
+            new_folder(to) as made,
+        ):
+            facts = write(config, start, made)
+    except _Stopped as error:
+        raise StoppedError(f"{error}: nothing is written to {to}") from error
     print_out(
         Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items()))
     )
+
+
+class _Stopped(BaseException):
+    """A signal asked for the end; no `Exception`, after which torch would try another way."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in handlers.ASKED:
+        signal.signal(each, signal.SIG_IGN)  # what comes later must not break into the end
+    raise _Stopped(signal.Signals(number).name)
 
 
 def _place(run: str, part: str | None) -> str:

@@ -45,6 +45,26 @@ def test_a_bar_does_not_end_a_cell():
     assert "| size | a\\|b |" in text
 
 
+@pytest.mark.parametrize("mark", ["`", "``", "a`b", "```"])
+def test_what_a_card_is_told_is_no_markup(mark):
+    markdown_it = pytest.importorskip("markdown_it")
+    hostile = f"<img src=x onerror=alert(1)>{mark} <img src=x onerror=alert(2)> {mark}"
+    every = {
+        "title": hostile, "labels": [hostile, "plain"], "left_out": [hostile], "command": hostile,
+        "what": {hostile: hostile}, "how": {hostile: hostile},
+        "measures": {hostile: {hostile: 1.0}},
+    }  # fmt: skip
+
+    page = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(card(**every))
+
+    kinds = {each.type for token in page for each in (token, *(token.children or ()))}
+    assert not {kind for kind in kinds if "html" in kind or "image" in kind or "link" in kind}
+    code = [
+        each.content for token in page for each in token.children or () if each.type[:4] == "code"
+    ]
+    assert code == [hostile, "plain", hostile]
+
+
 def test_measures_stand_beside_each_other():
     measures = {"validation": {"accuracy": 0.5, "loss": 1.0}, "test": {"accuracy": 0.25}}
 
