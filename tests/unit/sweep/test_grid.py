@@ -40,17 +40,25 @@ def refuse_ewc(config, command):
         raise ConfigError("source: no text")
 
 
-def test_all_schemes_are_tried_and_those_that_cannot_run_are_left_out_by_name(
-    tmp_path, monkeypatch, caplog
-):
+PRESETS = {path.stem for path in Path(conf.__file__).parent.glob("adaptation/*.yaml")}
+
+
+def test_the_sweep_over_schemes_has_every_preset():
+    text = (Path(conf.__file__).parent / "sweep" / "schemes.yaml").read_text(encoding="utf-8")
+
+    listed = yaml.safe_load(text)["hydra"]["sweeper"]["params"]["adaptation"]
+    assert sorted(listed.split(",")) == sorted(PRESETS)
+
+
+@pytest.mark.slow
+def test_schemes_that_cannot_run_are_left_out_by_name(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     words = ["init_from=model", "data=sample_questions", "run.dir=all"]
 
     configs, _, _ = run(["sweep=schemes", *words], "finetune", try_out=refuse_ewc)
 
     named = {message.split()[0] for message in caplog.messages if "is left out" in message}
-    presets = {path.stem for path in Path(conf.__file__).parent.glob("adaptation/*.yaml")}
-    assert len(configs) + len(named) == len(presets)
+    assert len(configs) + len(named) == len(PRESETS)
     # These have no teachers, and ewc no text.
     assert named == {f"adaptation={name}" for name in ("distil", "ewc", "self_training")}
 
