@@ -1,6 +1,8 @@
 import logging
 from pathlib import Path
 
+import pytest
+import yaml
 from omegaconf import OmegaConf
 
 import conf
