@@ -30,7 +30,10 @@ class Recorder:
             (folder / "status.json").write_text('{"status": "finished"}')
 
 
-def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
+def run(
+    words, command="pretrain", fails=lambda config: None, metrics=_metrics,
+    try_out=lambda config, command: None,
+):  # fmt: skip
     """Run jobs in this process; return their configs, what became of them, and what was said."""
     recorder, reported = Recorder(fails), []
     request = parse([*words, "sweep.isolate=false"] if command != "evaluate" else words)
@@ -45,6 +48,7 @@ def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
         request,
         report,
         metrics,
+        try_out,
         makes_runs=command != "evaluate",
     )
     if not request.multirun:

@@ -238,6 +238,19 @@ def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
     return declared_metrics({name: loss.objective for name, loss in asked.items()})
 
 
+def _try_out(config: "DictConfig", command: str) -> None:
+    """Refuse a config as its run would; what else is to be said of it, its run says."""
+    _load("transfer_cli.assembly.blueprint")
+    from transfer_cli.assembly.blueprint import draw
+    from transfer_cli.assembly.origins import Origins
+
+    logging.disable(logging.WARNING)
+    try:
+        draw(config, command, (), Origins(), device="meta")
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Check a config and do the work of its command, or have the processes that it starts do it."""
     from transfer_cli.config.build import import_plugins
@@ -311,7 +324,7 @@ def _sweep(name: str, command: Command, request: "Request", task: "Task") -> Non
     from transfer_cli.sweep.folder import chosen_folder
     from transfer_cli.sweep.jobs import Jobs
 
-    jobs = Jobs(name, task, request, _report, _metrics, makes_runs=command.makes_runs)
+    jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
     plugins.register(jobs)
     with chosen_folder(jobs) as folder:
         try:

@@ -42,7 +42,7 @@ def test_every_run_says_what_its_steps_took_and_what_was_spent(pretrained, finet
 
 
 def test_work_that_is_done_again_is_spent_twice_and_counts_once(transfer, words):
-    assert transfer(*words, "run.dir=run", "loop.steps=6").code == 0
+    assert transfer(*words, "run.dir=run", "loop.steps=6", "checkpoint.keep=2").code == 0
     before, once = spent("run"), cost("run")
     shutil.rmtree("run/checkpoints/step-00000006")
     Path("run/status.json").write_text('{"status": "stopped"}')

@@ -28,8 +28,12 @@ from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.tasks.cloze.objective import Cloze
 
-FEWEST_STEPS = 20
-"""Steps from which on a stage is long enough to learn in, however small a part of an epoch."""
+FEWEST_STEPS = 4
+"""Steps from which on a stage is long enough to learn in, however small a part of an epoch.
+
+With 500 questions of TREC-6, gradual unfreezing of MiniLM in 8 stages of 4 steps has 21.5 % error,
+full fine-tuning of 32 steps 66.3; of 8 steps 8.8 and 11.9, of 12 steps 7.6 and 7.9 (three seeds).
+"""
 
 
 def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Adaptation) -> None:

@@ -77,7 +77,8 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     """Return the run at `path`, on the device.
 
     Args:
-        path: The run directory, or a published model: its folder, or `hf:owner/name`.
+        path: The run directory, one of its checkpoints, or a published model: its folder, or
+            `hf:owner/name`.
         precision: With the device.
         base: The folder of the model that the run refers to, if it has moved.
 
@@ -87,9 +88,10 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     if path.startswith(HUB) or is_published(Path(path).expanduser()):
         config = _without_data()
     else:
-        run = RunDirectory.open(Path(path).expanduser(), "run")
+        place = Path(path).expanduser()
+        run = RunDirectory.open(RunDirectory.folder_of(place), "run")
         config = read_stored(run.config, run.read_command(), "run")
-        if not (run.model / WEIGHTS).exists():
+        if run.path == place and not (run.model / WEIGHTS).exists():
             raise CheckpointError(
                 f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
                 f"{as_typed('resume', run.path)}"

@@ -228,7 +228,8 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
 def _origins(config: DictConfig) -> Origins:
     """Return what the run's own data were when it began; nothing where others are scored."""
     is_own = config.data is None and config.input is None
-    own = RunDirectory(Path(config.run).expanduser()) if is_own else None
+    place = Path(config.run).expanduser()
+    own = RunDirectory(RunDirectory.folder_of(place)) if is_own else None
     return Origins(own, config.data_changed)
 
 

@@ -87,7 +87,8 @@ def check_training(config: DictConfig) -> None:
         if amount is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
     between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
-    between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
+    if config.checkpoint.keep is not None:
+        between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
     if config.threads is not None:
         between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
     for key, text in {

@@ -57,8 +57,8 @@ class CheckpointConfig:
     """How often: "500 steps" or "1 epoch"; auto: each epoch, with up to 2 % of the time."""
     minutes: float | None = None
     """After how many minutes without one there is one as well; none: by steps alone."""
-    keep: int = 2
-    """How many of the newest stay; 0 keeps all. With 1, its damage leaves but the best weights."""
+    keep: int | None = None
+    """How many of the newest stay, 0 for all; none: two, of which the end of the run leaves one."""
 
 
 @dataclass

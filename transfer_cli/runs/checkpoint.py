@@ -4,8 +4,9 @@
 only, read with `weights_only`), `best/` (the best weights so far) and `meta.json`, which lists all
 files with their sizes and hashes. It is written under another name, flushed to disk and renamed.
 
-One damaged file never damages all: a checkpoint shares no file with the one before it, nor with the
-run's own `best/`. A finished model has such a list, too; one of an earlier version has none.
+While a run is at work, one damaged file never damages all: a checkpoint shares no file with the one
+before it, nor with the run's own `best/`. What is equal in a finished run is on the disk once: its
+model has such a list, too; one of an earlier version has none.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from transfer_cli.errors import CheckpointError, RunError
-from transfer_cli.runs.atomic import flush, replaced_folder, write_json, writing
+from transfer_cli.runs.atomic import flush, replaced_file, replaced_folder, write_json, writing
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -289,6 +290,23 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     for old in found:
         if old not in whole[-keep:]:
             remove(old)
+
+
+def share_equal(model: Path, checkpoints: Path) -> None:
+    """Let the files of a finished run that are equal be links to one, where the disk knows links.
+
+    No file is ever changed in place, so each can be replaced or removed without the others.
+    """
+    known: dict[str, Path] = {}
+    for folder in (model, checkpoints / BEST, *find_all(checkpoints)):
+        with suppress(CheckpointError):  # a damaged list: that is said by who reads it
+            for name, fingerprint in (_check_sizes(folder) or {}).items():
+                path = folder / name
+                first = known.setdefault(str(fingerprint), path)
+                with suppress(OSError):
+                    if not path.samefile(first):
+                        with replaced_file(path) as temporary:
+                            temporary.hardlink_to(first)
 
 
 def remove(folder: Path) -> None:

@@ -216,6 +216,11 @@ class RunDirectory:
             raise CheckpointError(f"{key}: {path} is no run directory: it holds no {CONFIG}")
         return cls(path)
 
+    @staticmethod
+    def folder_of(path: Path) -> Path:
+        """Return the folder of the run that `path` names: itself, or that of its checkpoint."""
+        return path.parent.parent if path.parent.name == CHECKPOINTS else path
+
     # --- its files -----------------------------------------------------------------------------
 
     def start(

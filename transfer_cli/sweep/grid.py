@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 """Parts whose options are all their classes' own."""
+
+_SCHEME = "adaptation"
+"""The key whose values in a preset of `sweep` are all that there are: some do not fit each run."""
 
 _DECIDE = ("data", "tokenizer", "streams")
 """The parts of a config that decide how text is encoded."""
@@ -116,6 +120,9 @@ class Grid(Planner):
                     "the values"
                 )
         all_jobs = [list(words) for words in itertools.product(*map(words_of, overrides))]
+        typed = {word.partition("=")[0] for word in arguments}
+        if self.jobs.makes_runs and _SCHEME in self._params.keys() - typed:
+            all_jobs = self._that_can_run(all_jobs)
         configs = self.composed(all_jobs)
         if not self.jobs.makes_runs:
             self.launch(all_jobs)
@@ -124,6 +131,27 @@ class Grid(Planner):
         threads = threads_each(settings_of(configs[0].sweep), configs[0])
         say_what_changes_the_data(configs)
         self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs, threads)])
+
+    def _that_can_run(self, all_jobs: Sequence[list[str]]) -> list[list[str]]:
+        """Return the jobs without the schemes that cannot run here, and say why each cannot.
+
+        Raises:
+            TransferError: None can; the error is that of the last.
+        """
+        schemes: dict[str, list[list[str]]] = defaultdict(list)
+        for words in all_jobs:
+            schemes[next(word for word in words if word.startswith(f"{_SCHEME}="))].append(words)
+        found: list[list[str]] = []
+        for scheme, jobs in schemes.items():
+            try:
+                self.jobs.try_out(*self.composed(jobs[:1]), self.jobs.command)
+                found += jobs
+            except TransferError as error:
+                log.warning("%s is left out: %s", scheme, error)
+                last = error
+        if not found:
+            raise last
+        return found
 
 
 def words_of(override: Override) -> list[str]:

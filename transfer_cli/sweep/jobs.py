@@ -52,6 +52,7 @@ class Jobs:
             returns the reason in one line.
         metrics: Returns what a run of a config measures, so that a search knows whether more is
             better.
+        try_out: Refuses the config of a job of a command as its run would.
         makes_runs: Whether each job leaves a run directory; only then can a sweep be continued.
         warned: The warnings of jobs with a process of their own, each with the numbers of the jobs.
         chosen: Jobs that `choose` has found and that are to run in this process, by number.
@@ -62,6 +63,7 @@ class Jobs:
     request: Request
     report: Callable[[SweepJob, Exception | None], str]
     metrics: Callable[[DictConfig], Sequence[Metric]]
+    try_out: Callable[[DictConfig, str], None]
     makes_runs: bool = False
     sweep_dir: Path | None = None
     done: list[SweepJob] = field(default_factory=list)

@@ -32,6 +32,9 @@ from transfer_cli.runs.environment import RECORD, ran_on
 log = logging.getLogger(__name__)
 
 
+_AT_WORK = 2
+"""Checkpoints of a run at work, if nobody says how many: if one is damaged, there is another."""
+
 DESCRIBED = (DESCRIPTION, TOKENIZER)
 """The files that `describe` writes."""
 
@@ -42,10 +45,10 @@ class CheckpointWriter:
     The main process writes; of a sharded model every process has a part, and all of them call each
     method together.
 
-    Of checkpoints, the newest `keep` stay; 0 keeps all.
+    Of checkpoints, the newest `keep` stay; 0 keeps all, None two, and one of a finished run.
     """
 
-    def __init__(self, run: TrainingRun, directory: RunDirectory, keep: int) -> None:
+    def __init__(self, run: TrainingRun, directory: RunDirectory, keep: int | None) -> None:
         self._run = run
         self._directory = directory
         self._keep = keep
@@ -92,7 +95,14 @@ class CheckpointWriter:
 
             checkpoint.write(folder, step, write, state, best)
         if distributed.is_main():
-            checkpoint.prune(self._directory.checkpoints, self._keep, step)
+            keep = _AT_WORK if self._keep is None else self._keep
+            checkpoint.prune(self._directory.checkpoints, keep, step)
+
+    def tidy(self, step: int) -> None:
+        """Leave of a run that ends after so many steps what is needed, and that once."""
+        if self._keep is None:
+            checkpoint.prune(self._directory.checkpoints, 1, step)
+        checkpoint.share_equal(self._directory.model, self._directory.checkpoints)
 
     def _save_parts(
         self, folder: Path, step: int, state: Mapping[str, Any], best: Path | None

@@ -411,6 +411,7 @@ class Trainer:
         self._logger.writer.add_hparams(chosen, final, progress.step, swept)
         write_json(directory.timing, timing)
         write_json(directory.results, results)
+        self._checkpoints.tidy(progress.step)
         directory.set_status("finished", failure)
         if failure is not None:
             log.warning("this run failed: %s", failure)

@@ -128,7 +128,7 @@ def test_what_jobs_warn_of_is_said_once_and_their_output_kept(tmp_path, monkeypa
 def side_of(folder):
     """Return what runs the jobs of a sweep, one at a time."""
     jobs = Jobs(
-        "pretrain", Recorder(), parse([]), print, lambda config: (), makes_runs=True,
+        "pretrain", Recorder(), parse([]), print, lambda config: (), print, makes_runs=True,
         sweep_dir=folder,
     )  # fmt: skip
     return SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, threads=1, stops=False)
