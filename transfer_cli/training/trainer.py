@@ -31,6 +31,7 @@ from transfer_cli.errors import (
     StoppedError,
 )
 from transfer_cli.lengths import Length
+from transfer_cli.metrics import Metric
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
@@ -64,6 +65,11 @@ SAMPLES = 8
 
 SAVING = 0.02
 """The share of the time that `checkpoint.every=auto` leaves to saving."""
+
+
+FEWEST_JUDGED = 50
+"""Validation examples from which on `loop.monitor=auto` is the measure that runs are judged by: of
+fewer it is coarse, and more often wrong than the loss (docs/results.md)."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,7 @@ class Trainer:
                 self._validate,
                 every=Length.parse_rhythm(loop.evaluate_every),
                 monitor=self._blueprint.monitor,
-                metrics=self._blueprint.metrics,
+                metrics=self._judged_by(),
                 patience=loop.patience,
                 stages=stages,
                 on_measures=self._note_validation,
@@ -221,6 +227,11 @@ class Trainer:
                 mixture=sizes.mixture,
             )
         self._save()
+
+    def _judged_by(self) -> Sequence[Metric]:
+        """Return the metrics of which one decides which weights are kept; none: the loss does."""
+        counts = self._run.data.splits["validation"].counts()
+        return self._blueprint.metrics if counts["scored"] >= FEWEST_JUDGED else ()
 
     def _note_validation(self, step: int, measures: dict[str, float]) -> None:
         """Write down and say how a validation went, and ask the search what it thinks of it.
