@@ -123,7 +123,8 @@ def test_a_run_whose_weights_were_kept_by_the_default_of_an_earlier_version_goes
 @pytest.mark.parametrize(
     ("word", "named"),
     [("seed=3", "seed=3 "), ("optimizer.betas=[0.5,0.9]", "optimizer.betas=[0.5, 0.9] "),
-     ("adaptation=frozen", "adaptation."), ("loop.monitor=loss", "loop.monitor=loss "), ("init_from=OTHER", "init_from=OTHER ")],
+     ("adaptation=frozen", "adaptation."),
+     ("loop.monitor=loss", "loop.monitor=loss "), ("init_from=OTHER", "init_from=OTHER ")],
 )  # fmt: skip
 def test_what_differs_is_named(tmp_path, word, named):
     run = begun(tmp_path / "run", "init_from=RUN")
