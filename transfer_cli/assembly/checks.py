@@ -3,6 +3,7 @@
 Refusals raise `ConfigError`; warnings are returned, each a line that names the key and the cure.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
@@ -25,6 +26,9 @@ from transfer_cli.optim.lr_scheduler import LRScheduler
 
 FEWEST_STEPS = 20
 """Steps from which on a stage is long enough to learn in, however small a part of an epoch."""
+
+FEW_STEPS, ENOUGH_STEPS = 50, 80
+"""Steps below which it is said that so many more bring more; measured in docs/results.md."""
 
 
 def check_rows(shape: BackboneShape, config: DictConfig) -> None:
@@ -169,6 +173,19 @@ def warmup_as_long(
                 "make it shorter (a share such as 0.1 fits any run) or the run longer",
             )
     return ()
+
+
+def few_steps(loop: LoopConfig, info: TaskInfo, texts: int, total_steps: int) -> tuple[str, ...]:
+    """Say so where epochs of a few labelled texts are next to no steps."""
+    if info.task is None or loop.steps is not None or loop.epochs is None:
+        return ()
+    if total_steps >= FEW_STEPS:
+        return ()
+    epochs = math.ceil(loop.epochs * ENOUGH_STEPS / total_steps)
+    return (
+        f"loop.epochs: {loop.epochs:g} of {texts:,} texts are {total_steps} steps, in which little "
+        f"is learnt; loop.epochs={epochs} makes {ENOUGH_STEPS} of it",
+    )
 
 
 def short_stages(stage_plans: Sequence[StagePlan], steps_per_epoch: int) -> tuple[str, ...]:
