@@ -31,7 +31,7 @@ from transfer_cli.errors import (
     StoppedError,
 )
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import LOSS, judge
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
@@ -68,8 +68,11 @@ SAVING = 0.02
 
 
 FEWEST_JUDGED = 50
-"""Validation examples from which on `loop.monitor=auto` is the measure that runs are judged by: of
-fewer it is coarse, and more often wrong than the loss (docs/results.md)."""
+"""Validation examples from which on `loop.monitor=auto` keeps the weights that are best by what
+runs are judged by; with fewer the last are better (docs/results.md)."""
+
+FALLEN = 0.1
+"""The share of the peak rate below which the last weights have settled."""
 
 
 @dataclass(frozen=True)
@@ -187,13 +190,19 @@ class Trainer:
                 advise = partial(say_what_is_faster, self._command, self._blueprint)
                 handlers.attach_advice(trainer, sizes.total_steps, self._seconds_left, advise)
         if "validation" in run.data.splits:
+            if self._keeps_last:
+                log.info(
+                    "loop.monitor=auto: with fewer than %d validation %s the last weights are kept",
+                    FEWEST_JUDGED, run.data.splits["validation"].unit,
+                )  # fmt: skip
             handlers.attach_validation(
                 trainer,
                 self._progress,
                 self._validate,
                 every=Length.parse_rhythm(loop.evaluate_every),
-                monitor=self._blueprint.monitor,
-                metrics=self._judged_by(),
+                monitor=self._blueprint.monitor
+                or (() if self._has_few else self._blueprint.metrics),
+                keep_last=self._keeps_last,
                 patience=loop.patience,
                 stages=stages,
                 on_measures=self._note_validation,
@@ -228,10 +237,20 @@ class Trainer:
             )
         self._save()
 
-    def _judged_by(self) -> Sequence[Metric]:
-        """Return the metrics of which one decides which weights are kept; none: the loss does."""
-        counts = self._run.data.splits["validation"].counts()
-        return self._blueprint.metrics if counts["scored"] >= FEWEST_JUDGED else ()
+    @property
+    def _has_few(self) -> bool:
+        """Whether validation is too small for its measures, but for the loss, to decide."""
+        return int(self._run.data.splits["validation"].counts()["scored"]) < FEWEST_JUDGED
+
+    @property
+    def _keeps_last(self) -> bool:
+        """Whether the last weights are kept: validation is small, and the rate has fallen."""
+        plan = self._blueprint
+        is_measured = plan.monitor is None and judge(plan.metrics, ()) is not LOSS
+        waits = plan.loop.patience or any(stage.patience for stage in plan.stage_plans)
+        total = plan.sizes.total_steps
+        falls = plan.lr_scheduler.schedule(total - 1, total) < FALLEN
+        return bool(self._has_few and is_measured and not waits and falls)
 
     def _note_validation(self, step: int, measures: dict[str, float]) -> None:
         """Write down and say how a validation went, and ask the search what it thinks of it.

@@ -70,6 +70,16 @@ def test_a_measure_decides_where_validation_is_large_enough_for_it(tmp_path, row
     assert (noted["best"], noted["best_loss"]) == (validation[measure], validation["loss"])
 
 
+def test_of_little_validation_the_last_weights_are_kept_where_the_rate_falls(tmp_path):
+    falling = {"_target_": "transfer_cli.optim.schedules.Linear"}
+    config = configs.config("finetune", tmp_path, schedule=falling, optimizer__lr=1e-30,
+                            loop__evaluate_every="1 steps", loop__steps=11)  # fmt: skip
+
+    run = configs.run(config, "finetune", tmp_path / "run")
+
+    assert results(run)["best_step"] == 11
+
+
 def test_weights_of_the_first_tenth_are_said_to_be_that(tmp_path, caplog):
     config = configs.config("finetune", tmp_path, optimizer__lr=1e-30, loop__steps=10,
                             loop__evaluate_every="1 steps")  # fmt: skip
