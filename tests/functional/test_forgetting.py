@@ -87,7 +87,7 @@ def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt):
 def test_it_is_measured_with_the_best_weights(adapt, read_json):
     words = (
         "forgetting.data=source", "optimizer.lr=0.3", "loop.evaluate_every=1 steps",
-        "loop.bucket=true", "loop.monitor=loss",
+        "loop.bucket=true",
     )  # fmt: skip
     _, found = adapt("full", *words)
     best = read_json("run/results.json")["best_step"]
