@@ -71,7 +71,7 @@ FEWEST_JUDGED = 50
 """Validation examples from which on `loop.monitor=auto` keeps the weights that are best by what
 runs are judged by; with fewer the last are better (docs/results.md)."""
 
-FALLEN = 0.1
+FALLEN = 0.2
 """The share of the peak rate below which the last weights have settled."""
 
 
