@@ -183,8 +183,8 @@ def few_steps(loop: LoopConfig, info: TaskInfo, texts: int, total_steps: int) ->
         return ()
     epochs = math.ceil(loop.epochs * ENOUGH_STEPS / total_steps)
     return (
-        f"loop.epochs: {loop.epochs:g} of {texts:,} texts are {total_steps} steps, few to learn in; "
-        f"loop.epochs={epochs} makes {ENOUGH_STEPS}",
+        f"loop.epochs: {loop.epochs:g} of {texts:,} texts are {total_steps} steps, few to learn "
+        f"in; loop.epochs={epochs} makes {ENOUGH_STEPS}",
     )
 
 
