@@ -22,6 +22,7 @@ from transfer_cli.assembly.checks import (
     check_memory,
     check_rows,
     check_stored,
+    few_steps,
     is_sharded,
     one_segment,
     short_stages,
@@ -302,6 +303,7 @@ def draw(
             monitor=monitor,
             warnings=(
                 *warmup_as_long(lr_scheduler, stage_plans),
+                *few_steps(loop, data.info["main"], data.counts["main"], sizes.total_steps),
                 *short_stages(stage_plans, sizes.steps_per_epoch),
                 *unread_labels(losses, data.info["main"]),
                 *one_segment(model, data.info),

@@ -3,6 +3,7 @@
 Refusals raise `ConfigError`; warnings are returned, each a line that names the key and the cure.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
@@ -59,6 +60,9 @@ def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Ada
             f"there; give it one first: transfer pretrain {as_typed('init_from', start.folder)} "
             f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
         )
+
+FEW_STEPS, ENOUGH_STEPS = 50, 80
+"""Steps below which it is said that so many more bring more; measured in docs/results.md."""
 
 
 def check_rows(shape: BackboneShape, config: DictConfig) -> None:
@@ -203,6 +207,19 @@ def warmup_as_long(
                 "make it shorter (a share such as 0.1 fits any run) or the run longer",
             )
     return ()
+
+
+def few_steps(loop: LoopConfig, info: TaskInfo, texts: int, total_steps: int) -> tuple[str, ...]:
+    """Say so where epochs of a few labelled texts are next to no steps."""
+    if info.task is None or loop.steps is not None or loop.epochs is None:
+        return ()
+    if total_steps >= FEW_STEPS:
+        return ()
+    epochs = math.ceil(loop.epochs * ENOUGH_STEPS / total_steps)
+    return (
+        f"loop.epochs: {loop.epochs:g} of {texts:,} texts are {total_steps} steps, few to learn "
+        f"in; loop.epochs={epochs} makes {ENOUGH_STEPS}",
+    )
 
 
 def short_stages(stage_plans: Sequence[StagePlan], steps_per_epoch: int) -> tuple[str, ...]:

@@ -223,8 +223,8 @@ def attach_validation(
     measure: Callable[[], dict[str, float]],
     *,
     every: Length,
-    monitor: Metric | None,
-    metrics: Sequence[Metric],
+    monitor: Metric | Sequence[Metric],
+    keep_last: bool = False,
     patience: int | None,
     stages: Stages,
     on_measures: Callable[[int, dict[str, float]], None],
@@ -232,12 +232,13 @@ def attach_validation(
 ) -> None:
     """Measure validation at intervals, at the end of stages with patience, and of the run.
 
-    `progress` stores the best value of the monitored metric (None: what runs with these `metrics`
-    are judged by), its step and the number of evaluations since: Ignite's `EarlyStopping` has its
-    own counter, and does not report the best value. Of equal values that of the lower loss is
-    better. `stages` get every value: one may end early. `on_measures` is called with the step and
-    the measures, then `on_best` with the step if the value is the best so far. The run ends after
-    `patience` evaluations without a better one.
+    `progress` stores the best value of the monitored metric (of several: of what runs with these
+    are judged by), the step of the weights to keep and the number of evaluations since the best:
+    Ignite's `EarlyStopping` has its own counter, and does not report the best value. Of equal
+    values that of the lower loss is better. `stages` get every value: one may end early.
+    `on_measures` is called with the step and the measures, then `on_best` with the step if the
+    value is the best so far, or always with `keep_last`. The run ends after `patience` evaluations
+    without a better one.
     """
 
     def is_time(engine: Engine, step: int) -> bool:
@@ -249,9 +250,7 @@ def attach_validation(
         if progress.measures.get("step") == step:
             return
         measures = measure()
-        metric = monitor or judge(metrics, measures)
-        if monitor is not None and monitor.name not in measures:  # of a class that it lacks
-            raise unknown_metric("loop.monitor", monitor.name, measures)
+        metric = _monitored(monitor, measures)
         # A correlation with equal answers is not defined, so not measured.
         value, loss = measures.get(metric.name, metric.worst), measures.get(LOSS.name)
         if math.isnan(value):
@@ -262,13 +261,15 @@ def attach_validation(
         place = _place(metric, value, loss)
         is_best = progress.best is None or place < _place(metric, progress.best, progress.best_loss)
         if is_best:
-            progress.best, progress.best_loss = value, loss
-            progress.best_step, progress.waited = step, 0
+            progress.best, progress.best_loss, progress.waited = value, loss, 0
         else:
             progress.waited += 1
+        is_kept = is_best or keep_last
+        if is_kept:
+            progress.best_step = step
         progress.measures = {**measures, "step": float(step)}
         on_measures(step, measures)
-        if is_best:
+        if is_kept:
             on_best(step)
         stages.observe(step, place)
         if stages.exhausted:
@@ -277,6 +278,14 @@ def attach_validation(
         if patience is not None and progress.waited >= patience:
             log.info("no better %s for %d evaluations: ending early", metric.name, progress.waited)
             engine.terminate()
+
+
+def _monitored(monitor: Metric | Sequence[Metric], measures: Mapping[str, float]) -> Metric:
+    if not isinstance(monitor, Metric):
+        return judge(monitor, measures)
+    if monitor.name not in measures:  # of a class, for example, that validation lacks
+        raise unknown_metric("loop.monitor", monitor.name, measures)
+    return monitor
 
 
 def _place(metric: Metric, value: float, loss: float | None) -> tuple[float, ...]:

@@ -31,6 +31,7 @@ from transfer_cli.errors import (
     StoppedError,
 )
 from transfer_cli.lengths import Length
+from transfer_cli.metrics import LOSS, judge
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
@@ -64,6 +65,14 @@ SAMPLES = 8
 
 SAVING = 0.02
 """The share of the time that `checkpoint.every=auto` leaves to saving."""
+
+
+FEWEST_JUDGED = 50
+"""Validation examples from which on `loop.monitor=auto` keeps the weights that are best by what
+runs are judged by; with fewer the last are better (docs/results.md)."""
+
+FALLEN = 0.2
+"""The share of the peak rate below which the last weights have settled."""
 
 
 @dataclass(frozen=True)
@@ -181,13 +190,19 @@ class Trainer:
                 advise = partial(say_what_is_faster, self._command, self._blueprint)
                 handlers.attach_advice(trainer, sizes.total_steps, self._seconds_left, advise)
         if "validation" in run.data.splits:
+            if self._keeps_last:
+                log.info(
+                    "loop.monitor=auto: with fewer than %d validation %s the last weights are kept",
+                    FEWEST_JUDGED, run.data.splits["validation"].unit,
+                )  # fmt: skip
             handlers.attach_validation(
                 trainer,
                 self._progress,
                 self._validate,
                 every=Length.parse_rhythm(loop.evaluate_every),
-                monitor=self._blueprint.monitor,
-                metrics=self._blueprint.metrics,
+                monitor=self._blueprint.monitor
+                or (() if self._has_few else self._blueprint.metrics),
+                keep_last=self._keeps_last,
                 patience=loop.patience,
                 stages=stages,
                 on_measures=self._note_validation,
@@ -221,6 +236,21 @@ class Trainer:
                 mixture=sizes.mixture,
             )
         self._save()
+
+    @property
+    def _has_few(self) -> bool:
+        """Whether validation is too small for its measures, but for the loss, to decide."""
+        return int(self._run.data.splits["validation"].counts()["scored"]) < FEWEST_JUDGED
+
+    @property
+    def _keeps_last(self) -> bool:
+        """Whether the last weights are kept: validation is small, and the rate has fallen."""
+        plan = self._blueprint
+        is_measured = plan.monitor is None and judge(plan.metrics, ()) is not LOSS
+        waits = plan.loop.patience or any(stage.patience for stage in plan.stage_plans)
+        total = plan.sizes.total_steps
+        falls = plan.lr_scheduler.schedule(total - 1, total) < FALLEN
+        return bool(self._has_few and is_measured and not waits and falls)
 
     def _note_validation(self, step: int, measures: dict[str, float]) -> None:
         """Write down and say how a validation went, and ask the search what it thinks of it.

@@ -112,10 +112,19 @@ def test_an_option_that_is_newer_than_a_run_cannot_be_added_to_it(tmp_path):
         config_to_resume(config, run, command, (*TABLE, "data.errors=skip"))
 
 
+def test_a_run_whose_weights_were_kept_by_the_default_of_an_earlier_version_goes_on_so(tmp_path):
+    run = begun(tmp_path / "run", *TABLE, "loop.monitor=loss")
+    config, command = composed(run.path, *TABLE)
+
+    assert config.loop.monitor == "auto"
+    assert config_to_resume(config, run, command, TABLE).loop.monitor == "loss"
+
+
 @pytest.mark.parametrize(
     ("word", "named"),
     [("seed=3", "seed=3 "), ("optimizer.betas=[0.5,0.9]", "optimizer.betas=[0.5, 0.9] "),
-     ("adaptation=frozen", "adaptation."), ("init_from=OTHER", "init_from=OTHER ")],
+     ("adaptation=frozen", "adaptation."),
+     ("loop.monitor=loss", "loop.monitor=loss "), ("init_from=OTHER", "init_from=OTHER ")],
 )  # fmt: skip
 def test_what_differs_is_named(tmp_path, word, named):
     run = begun(tmp_path / "run", "init_from=RUN")

@@ -32,7 +32,9 @@ def a_run(total=20):
     return tiny.run(Classification(), tiny.Questions(), tiny.Recipe(total=total), depth=1)
 
 
-def validated(run, values, *, every="2 steps", monitor="loss", metrics=METRICS, patience=None):
+def validated(
+    run, values, *, every="2 steps", monitor="loss", metrics=METRICS, patience=None, keep_last=False
+):
     """Let the run measure these values in turn; return what was said about them."""
     left, said = iter(values), {"measures": [], "best": []}
     handlers.attach_validation(
@@ -40,8 +42,8 @@ def validated(run, values, *, every="2 steps", monitor="loss", metrics=METRICS, 
         run.progress,
         lambda: next(left),
         every=Length.parse(every),
-        monitor=None if monitor is None else require(monitor, metrics, "loop.monitor"),
-        metrics=metrics,
+        monitor=metrics if monitor is None else require(monitor, metrics, "loop.monitor"),
+        keep_last=keep_last,
         patience=patience,
         stages=run.step.stages,
         on_measures=lambda step, found: said["measures"].append((step, found)),
@@ -117,6 +119,16 @@ def test_of_equal_values_that_of_the_lower_loss_is_kept(monitor):
 
     assert said["best"] == [2, 4, 6]
     assert (run.progress.best, run.progress.best_loss, run.progress.waited) == (0.9, 2.0, 1)
+
+
+def test_where_the_last_is_kept_the_best_value_still_counts_for_patience():
+    run = a_run(total=8)
+    said = validated(run, losses(3, 4, 5, 6), patience=3, keep_last=True)
+
+    run.go()
+
+    assert said["best"] == [2, 4, 6, 8]
+    assert (run.progress.best, run.progress.best_step, run.progress.waited) == (3, 8, 3)
 
 
 def test_what_is_not_defined_is_worse_than_anything_measured():

@@ -16,6 +16,7 @@ from transfer_cli.data.labelled import TaskData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, DivergedError, FinishedError
+from transfer_cli.runs.checkpoint import newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
 
 CPU = Precision("fp32", torch.device("cpu"))
@@ -54,6 +55,41 @@ def test_a_run_is_scored_and_kept_at_its_best_weights_and_not_at_its_last(jumpin
         load_file(folder / "weights.safetensors") for folder in (jumping.best, jumping.model)
     )
     assert all(torch.equal(kept[name], stored[name]) for name in stored)
+
+
+@pytest.mark.parametrize(("rows", "measure"), [(98, "loss"), (100, "error_rate")])
+def test_a_measure_decides_where_validation_is_large_enough_for_it(tmp_path, rows, measure):
+    data = configs.table(tmp_path, rows, "own")  # with half as many for validation
+    config = configs.config("finetune", tmp_path, data=data, loop__steps=1)
+
+    run = configs.run(config, "finetune", tmp_path / "run")
+
+    noted = read_state(newest_good(run.checkpoints))["progress"]
+    validation = results(run)["measures"]["validation"]
+    assert validation["loss"] != validation["error_rate"]
+    assert (noted["best"], noted["best_loss"]) == (validation[measure], validation["loss"])
+
+
+def test_of_little_validation_the_last_weights_are_kept_where_the_rate_falls(tmp_path):
+    falling = {"_target_": "transfer_cli.optim.schedules.Linear"}
+    config = configs.config("finetune", tmp_path, schedule=falling, optimizer__lr=1e-30,
+                            loop__evaluate_every="1 steps", loop__steps=11)  # fmt: skip
+
+    run = configs.run(config, "finetune", tmp_path / "run")
+
+    assert results(run)["best_step"] == 11
+
+
+def test_weights_of_the_first_tenth_are_said_to_be_that(tmp_path, caplog):
+    config = configs.config("finetune", tmp_path, optimizer__lr=1e-30, loop__steps=10,
+                            loop__evaluate_every="1 steps")  # fmt: skip
+
+    run = configs.run(config, "finetune", tmp_path / "run")
+
+    assert results(run)["best_step"] == 1
+    said = [record.message for record in caplog.records if "loop.monitor=auto" in record.message]
+    assert len(said) == 1
+    assert "step 1 of 10" in said[0]
 
 
 def test_the_stored_model_has_the_scores_that_were_written_down(jumping):
