@@ -37,6 +37,7 @@ _OTHER_DATA = {
     ("tokens", "tags"): "data=conll objective=tagging",
     ("text", "entities"): "data=conll objective=tagging",
     ("question", "context", "answers"): "data=squad objective=span",
+    ("title", "paragraphs"): "data=squad objective=span",
     ("context", "choices"): "data=choices objective=choice",
     ("sent1", "sent2", "ending0"): "data=choices objective=choice",
     ("premise", "choice1", "choice2"): "data=choices objective=choice",
@@ -138,8 +139,6 @@ def typed(text: str | int | None, pair: str | int | None, label: str | int | Non
 def other_data(names: Collection[str]) -> str:
     """Return a sentence where names of columns are those of another kind of data, else ""."""
     found = next((data for own, data in _OTHER_DATA.items() if {*own} <= {*names}), None)
-    # SQuAD's file is one object.
-    found = "data=squad objective=span" if "data" in names and len(names) < 3 else found
     return f" Such columns are those of {found}." if found else ""
 
 

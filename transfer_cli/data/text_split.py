@@ -13,7 +13,7 @@ from math import ceil, floor
 from pathlib import Path
 from typing import TypeVar
 
-from transfer_cli.data import readers, sheets
+from transfer_cli.data import json_tables, readers, sheets
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import WeightedSource, Whole
 from transfer_cli.errors import DataError
@@ -160,7 +160,7 @@ def path_lines(path: Path, field: str) -> Iterator[str]:
 def _row_texts(path: Path, field: str) -> Iterator[str] | None:
     """Return the texts of JSON lines or Parquet; None: it is plain text."""
     if readers.format_of(path) != sheets.PARQUET:
-        return readers.json_texts(path, field)
+        return json_tables.texts(path, field)
     records = sheets.parquet_records(path, field)
     return (readers.text_of(record, field, str(path)) for record in records)
 
