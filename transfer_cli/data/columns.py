@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from transfer_cli.data.readers import plain_number
 from transfer_cli.errors import DataError, listed
 
 TEXT, LABEL = "text", "label"
@@ -351,7 +352,7 @@ def _is_text(cells: Collection[str]) -> bool:
 
 def _are_mostly_numbers(cells: Sequence[str]) -> bool:
     """Return whether what is no number is a fault of single rows; a comma for the point is one."""
-    points = (cell.replace(",", ".", 1) for cell in cells)
+    points = (plain_number(cell.strip()).replace(",", ".", 1) for cell in cells)
     return bool(cells) and 2 * sum(map(bool, map(_NUMBER.fullmatch, points))) > len(cells)
 
 

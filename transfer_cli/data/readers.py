@@ -583,6 +583,20 @@ def label_of(record: Record, column: str, name: str) -> str:
     return label
 
 
+def plain_number(text: str) -> str:
+    """Return a number with a point, given one with a decimal comma or marks between thousands.
+
+    `1,234` may be either, and is returned as it is.
+    """
+    if _COMMA_NUMBER.fullmatch(text):
+        return text.replace(".", "").replace(",", ".")
+    return text.replace(",", "") if _POINT_NUMBER.fullmatch(text) else text
+
+
+_COMMA_NUMBER = re.compile(r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)")
+_POINT_NUMBER = re.compile(r"[-+]?[0-9]{1,3}((,[0-9]{3})+\.[0-9]+|(,[0-9]{3}){2,})")
+
+
 def value_of(record: Record, column: str, name: str) -> object:
     """Return what is in a column; `a.b` is `b` in the object that is `a`."""
     if column in record.fields:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data import sample
+from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.labelled import Drawn, LabelledData
 from transfer_cli.data.readers import Record
@@ -63,6 +63,7 @@ class NumberTable(Numbered, Table):
     ) -> TableRow:
         """See `Table`."""
         row = super().row_of(record, columns, name, labels)
+        row = replace(row, label=readers.plain_number(row.label))
         problem = problem_of(row.label)
         if problem is not None:
             raise DataError(
