@@ -212,8 +212,7 @@ def _score(encoding: str, text: str) -> float:
         found = (right + rows / max(count, 1)) / 2 + usual / 4
         return found * min(1, 0.5 + 2 * _share(letters, _KANA)) if _KANA in script else found
     mixed = len(re.findall(f"[a-zA-Z][{script}]|[{script}][a-zA-Z]", text))
-    wrong = 1 - right + (turned + mixed) / max(count, 1)
-    return (1 + usual) / 2 - _WRONG * wrong
+    return (1 + usual) / 2 - _WRONG * (1 - right + (turned + mixed) / max(count, 1))
 
 
 def _share(letters: Counter[str], those: str) -> float:
