@@ -172,6 +172,8 @@ def opened(path: Path) -> Iterator[Book]:
         book = library.load_workbook(path, read_only=True, data_only=True)
     try:
         every = Book(path, book, [page.title for page in book.worksheets])
+        if not every.sheets:
+            raise DataError(f"{path} has no sheet of cells.")
         full = [sheet for sheet in every.sheets if next(every.rows(sheet), None)]
         yield replace(every, sheets=full or every.sheets)
     finally:
