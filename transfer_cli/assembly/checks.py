@@ -61,6 +61,7 @@ def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Ada
             f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
         )
 
+
 FEW_STEPS, ENOUGH_STEPS = 50, 80
 """Steps below which it is said that so many more bring more; measured in docs/results.md."""
 

@@ -46,7 +46,10 @@ Some labelled data have splits of their own, such as MNLI's `mismatched`."""
 
 BASELINES = ("none", "unigram")
 
-_OF_INPUT = ("text", "pair", "label", "delimiter", "encoding", "header", "format", "errors")
+_OF_INPUT = (
+    "text", "pair", "label", "delimiter", "encoding", "header", "quotes", "sheet", "format",
+    "errors",
+)  # fmt: skip
 
 
 def evaluate(config: DictConfig) -> None:

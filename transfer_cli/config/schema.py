@@ -275,8 +275,12 @@ class EvaluateConfig(SharedConfig):
     """Of `input`: comma, semicolon, tab, pipe or a character; none: it is recognised."""
     encoding: str | None = None
     """Of `input`, such as utf-8 or latin-1; none: it is recognised."""
-    header: bool | None = None
-    """Of `input`: whether the first row names the columns; none: it is recognised."""
+    header: bool | int | None = None
+    """Of `input`: whether the first row names the columns, or its line; none: it is recognised."""
+    quotes: str | None = None
+    """Of `input`: double, backslash or none (they are letters); null: it is recognised."""
+    sheet: str | int | None = None
+    """Of `input`, a spreadsheet: the sheet, by name or number from 1; none: it is recognised."""
     format: str | None = None
     """Of `input`: csv, tsv, jsonl, parquet or xlsx; none: by its ending."""
     errors: str = "stop"
@@ -325,8 +329,12 @@ class PredictConfig:
     """What parts columns: comma, semicolon, tab, pipe or a character; none: it is recognised."""
     encoding: str | None = None
     """Of the input, such as utf-8 or latin-1; none: it is recognised."""
-    header: bool | None = None
-    """Whether the first row names the columns; none: it is recognised."""
+    header: bool | int | None = None
+    """Whether the first row names the columns, or the line that does; none: it is recognised."""
+    quotes: str | None = None
+    """What they mean: double, backslash or none (they are letters); null: it is recognised."""
+    sheet: str | int | None = None
+    """Of a spreadsheet, by name or number from 1; none: it is recognised."""
     keep: bool = False
     """Carry the other columns along; one that is called as an answer is becomes `input/NAME`."""
     errors: str = "stop"

@@ -2,33 +2,46 @@
 
 import io
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import TypeVar
 
-from transfer_cli.data import layout, readers, sheets
-from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose
-from transfer_cli.data.layout import Layout
-from transfer_cli.data.readers import BrokenLine, LineStream, OnError, Record, nested_names
-from transfer_cli.errors import DataError
+from transfer_cli.data import json_tables, layout, readers, sheets
+from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose, is_known
+from transfer_cli.data.layout import Beginning, Layout
+from transfer_cli.data.readers import (
+    BrokenLine,
+    LineStream,
+    OnError,
+    Record,
+    Source,
+    nested_names,
+)
+from transfer_cli.data.sheets import Book
+from transfer_cli.errors import DataError, listed
 from transfer_cli.safe_files import printable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOOKED_AT_BYTES = 2**22
-"""So much of the beginning of a file is looked at, and of it so many rows."""
 LOOKED_AT_ROWS = 10_000
+"""So many rows of the beginning of a file are looked at."""
 
 MOST_NAMED = 20
 """Bad rows that are named one by one; of the others it is said how many there are."""
 
 _DELIMITER_ROWS = 200
+_MOST_LINES = 5
+_QUOTES = {
+    readers.BACKSLASH: "quotes in values behind backslashes",
+    readers.LETTERS: "quotes read as letters",
+}
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -88,16 +101,11 @@ def opened(path: Path, table_format: str, given: Layout, asked: Wanted) -> Itera
         rows = partial(sheets.parquet_records, path)
         yield _open(name, rows, _not_empty(name, lambda _: rows()), {})
     elif table_format == "xlsx":
-        cells = partial(sheets.sheet_rows, path)
-        unusual: dict[str, str] = {}
-        header = _header([row for _, row in _first(cells)], given, asked, unusual)
-        read = partial(
-            readers.named_rows, lambda _: cells(), name, header=header, cure="Empty the others."
-        )
-        yield _open(name, partial(read, on_error=_ignore), _not_empty(name, read), unusual)
+        with sheets.opened(path) as book:
+            yield _of_book(book, name, given, asked)
     else:
         with closing(readers.open_file(path)) as stream:
-            start, whole = readers.looked_at(stream, LOOKED_AT_BYTES, name)
+            start, whole = readers.looked_at(stream, readers.LOOKED_AT_BYTES, name)
             yield of_lines(start, whole, name, table_format, given, asked)
 
 
@@ -105,35 +113,131 @@ def of_lines(
     start: bytes, stream: LineStream, name: str, table_format: str, given: Layout, asked: Wanted
 ) -> OpenTable:
     """Return a table of lines, given its first bytes and all of it; for the others see `opened`."""
-    encoding = given.encoding or layout.encoding_of(start)
-    unusual = {}
-    if given.encoding is None and encoding != "utf-8":
-        unusual["encoding"] = f"read as {layout.shown(encoding)}"
-    if layout.is_wide(encoding) and isinstance(stream, io.BufferedReader):
-        start = start.decode(encoding, errors="ignore").encode()
-        stream, encoding = readers.in_utf8(stream, encoding), "utf-8"
+    source = readers.recognised(start, stream, name, given.encoding, f"{asked.keys}encoding")
+    unusual = {"encoding": source.said} if source.said else {}
     if table_format == "text":
-        return OpenTable(name, [], [], partial(_lines, stream, name, encoding), unusual)
-    lines = _first_lines(start, name, encoding)
-    read = partial(readers.table_records, name=name, table_format=table_format)
-    names: list[str] = []
-    if table_format != "jsonl":
-        usual = readers.USUAL_DELIMITER[table_format]
-        mark = given.delimiter or layout.delimiter_of(lines[:_DELIMITER_ROWS], usual)
-        if given.delimiter is None and mark != usual:
-            unusual["delimiter"] = f"columns parted by {layout.delimiter_name(mark)}s"
-        rows = layout.rows_of(lines, mark, quotes=table_format == "csv" or mark != "\t")
-        header = _header(rows, given, asked, unusual)
-        read = partial(read, delimiter=mark, header=header)
-        names = readers.column_names(rows[0], header=header) if rows else []
+        return OpenTable(name, [], [], partial(_lines, source, name), unusual)
+    if table_format == "jsonl":
+        source = json_tables.as_lines(source, name)
+        lines = _first_lines(source, name)
+        return _open(
+            name,
+            lambda: readers.json_records(enumerate(lines, 1), name, _ignore),
+            lambda on_error: readers.table_records(
+                _all_lines(source, name), name, "jsonl", on_error=on_error
+            ),
+            unusual,
+            is_uneven=True,
+        )
+    lines = _first_lines(source, name)
+    said = layout.separator_in(lines[0]) if lines else None
+    begins = _begins(given, 2 if said else 1)
+    below = lines[begins - 1 :]
+    usual = readers.USUAL_DELIMITER[table_format]
+    mark = given.delimiter or said or layout.delimiter_of(below[:_DELIMITER_ROWS], usual)
+    if given.delimiter is None and mark != usual:
+        unusual["delimiter"] = f"columns parted by {layout.delimiter_name(mark)}s"
+    quotes = given.quotes or readers.usual_quotes(table_format, mark)
+    if given.quotes is None and quotes != readers.LETTERS:
+        quotes = layout.quotes_of(below, mark)
+        if quotes != readers.DOUBLE:
+            unusual["quotes"] = _QUOTES[quotes]
+    rows = [(begins - 1 + line, row) for line, row in layout.rows_of(below, mark, quotes)]
+    beginning = _beginning(rows, begins, name, given, asked, unusual)
+
+    def records(numbered: Iterable[tuple[int, str]], on_error: OnError) -> Iterator[Record]:
+        below = dropwhile(lambda line: line[0] < beginning.line, numbered)
+        return readers.table_records(
+            below, name, table_format, delimiter=mark, quotes=quotes, header=beginning.header,
+            on_error=on_error, keys=asked.keys
+        )  # fmt: skip
+
     return _open(
         name,
-        lambda: read(enumerate(lines, 1), on_error=_ignore),
-        lambda on_error: read(readers.all_lines(stream, name, encoding), on_error=on_error),
+        lambda: records(enumerate(lines, 1), _ignore),
+        lambda on_error: records(_all_lines(source, name), on_error),
+        unusual,
+        _names(rows, beginning),
+        header=beginning.header,
+    )
+
+
+def _of_book(book: Book, name: str, given: Layout, asked: Wanted) -> OpenTable:
+    """Return a sheet of a spreadsheet as a table."""
+    unusual: dict[str, str] = {}
+    sheet = book.named(given.sheet, f"{asked.keys}sheet") if given.sheet else None
+    if sheet is None:
+        sheet = max(book.sheets, key=lambda each: _likeness(book, each, asked))
+        if len(book.sheets) > 1:
+            unusual["sheet"] = f"sheet {sheet!r} of {len(book.sheets)}"
+    rows = _first(partial(book.rows, sheet))
+    begins = _begins(given, 1)
+    beginning = _beginning(
+        [row for row in rows if row[0] >= begins], begins, name, given, asked, unusual
+    )
+    names = _names(rows, beginning)
+
+    def cells(_: OnError) -> Iterator[tuple[int, list[str]]]:
+        for number, row in book.rows(sheet):
+            if number >= beginning.line:
+                yield number, row + [""] * (len(names) - len(row))
+
+    read = partial(
+        readers.named_rows, cells, name, header=beginning.header, cure="Empty the others."
+    )
+    return _open(
+        name,
+        partial(read, on_error=_ignore),
+        _not_empty(name, read),
         unusual,
         names,
-        is_uneven=table_format == "jsonl",
+        header=beginning.header,
     )
+
+
+def _likeness(book: Book, sheet: str, asked: Wanted) -> tuple[bool, bool, bool]:
+    """Return how much a sheet is like a table: its header is known, it has columns, and rows."""
+    rows = list(islice(book.rows(sheet), _DELIMITER_ROWS))
+    beginning = layout.beginning_of(rows, asked.names)
+    names = _names(rows, beginning)
+    is_named = any(name in asked.names or is_known(name) for name in names)
+    return is_named and beginning.header, len(names) > 1, len(rows) > 1
+
+
+def _begins(given: Layout, first: int) -> int:
+    """Return the line from which a table is read, at least `first`."""
+    is_line = given.header is not None and not isinstance(given.header, bool)
+    return max(first, int(given.header or 1)) if is_line else first
+
+
+def _beginning(
+    rows: layout.Rows, begins: int, name: str, given: Layout, asked: Wanted, unusual: dict[str, str]
+) -> Beginning:
+    """Return where a table begins, as typed or recognised; what is unusual is noted.
+
+    Raises:
+        DataError: It cannot be told.
+    """
+    if given.header is not None:
+        return Beginning(begins, given.header is not False)
+    found = layout.beginning_of(rows, asked.names)
+    if not found.is_sure:
+        line, row = rows[0]
+        shown = printable(", ".join(row))[:_LONGEST_SHOWN]
+        raise DataError(
+            f"{name}: line {line} ({shown}) may be the header or not; say {asked.keys}header={line}"
+            f", the line of another, or {asked.keys}header=false."
+        )
+    if not found.header:
+        unusual["header"] = "no header, so columns have numbers"
+    elif rows and found.line > rows[0][0]:
+        unusual["header"] = f"header in line {found.line}"
+    return found
+
+
+def _names(rows: layout.Rows, beginning: Beginning) -> list[str]:
+    first = next((row for number, row in rows if number >= beginning.line), [])
+    return readers.column_names(first, header=beginning.header)
 
 
 def _open(
@@ -143,17 +247,50 @@ def _open(
     unusual: Mapping[str, str],
     names: Sequence[str] = (),
     *,
+    header: bool = False,
     is_uneven: bool = False,
 ) -> OpenTable:
-    sample = [record.fields for record in _first(first)]
+    whole = partial(_without_headers, records, name) if header else records
+    begun = _without_headers(lambda _: first(), name, _ignore) if header else first()
+    sample = [record.fields for record in _first(lambda: begun)]
     found = dict.fromkeys(name for fields in sample for name in fields)
     names = list(found) or names
-    return OpenTable(name, names, sample, records, unusual, is_uneven)
+    return OpenTable(name, names, sample, whole, unusual, is_uneven)
 
 
-def _lines(stream: LineStream, name: str, encoding: str, on_error: OnError) -> Iterator[Record]:
+def _without_headers(
+    records: Callable[[OnError], Iterator[Record]], name: str, on_error: OnError
+) -> Iterator[Record]:
+    """Yield records without those that repeat the header, as in files that were put together.
+
+    With its names in another order all that follows would be read into wrong columns.
+    """
+    lines: list[str] = []
+    for record in records(on_error):
+        names, cells = [*record.fields], [*record.fields.values()]
+        if any(cells) and all(cell in (key, "") for key, cell in record.fields.items()):
+            lines.append(str(record.line))
+        elif len(names) > 1 and {*cells} == {*names}:
+            on_error(
+                DataError(
+                    f"{name}, line {record.line}: the names of the columns in another order. Were "
+                    "files put together? Give them one by one."
+                )
+            )
+        else:
+            yield record
+    if lines and on_error is not _ignore:
+        shown = listed(lines, _MOST_LINES)
+        log.warning("%s: the header comes again in line %s, left out", printable(name), shown)
+
+
+def _all_lines(source: Source, name: str) -> Iterator[tuple[int, str]]:
+    return readers.all_lines(source.stream, name, source.encoding)
+
+
+def _lines(source: Source, name: str, on_error: OnError) -> Iterator[Record]:
     """Yield the lines of a text as rows with one column."""
-    for number, line in readers.sound_lines(readers.all_lines(stream, name, encoding), on_error):
+    for number, line in readers.sound_lines(_all_lines(source, name), on_error):
         yield Record(number, {TEXT: line})
 
 
@@ -175,26 +312,16 @@ def _ignore(error: DataError) -> None:
     """Look on: what is wrong with a row is said when it is read."""
 
 
-def _first_lines(start: bytes, name: str, encoding: str) -> list[str]:
+def _first_lines(source: Source, name: str) -> list[str]:
     """Return the first lines, without one that may be cut off; none if the first is broken."""
     lines: list[str] = []
     with suppress(DataError):
-        numbered = readers.all_lines(io.BytesIO(start), name, encoding)
+        numbered = readers.all_lines(io.BytesIO(source.start), name, source.encoding)
         lines += (line for _, line in islice(numbered, LOOKED_AT_ROWS))
     if lines and isinstance(lines[0], BrokenLine):
         return []
-    return lines[:-1] if len(start) >= LOOKED_AT_BYTES else lines
-
-
-def _header(
-    rows: Sequence[Sequence[str]], given: Layout, asked: Wanted, unusual: dict[str, str]
-) -> bool:
-    if given.header is not None:
-        return given.header
-    header = layout.has_header(rows, asked.names)
-    if not header:
-        unusual["header"] = "no header, so columns have numbers"
-    return header
+    is_cut = len(lines) < LOOKED_AT_ROWS and len(source.start) >= readers.LOOKED_AT_BYTES
+    return lines[:-1] if is_cut else lines
 
 
 class Skipped:

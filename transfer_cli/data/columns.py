@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from transfer_cli.data.readers import plain_number
 from transfer_cli.errors import DataError, listed
 
 TEXT, LABEL = "text", "label"
@@ -41,6 +42,7 @@ _OTHER_DATA = {
     ("tokens", "tags"): "data=conll objective=tagging",
     ("text", "entities"): "data=conll objective=tagging",
     ("question", "context", "answers"): "data=squad objective=span",
+    ("title", "paragraphs"): "data=squad objective=span",
     ("context", "choices"): "data=choices objective=choice",
     ("sent1", "sent2", "ending0"): "data=choices objective=choice",
     ("premise", "choice1", "choice2"): "data=choices objective=choice",
@@ -182,8 +184,6 @@ def typed(
 def other_data(names: Collection[str]) -> str:
     """Return a sentence where names of columns are those of another kind of data, else ""."""
     found = next((data for own, data in _OTHER_DATA.items() if {*own} <= {*names}), None)
-    # SQuAD's file is one object.
-    found = "data=squad objective=span" if "data" in names and len(names) < 3 else found
     return f" Such columns are those of {found}." if found else ""
 
 
@@ -465,7 +465,7 @@ def _is_text(cells: Collection[str]) -> bool:
 
 def _are_mostly_numbers(cells: Sequence[str]) -> bool:
     """Return whether what is no number is a fault of single rows; a comma for the point is one."""
-    points = (cell.replace(",", ".", 1) for cell in cells)
+    points = (plain_number(cell.strip()).replace(",", ".", 1) for cell in cells)
     return bool(cells) and 2 * sum(map(bool, map(_NUMBER.fullmatch, points))) > len(cells)
 
 

@@ -1,39 +1,37 @@
-"""How a table is written: what stands between its columns, its encoding, whether it has a header.
+"""How a table is written: what stands between its columns, what quotes mean, where it begins.
 
 All of it is recognised from the beginning of the file, by rules that give the same answer for the
 same file, so a run that goes on finds what it began with.
 """
 
-import codecs
 import csv
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from transfer_cli.data.columns import is_known
-from transfer_cli.data.readers import split_lines
+from transfer_cli.data.encodings import WINDOWS
+from transfer_cli.data.readers import BACKSLASH, DOUBLE, LETTERS, QUOTES, split_lines
 from transfer_cli.errors import nearest
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """Those that are recognised, by the names that can be typed for them."""
 
-WINDOWS = "cp1252"
-"""Windows' encoding of western languages; Latin-1 is the same where it has letters and marks."""
+Rows = Sequence[tuple[int, list[str]]]
+"""Rows of cells, with the numbers of the lines on which they begin."""
 
-_SHOWN = {WINDOWS: "Windows-1252"}
-_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
-_OF_SEVERAL_BYTES = re.compile(
-    rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
-)
-_NOT_WINDOWS = re.compile(rb"[\0\x81\x8d\x8f\x90\x9d\xff]")
-"""Bytes that have no character in Windows-1252, and one that no text has but broken ones have."""
+_SEPARATOR = re.compile(r'"?sep=(.|\\t)"?', re.IGNORECASE)
+"""The line with which a spreadsheet program is told what parts columns."""
+
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)*%?")
 _LONGEST_NAME = 40
 _MOST_WORDS = 5
+_REPEATED = 10
+"""A header that is not known comes once in so many rows at most, where files were put together."""
+_MOST_ABOVE = 20
+"""Rows that may stand above a header."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,25 @@ class Layout:
     Args:
         delimiter: What stands between columns, a character or its name in `DELIMITERS`.
         encoding: As Python names it.
-        header: Whether the first row names the columns.
+        header: Whether the first row names the columns, or the line that does.
+        quotes: What they mean, one of `readers.QUOTES`.
+        sheet: The name of a sheet of a spreadsheet, or its number from 1.
 
     None is for what has to be recognised.
     """
 
     delimiter: str | None = None
     encoding: str | None = None
-    header: bool | None = None
+    header: bool | int | None = None
+    quotes: str | None = None
+    sheet: str | int | None = None
 
     def __post_init__(self) -> None:
+        if self.quotes is not None and self.quotes not in QUOTES:
+            close = nearest(self.quotes, QUOTES)
+            raise ValueError(f"quotes is {self.quotes!r}, expected {', '.join(QUOTES)}.{close}")
+        if self.header is not None and not isinstance(self.header, bool) and self.header < 1:
+            raise ValueError(f"header is {self.header}, expected true, false or a line from 1.")
         if self.delimiter is not None:
             mark = DELIMITERS.get(self.delimiter, self.delimiter)
             if len(mark) != 1 or mark in '"\n\r\0':
@@ -72,9 +79,16 @@ class Layout:
                 ) from error
 
 
-def shown(encoding: str) -> str:
-    """Return what people call an encoding."""
-    return _SHOWN.get(encoding, encoding.upper())
+@dataclass(frozen=True)
+class Beginning:
+    """Where a table begins: on which line, and whether the first row from there names the columns.
+
+    `is_sure` is False where rows stand above that may be its first ones, or names may be values.
+    """
+
+    line: int = 1
+    header: bool = True
+    is_sure: bool = True
 
 
 def delimiter_name(delimiter: str) -> str:
@@ -82,34 +96,18 @@ def delimiter_name(delimiter: str) -> str:
     return next((name for name, mark in DELIMITERS.items() if mark == delimiter), repr(delimiter))
 
 
-def is_wide(encoding: str) -> bool:
-    """Return whether a line does not end with one byte."""
-    return len("\n".encode(encoding)) > 1
-
-
-def encoding_of(start: bytes) -> str:
-    """Return the encoding of a file from its first bytes, which may end within a character.
-
-    What is not UTF-8 is Windows-1252 if all of it can be that, and if more of it is not UTF-8 than
-    is: a UTF-8 file with a few damaged lines stays one.
-    """
-    for mark, encoding in _MARKS:
-        if start.startswith(mark):
-            return encoding
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(start)
-    except UnicodeDecodeError:
-        rest, num_valid = _OF_SEVERAL_BYTES.subn(b"", start)
-        num_other = len(rest.translate(None, bytes(range(128))))
-        if num_other > num_valid and not _NOT_WINDOWS.search(start):
-            return WINDOWS
-    return "utf-8"
+def separator_in(line: str) -> str | None:
+    """Return the delimiter that a first line such as `sep=;` says, or None."""
+    said = _SEPARATOR.fullmatch(line.strip(" \r\n,;"))
+    # The marks that are cut off may be the one that is meant.
+    said = said or _SEPARATOR.fullmatch(line.strip("\r\n"))
+    return said and said[1].replace("\\t", "\t")
 
 
 def delimiter_of(lines: Sequence[str], usual: str) -> str:
     """Return what stands between the columns of a table, from its first lines.
 
-    That is what divides the first row, and most rows into as many columns as the first one.
+    That is what divides most rows into as many columns.
 
     Args:
         lines: The first lines, with their ends.
@@ -117,43 +115,154 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
     """
     best, found = (0.0, False, 0, True), usual
     for mark in DELIMITERS.values():
-        rows = rows_of(lines, mark)
-        width = len(rows[0]) if rows else 0
-        if width > 1:
+        rows = [row for _, row in rows_of(lines, mark)]
+        width = _usual(map(len, rows))
+        if width > 1 and not (len(rows[0]) == 1 and is_known(rows[0][0])):
             share = sum(len(row) == width for row in rows) / len(rows)
-            score = (share, any(map(is_known, rows[0])), width, mark == usual)
+            is_named = any(map(is_known, (cell for row in rows[:_MOST_ABOVE] for cell in row)))
+            score = (share, is_named, width, mark == usual)
             if score > best:
                 best, found = score, mark
     return found
 
 
-def has_header(rows: Sequence[Sequence[str]], wanted: Collection[str]) -> bool:
-    """Return whether the first row names the columns.
+def quotes_of(lines: Sequence[str], delimiter: str) -> str:
+    """Return what quotes mean in a table: what makes most lines rows of equal width.
+
+    Where they are letters, all lines are rows, and cells that begin with one rarely end with one.
+    """
+    shares = {quotes: _sound_share(lines, delimiter, quotes) for quotes in QUOTES}
+    if not any('\\"' in line for line in lines):
+        del shares[BACKSLASH]
+    cells = [cell for _, row in rows_of(lines, delimiter, LETTERS) for cell in row]
+    begun = [cell for cell in cells if cell.startswith('"')]
+    num_ended = sum(len(cell) > 1 and cell.endswith('"') for cell in begun)
+    if shares[LETTERS] < 1 or 2 * num_ended > len(begun):
+        del shares[LETTERS]
+    return max(shares, key=lambda quotes: (shares[quotes], quotes == DOUBLE))
+
+
+def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
+    """Return where a table begins and whether it has a header.
+
+    Rows above a header hold less than others do, such as a title; a row that is named as columns
+    of texts and labels are is one wherever it stands.
+
+    Args:
+        rows: The first rows, without empty ones.
+        wanted: Names of columns that are asked for.
+    """
+    if not rows:
+        return Beginning()
+    cells = [row for _, row in rows]
+    widths = [sum(map(bool, map(str.strip, row))) for row in cells]
+    width, length = _usual(widths), _usual(map(len, cells))
+    for at, (line, row) in enumerate(rows[:_MOST_ABOVE]):
+        above = all(_is_above(row, width, length) for row in cells[:at])
+        num_known = _num_known(row, cells[at + 1 :], wanted)
+        if num_known > 1 or (num_known and above):
+            return Beginning(line)
+    first = next((at for at, row in enumerate(cells) if not _is_above(row, width, length)), 0)
+    if first > _MOST_ABOVE:
+        first = 0
+    header = has_header(cells[first:], wanted)
+    if first and header is False:
+        return Beginning(rows[0][0], header=False, is_sure=False)
+    return Beginning(rows[first][0], bool(header), is_sure=header is not None)
+
+
+def has_header(rows: Sequence[Sequence[str]], wanted: Collection[str]) -> bool | None:
+    """Return whether the first row names the columns; None: it may be like the rows below.
 
     Args:
         rows: The first rows.
         wanted: Names of columns that are asked for.
     """
-    if not rows:
-        return True
     first, *others = rows
-    if any(name in first for name in wanted):
+    if _num_known(first, others, wanted):
         return True
-    below = [{row[at] for row in others if at < len(row)} for at in range(len(first))]
+    if _REPEATED * sum(list(other) == list(first) for other in others) > len(others):
+        return False
     # Columns without a name say nothing: numbers of rows, or nothing at all.
+    below = _below(first, others)
     named = [(cell, cells) for cell, cells in zip(first, below, strict=True) if cell.strip()]
-    if any(is_known(cell) and cell not in cells for cell, cells in named):
-        return True
     names = [cell for cell, cells in named if cell not in cells and _may_be_name(cell)]
-    return bool(names) and len(set(names)) == len(named)
+    if not names or len(set(names)) < len(named):
+        return False
+    if len(first) == 1:
+        return _heads_texts(names[0], below[0])
+    if len(named) < len(first) and all(len(cell.split()) == 1 for cell in names):
+        return True
+    return any(map(_is_unlike, names, [cells for _, cells in named])) or None
 
 
-def rows_of(lines: Iterable[str], delimiter: str, *, quotes: bool = True) -> list[list[str]]:
+def rows_of(
+    lines: Iterable[str], delimiter: str, quotes: str = DOUBLE
+) -> list[tuple[int, list[str]]]:
     """Return the rows of a table up to one that cannot be read, without empty ones."""
-    rows: list[list[str]] = []
+    rows: list[tuple[int, list[str]]] = []
+    line = 1
     with suppress(csv.Error):
-        rows.extend(filter(None, split_lines(lines, delimiter, quotes=quotes, strict=False)))
+        reader = split_lines(lines, delimiter, quotes, strict=False)
+        for row in reader:
+            if row:
+                rows.append((line, row))
+            line = reader.line_num + 1
     return rows
+
+
+def _sound_share(lines: Sequence[str], delimiter: str, quotes: str) -> float:
+    """Return how many of some lines are in rows of the usual width."""
+    reader = split_lines(lines, delimiter, quotes)
+    widths = Counter[int]()
+    before = 0
+    while before < len(lines):
+        with suppress(csv.Error, StopIteration):
+            widths[len(next(reader))] += reader.line_num - before
+        before = max(reader.line_num, before + 1)
+    return max(widths.values(), default=0) / max(len(lines), 1)
+
+
+def _usual(numbers: Iterable[int]) -> int:
+    return max(Counter(numbers).most_common(1), default=(0, 0))[0]
+
+
+def _is_above(row: Sequence[str], width: int, length: int) -> bool:
+    """Return whether a row may stand above a header: it is a title, a comment or a rule."""
+    filled = sum(map(bool, map(str.strip, row)))
+    return width > 1 and (filled < 2 or len(row) < length or row[0].startswith("# "))
+
+
+def _num_known(row: Sequence[str], others: Sequence[Sequence[str]], wanted: Collection[str]) -> int:
+    """Return how many cells are names of columns that are asked for, or as people call them."""
+    below = _below(row, others)
+    return sum(
+        cell in wanted or (is_known(cell) and cell not in cells)
+        for cell, cells in zip(row, below, strict=True)
+    )
+
+
+def _below(row: Sequence[str], others: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the cells below each of a row, but for those of rows that are the same."""
+    differing = [other for other in others if list(other) != list(row)]
+    return [[other[at] for other in differing if at < len(other)] for at in range(len(row))]
+
+
+def _heads_texts(cell: str, below: Sequence[str]) -> bool | None:
+    """Return whether a cell is the name of the only column; a text among texts is none."""
+    if "_" in cell and len(cell.split()) == 1:
+        return True
+    num_words = sum(len(each.split()) for each in below) / max(len(below), 1)
+    return None if len(cell.split()) == 1 or num_words >= 2 * len(cell.split()) else False
+
+
+def _is_unlike(cell: str, below: Sequence[str]) -> bool:
+    """Return whether a cell is surely no value: numbers, long or the same texts are below it."""
+    if len(below) > 1 and all(_NUMBER.fullmatch(each.strip()) for each in below):
+        return True
+    num_words = sum(len(each.split()) for each in below) / max(len(below), 1)
+    is_repeated = len(below) > 3 and 2 * len(set(below)) <= len(below)
+    return is_repeated or (len(cell.split()) == 1 and num_words >= 3)
 
 
 def _may_be_name(cell: str) -> bool:

@@ -2,31 +2,39 @@ r"""Read text and tables line by line, strictly, in bounded memory.
 
 Every fault of a file becomes a `DataError` that names the file and the line. A fault of one row
 alone may be given to a function instead (`on_error`), which lets the reader go on.
-Only `\n` and `\r\n` end a line; other characters that Unicode calls line ends belong to the text.
+Only `\n` and `\r\n` end a line, and `\r` in a file that has more of them; other characters that
+Unicode calls line ends belong to the text.
 """
 
 import csv
 import io
 import json
+import logging
 import lzma
 import math
 import os
+import re
 import shlex
 import string
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from glob import has_magic
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import zstandard
 
+from transfer_cli.data import encodings
+from transfer_cli.data.encodings import encoding_of
 from transfer_cli.data.packed import PACKINGS, Unpacked
 from transfer_cli.errors import DataError, listed, nearest
-from transfer_cli.safe_files import STRICT_JSON, check_no_pointer
+from transfer_cli.safe_files import STRICT_JSON, check_no_pointer, printable
+
+log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 8 * 2**20
 """Longer lines are refused, and longer rows of a table, however many lines they have.
@@ -44,6 +52,12 @@ MAX_LABEL_CHARACTERS = 1000
 TABLE_FORMATS = ("csv", "tsv", "jsonl")
 SHEET_FORMATS = ("parquet", "xlsx")
 """Tables that are not made of lines: see `sheets`."""
+
+QUOTES = DOUBLE, BACKSLASH, LETTERS = ("double", "backslash", "none")
+"""What a quote in a quoted value is written as, or that quotes are letters."""
+
+LOOKED_AT_BYTES = 2**22
+"""So much of the beginning of a file is looked at."""
 
 USUAL_DELIMITER: Mapping[str, str] = {"csv": ",", "tsv": "\t"}
 
@@ -96,15 +110,47 @@ class Record:
 # ---------------------------------------------------------------------------------- files
 
 
-def numbered_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end) of a text file, plain or packed.
+
+    Args:
+        path: The file.
+        encoding: As Python names it; None: it is recognised.
 
     Raises:
         DataError: The file is empty, cannot be unpacked, or a line is too long, holds a NUL byte or
             a byte that the encoding does not have.
     """
-    with open_file(path) as stream:
-        yield from sound_lines(all_lines(stream, str(path), encoding))
+    name = str(path)
+    with closing(open_file(path)) as file:
+        source = _told(file, name, encoding)
+        yield from sound_lines(all_lines(source.stream, name, source.encoding))
+
+
+def in_utf8(file: BinaryIO, name: str) -> "LineStream":
+    """Return the lines of a file in UTF-8; its encoding is recognised, and said.
+
+    Raises:
+        DataError: It is no text, or two encodings fit.
+    """
+    source = _told(file, name, None)
+    if source.encoding == "utf-8" or not isinstance(source.stream, io.BufferedReader):
+        return source.stream
+    return _with_line_ends(source.stream, source.encoding, "utf-8", "")
+
+
+def _told(file: BinaryIO, name: str, encoding: str | None) -> "Source":
+    start, whole = looked_at(file, LOOKED_AT_BYTES, name)
+    source = recognised(start, whole, name, encoding)
+    if source.said:
+        _tell(name, source.said)
+    return source
+
+
+@cache
+def _tell(name: str, said: str) -> None:
+    """Say how a text is read, once: it is read several times."""
+    log.info("%s: %s", printable(name), said)
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -155,7 +201,7 @@ def check_readable(path: Path) -> None:
         if not path.exists():
             raise _missing(path)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, expected a file.")
+            raise DataError(f"{path} is a folder, expected a file.{_saved_by_datasets(path)}")
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty.")
         if path.is_file():  # a pipe can be read only once
@@ -163,6 +209,14 @@ def check_readable(path: Path) -> None:
                 check_no_pointer(file.read(64))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}).") from error
+
+
+def check_length(size: int, name: object, line: int) -> None:
+    """Raise `DataError` if a row has more than so many bytes or characters."""
+    if size > MAX_LINE_BYTES:
+        raise DataError(
+            f"{name}, line {line}: longer than {MAX_LINE_BYTES // 2**20} MiB. Is this text?"
+        )
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -174,6 +228,16 @@ def open_file(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def unknown_format(path: Path, keys: str) -> DataError:
+    """Return what to say of a file whose name does not tell its format."""
+    with closing(open_file(path)) as file:
+        _check_is_text(file.read(_LONGEST_MARK), str(path))
+    return DataError(
+        f"{path}: its name does not tell the format. For a table set {keys}format=csv; "
+        "text without labels is for pretrain data=text."
+    )
 
 
 def count_lines(path: Path) -> int | None:
@@ -194,6 +258,18 @@ def suffix_of(path: Path) -> str:
     """Return the suffix of a file's name in lower case, without that of a packed one."""
     name = path.with_suffix("") if path.suffix in PACKINGS else path
     return name.suffix.lower()
+
+
+def _saved_by_datasets(folder: Path) -> str:
+    """Return how to read a folder that the library `datasets` has saved; "" for others."""
+    splits = sorted(part.parent.name for part in folder.glob("*/state.json"))
+    if not splits and not (folder / "state.json").exists():
+        return ""
+    split = f'["{splits[0]}"]' if splits else ""
+    to = f"{(splits or ['rows'])[0]}.parquet"
+    code = f'load_from_disk({json.dumps(str(folder))}){split}.to_parquet("{to}")'
+    typed = shlex.quote(f"from datasets import load_from_disk; {code}")
+    return f" The library datasets has saved it; python -c {typed} writes a file."
 
 
 def _missing(path: Path) -> DataError:
@@ -237,10 +313,10 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
     """
     number = 0
     while raw := read_line(stream, name, number + 1):
-        if number == 0:
-            raw = raw.removeprefix(BYTE_ORDER_MARK)
-            if not raw:
-                break
+        # Files that were put together have one where each began.
+        raw = raw.removeprefix(BYTE_ORDER_MARK)
+        if number == 0 and not raw:
+            break
         number += 1
         if len(raw) > MAX_LINE_BYTES:
             size = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
@@ -312,22 +388,98 @@ def looked_at(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.Buffere
     return start, io.BufferedReader(_LookedAt(start, stream), _BUFFER_BYTES)
 
 
-class _InUtf8(io.RawIOBase):
-    def __init__(self, stream: BinaryIO, encoding: str) -> None:
-        self._text = io.TextIOWrapper(stream, encoding, newline="")
+@dataclass(frozen=True)
+class Source:
+    """A file as lines: its first bytes, all of it, and what was recognised (`said`, or "")."""
+
+    start: bytes
+    stream: LineStream
+    encoding: str
+    said: str = ""
+
+
+def recognised(
+    start: bytes, stream: LineStream, name: str, encoding: str | None, key: str | None = None
+) -> Source:
+    """Return a file in an encoding whose lines end with a byte.
+
+    Args:
+        start: Its first bytes.
+        stream: All of it.
+        name: What to call it in messages.
+        encoding: As Python names it; None: it is recognised.
+        key: What is typed to say it; None: nothing, a text has to be in UTF-8.
+
+    Raises:
+        DataError: It is no text, or two encodings fit.
+    """
+    _check_is_text(start, name)
+    said = ""
+    if encoding is None:
+        reading, *others = encoding_of(start)
+        encoding = reading.encoding
+        if others:
+            ways = " or ".join(f"{each.encoding} ({each.sample!r})" for each in (reading, *others))
+            cure = f"Say {key}={encoding}" if key else f"iconv -f {encoding} -t utf-8 writes UTF-8"
+            raise DataError(f"{name} is not UTF-8; it may be {ways}. {cure}, if that is right.")
+        if encoding != "utf-8":
+            sample = f" ({reading.sample!r})" if reading.sample else ""
+            said = f"read as {encodings.shown(encoding)}{sample}"
+    if not isinstance(stream, io.BufferedReader):  # a pipe, whose lines may come slowly
+        return Source(start, stream, encoding, said)
+    if encodings.is_wide(encoding):
+        start = start.decode(encoding, errors="ignore").encode()
+        stream, encoding = _with_line_ends(stream, encoding, "utf-8", ""), "utf-8"
+    # As many are written at the end of lines, where they are twice.
+    alone = start.count(b"\r") - start.count(b"\r\n") - start.count(b"\r\r\n")
+    if alone > start.count(b"\n"):
+        stream = _with_line_ends(stream, "latin-1", "latin-1", None)
+        start = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return Source(start, stream, encoding, said)
+
+
+def _check_is_text(start: bytes, name: str) -> None:
+    kind = next((kind for mark, kind in _NO_TEXTS.items() if start.startswith(mark)), None)
+    if kind is not None:
+        raise DataError(f"{name} is {kind.format(shlex.quote(name))}.")
+
+
+_NO_TEXTS = {
+    b"PK\3\4": "a zip archive or a spreadsheet; unpack it first (unzip {}), or name it .xlsx",
+    b"PAR1": "a Parquet file; name it .parquet",
+    b"ARROW1": "an Arrow file; save it as Parquet",
+    b"\xd0\xcf\x11\xe0": "a document of an old office program; save it as .xlsx or CSV",
+    b"\x1f\x8b": "packed by gzip; name it {}.gz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd; name it {}.zst",
+    b"\xfd7zXZ": "packed by xz; name it {}.xz",
+    b"BZh": "packed by bzip2; unpack it first (bunzip2 {})",
+    b"7z\xbc\xaf": "a 7z archive; unpack it first (7z x {})",
+    b"%PDF": "a PDF; save its text as a file of its own",
+    b"SQLite format 3": "a database; export the table as CSV",
+}
+"""First bytes -> what a file is that is no text, and what to do."""
+_LONGEST_MARK = max(map(len, _NO_TEXTS))
+
+
+class _Recoded(io.RawIOBase):
+    def __init__(self, text: io.TextIOWrapper, encoding: str) -> None:
+        self._text, self._encoding = text, encoding
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        found = self._text.read(len(buffer) // 4).encode()
+        found = self._text.read(len(buffer) // 4).encode(self._encoding)
         buffer[: len(found)] = found
         return len(found)
 
 
-def in_utf8(stream: BinaryIO, encoding: str) -> BinaryIO:
-    """Return a stream with its characters in UTF-8, for encodings whose lines end otherwise."""
-    return io.BufferedReader(_InUtf8(stream, encoding), _BUFFER_BYTES)
+def _with_line_ends(
+    stream: BinaryIO, encoding: str, to: str, newline: str | None
+) -> io.BufferedReader:
+    """Return a stream in another encoding; a `newline` of None is any end, and becomes one."""
+    text = io.TextIOWrapper(stream, encoding, newline=newline)
+    return io.BufferedReader(_Recoded(text, to), _BUFFER_BYTES)
 
 
 def decoded(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
@@ -356,23 +508,28 @@ def table_records(
     table_format: str,
     *,
     delimiter: str | None = None,
+    quotes: str | None = None,
     header: bool = True,
     on_error: OnError = refuse,
+    keys: str = "data.",
 ) -> Iterator[Record]:
     """Yield the rows of a table, given its lines.
 
     Empty lines are left out. CSV has quotes as RFC 4180 says, so that a value may hold commas and
-    line ends; TSV has none if its columns are parted by tabs: a quote there is a quote.
+    line ends; TSV has none if its columns are parted by tabs: a quote there is a quote. A carriage
+    return within a line is a space.
 
     Args:
         lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
         name: What to call the table in messages.
         table_format: One of `TABLE_FORMATS`.
         delimiter: What stands between columns; None: what is usual for the format.
+        quotes: One of `QUOTES`; None: what is usual for the format.
         header: Whether the first row names the columns; without it they are called "1", "2" and so
             on. JSON lines name their values themselves.
         on_error: Receives the fault of each ragged or broken row, which is left out. After a broken
             row of several lines, the next row may begin in its second line.
+        keys: What stands before the names of keys in messages.
 
     Raises:
         DataError: As `on_error` does; the first row is broken or names a column twice; no rows.
@@ -381,14 +538,19 @@ def table_records(
         yield from not_empty(partial(json_records, lines, name), name, on_error)
         return
     mark = delimiter or USUAL_DELIMITER[table_format]
-    quotes = table_format == "csv" or mark != "\t"
+    quotes = quotes or usual_quotes(table_format, mark)
 
     def records(note: OnError) -> Iterator[Record]:
-        rows = partial(_rows, lines, name, mark, quotes=quotes)
-        cure = _QUOTE.format(mark) if quotes else "Separate columns by one tab each."
+        rows = partial(_rows, lines, name, mark, quotes=quotes, keys=keys)
+        cure = f"Part columns by one {mark!r} each." if quotes == LETTERS else _QUOTE.format(mark)
         return named_rows(rows, name, note, header=header, cure=cure)
 
     yield from not_empty(records, name, on_error)
+
+
+def usual_quotes(table_format: str, delimiter: str) -> str:
+    """Return what quotes mean in a format."""
+    return DOUBLE if table_format == "csv" or delimiter != "\t" else LETTERS
 
 
 def not_empty(
@@ -470,6 +632,20 @@ def label_of(record: Record, column: str, name: str) -> str:
             "Is it the text?"
         )
     return label
+
+
+def plain_number(text: str) -> str:
+    """Return a number with a point, given one with a decimal comma or marks between thousands.
+
+    `1,234` may be either, and is returned as it is.
+    """
+    if _COMMA_NUMBER.fullmatch(text):
+        return text.replace(".", "").replace(",", ".")
+    return text.replace(",", "") if _POINT_NUMBER.fullmatch(text) else text
+
+
+_COMMA_NUMBER = re.compile(r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)")
+_POINT_NUMBER = re.compile(r"[-+]?[0-9]{1,3}((,[0-9]{3})+\.[0-9]+|(,[0-9]{3}){2,})")
 
 
 def value_of(record: Record, column: str, name: str) -> object:
@@ -560,6 +736,10 @@ def named_rows(
             expected = f"the {'header' if header else 'row'} in line {number}"
             if header:
                 continue
+        while len(row) > len(columns) and not row[-1].strip():
+            row.pop()  # delimiters at the end
+        if len(row) > 1 and not any(map(str.strip, row)):
+            continue
         if len(row) == len(columns):
             yield Record(number, dict(zip(columns, row, strict=True)))
             continue
@@ -583,18 +763,41 @@ def check_columns(columns: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
 
 
-def split_lines(
-    lines: Iterable[str], mark: str, *, quotes: bool, strict: bool = True
-) -> Iterator[list[str]]:
-    """Return the cells of each row; misplaced quotes are an error if `strict`.
+class Reader(Protocol):
+    """Yields the cells of rows; `line_num` is how many lines were taken."""
 
-    After a `csv.Error` the next row can be asked for.
-    """
+    @property
+    def line_num(self) -> int:
+        """How many lines were taken."""
+
+    def __iter__(self) -> "Reader":
+        """Return itself."""
+
+    def __next__(self) -> list[str]:
+        """Return the next row; after a `csv.Error` it can be called again."""
+
+
+def split_lines(
+    lines: Iterable[str], mark: str, quotes: str = DOUBLE, *, strict: bool = True
+) -> Reader:
+    """Return the cells of each row; misplaced quotes are an error if `strict`."""
     # The limit is the process's; its default of 128 KiB is less than a long text.
     csv.field_size_limit(2 * MAX_LINE_BYTES)
-    if quotes:
+    lines = map(_without_carriage_returns, lines)
+    if quotes == DOUBLE:
         return csv.reader(lines, delimiter=mark, strict=strict)
-    return csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE)
+    if quotes == LETTERS:
+        return csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE)
+    # Other backslashes are those of paths, not marks of a quote.
+    escaped = (_OTHER_BACKSLASH.sub(r"\\\\", line) for line in lines)
+    return csv.reader(escaped, delimiter=mark, strict=strict, escapechar="\\")
+
+
+_OTHER_BACKSLASH = re.compile(r'\\(?![\\"])')
+
+
+def _without_carriage_returns(line: str) -> str:
+    return line.rstrip("\r\n").replace("\r", " ") + "\n" if "\r" in line else line
 
 
 class _LinesOfRows:
@@ -639,7 +842,13 @@ class _LinesOfRows:
 
 
 def _rows(
-    lines: Iterable[tuple[int, str]], name: str, mark: str, on_error: OnError, *, quotes: bool
+    lines: Iterable[tuple[int, str]],
+    name: str,
+    mark: str,
+    on_error: OnError,
+    *,
+    quotes: str,
+    keys: str,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the values of each row with the number of its first line; empty rows are left out.
 
@@ -647,14 +856,14 @@ def _rows(
     without the first one.
     """
     source = _LinesOfRows(lines)
-    reader = split_lines(source, mark, quotes=quotes)
+    reader = split_lines(source, mark, quotes)
     while True:
         source.begin_row()
         try:
             values = next(reader, None)  # takes all lines of a row
         except csv.Error as error:
             (first, _), (last, _) = source.row[0], source.row[-1]
-            cure = "Is a quote missing or too many?"
+            cure = f"Is a quote missing or too many? If quotes are letters: {keys}quotes=none."
             if not source.take_back():
                 cure += f" Up to line {last}, all is left out with it."
             on_error(DataError(f"{name}, line {first}: a broken row ({error}). {cure}"))

@@ -2,26 +2,30 @@
 
 import importlib
 import json
-import logging
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import date, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
-from transfer_cli.data.readers import Record, check_columns, check_readable
-from transfer_cli.errors import DataError, pip_install
-
-log = logging.getLogger(__name__)
+from transfer_cli.data import sheet_bounds
+from transfer_cli.data.packed import MAX_UNPACKED_RATIO
+from transfer_cli.data.readers import (
+    MAX_LINE_BYTES,
+    Record,
+    check_columns,
+    check_length,
+    check_readable,
+)
+from transfer_cli.errors import DataError, listed, pip_install
 
 PARQUET, SPREADSHEET = "parquet", "xlsx"
 SHEET_FORMATS = (PARQUET, SPREADSHEET)
 
-_ROWS_AT_ONCE = 1000
+_ROWS_AT_ONCE, _FEWEST_AT_ONCE = 1000, 16
+_MOST_LISTED = 10
 
 
 def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
@@ -37,19 +41,57 @@ def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
     Raises:
         DataError: It cannot be read, or pyarrow is not installed.
     """
-    numbers = count(1)
+    before = 0
     for part in sorted(path.glob("*.parquet")) or [path]:
-        with _faults_of(part, "pyarrow.parquet") as library, library.ParquetFile(part) as file:
+        library = _library(part, "pyarrow.parquet")
+        with _faults(part), library.ParquetFile(part) as file:
             names = file.schema_arrow.names
             check_columns(names, str(part))
             classes = _class_names(file.schema_arrow.metadata or {})
             needed = {only, str(only).partition(".")[0]}.intersection(names)
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(needed) or None):
-                for row in batch.to_pylist():
-                    fields = {name: _plain(value) for name, value in row.items()}
-                    for name in classes.keys() & fields.keys():
-                        fields[name] = _named(fields[name], classes[name])
-                    yield Record(next(numbers), fields)
+            at_once = _rows_at_once(file.metadata, part, needed or {*names}, before)
+            batches = file.iter_batches(at_once, columns=list(needed) or None)
+            for number, row in enumerate(_bounded(batches, part, before), before + 1):
+                fields = {name: _plain(value) for name, value in row.items()}
+                for name in classes.keys() & fields.keys():
+                    fields[name] = _named(fields[name], classes[name])
+                yield Record(number, fields)
+            before += file.metadata.num_rows
+
+
+def _rows_at_once(metadata: Any, path: Path, names: set[str], before: int) -> int:
+    """Return how many rows of a Parquet file to take at once.
+
+    Each may be a copy of the largest value of a dictionary, which is at most all of a column.
+
+    Raises:
+        DataError: Values are longer than the limit on average, or hardly any bytes are packed.
+    """
+    largest = 0
+    for at in range(metadata.num_row_groups):
+        group = metadata.row_group(at)
+        for column in map(group.column, range(group.num_columns)):
+            path_in_file = f"{column.path_in_schema}."
+            if group.num_rows and any(path_in_file.startswith(f"{name}.") for name in names):
+                size, packed = column.total_uncompressed_size, column.total_compressed_size
+                check_length(size // group.num_rows, path, before + 1)
+                if size > max(8 * MAX_LINE_BYTES, MAX_UNPACKED_RATIO * packed):
+                    raise DataError(f"{path} unpacks to {size:,} bytes. Is this a table?")
+                largest = max(largest, size)
+        before += group.num_rows
+    return max(_FEWEST_AT_ONCE, min(_ROWS_AT_ONCE, 8 * MAX_LINE_BYTES // max(largest, 1)))
+
+
+def _bounded(batches: Iterable[Any], path: Path, before: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of batches, of which none is too long."""
+    for batch in batches:
+        is_short = batch.nbytes <= MAX_LINE_BYTES
+        # Only now a value of a dictionary becomes as many texts as there are rows.
+        for at in range(0, len(batch), len(batch) if is_short else 1):
+            rows = batch.slice(at, None if is_short else 1)
+            check_length(0 if is_short else rows.nbytes, path, before + at + 1)
+            yield from rows.to_pylist()
+        before += len(batch)
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
@@ -74,66 +116,93 @@ def _named(value: object, names: list[str]) -> object:
     return names[value] if 0 <= value < len(names) else None
 
 
-def sheet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of the first sheet as CSV would hold them, with their numbers from 1.
+@dataclass(frozen=True)
+class Book:
+    """An open spreadsheet."""
 
-    Empty rows are left out, and empty columns on the right of the first row.
+    path: Path
+    book: Any
+    sheets: Sequence[str]
+    """The names of those that have a row, in order."""
 
-    Raises:
-        DataError: It cannot be read, or openpyxl is not installed.
-    """
-    with _faults_of(path, "openpyxl") as library:
-        _check_size(path)
-        book = library.load_workbook(path, read_only=True, data_only=True)
-        try:
-            sheet, *others = book.worksheets
-            if others:
-                log.info("%s: read from the first of its %s sheets", path, 1 + len(others))
-            sheet.reset_dimensions()  # what a file says of its own size is often wrong
-            width = 0
-            for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
+    def rows(self, sheet: str) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows of a sheet as CSV would hold them, with their numbers from 1.
+
+        Empty rows are left out, and empty cells at the end of each.
+
+        Raises:
+            DataError: It cannot be read, or a row is too long.
+        """
+        with _faults(self.path):
+            pages = self.book[sheet]
+            pages.reset_dimensions()  # what a file says of its own size is often wrong
+            for number, cells in enumerate(pages.iter_rows(values_only=True), 1):
                 row = [_as_cell(value) for value in cells]
-                while len(row) > width and not row[-1]:
+                while row and not row[-1].strip():
                     row.pop()
-                if any(row):
-                    width = width or len(row)
-                    yield number, row + [""] * (width - len(row))
-        finally:
-            book.close()
+                if row:
+                    check_length(sum(map(len, row)), self.path, number)
+                    yield number, row
+
+    def named(self, sheet: str | int, key: str) -> str:
+        """Return the name of a sheet, given its name or its number from 1.
+
+        Raises:
+            DataError: There is none.
+        """
+        names = [page.title for page in self.book.worksheets]
+        if sheet in names:
+            return str(sheet)
+        if str(sheet).isdigit() and 0 < int(sheet) <= len(names):
+            return str(names[int(sheet) - 1])
+        every = listed(map(repr, names), _MOST_LISTED)
+        raise DataError(f"{self.path}: {key}={sheet}, but its sheets are {every}.")
 
 
 @contextmanager
-def _faults_of(path: Path, package: str) -> Iterator[Any]:
-    """Return a library; what it raises becomes a `DataError`."""
+def opened(path: Path) -> Iterator[Book]:
+    """Open a spreadsheet.
+
+    Raises:
+        DataError: It cannot be read, it is too large, or openpyxl is not installed.
+    """
+    library = _library(path, "openpyxl")
+    with _faults(path):
+        sheet_bounds.check(path)
+        book = library.load_workbook(path, read_only=True, data_only=True)
+    try:
+        every = Book(path, book, [page.title for page in book.worksheets])
+        if not every.sheets:
+            raise DataError(f"{path} has no sheet of cells.")
+        full = [sheet for sheet in every.sheets if next(every.rows(sheet), None)]
+        yield replace(every, sheets=full or every.sheets)
+    finally:
+        book.close()
+
+
+def _library(path: Path, name: str) -> Any:
     check_readable(path)
     try:
-        library = importlib.import_module(package)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise DataError(
-            f"{path} needs {package.partition('.')[0]}, which is not installed: "
+            f"{path} needs {name.partition('.')[0]}, which is not installed: "
             f"{pip_install('tables')}"
         ) from error
+
+
+@contextmanager
+def _faults(path: Path) -> Iterator[None]:
+    """Have what a library raises become a `DataError`."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            yield library
+            yield
     except DataError:
         raise
     # Of a damaged file these libraries raise nearly anything.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{path} cannot be read ({reason or type(error).__name__}).") from error
-
-
-def _check_size(path: Path) -> None:
-    """Refuse a spreadsheet, which is packed, that would fill the memory.
-
-    Raises:
-        DataError: It would.
-    """
-    with zipfile.ZipFile(path) as packed:
-        unpacked = sum(each.file_size for each in packed.infolist())
-    if unpacked > max(UNPACKED_FREELY_BYTES, MAX_UNPACKED_RATIO * path.stat().st_size):
-        raise DataError(f"{path} unpacks to {unpacked:,} bytes. Is this a spreadsheet?")
 
 
 def _as_cell(value: object) -> str:

@@ -122,7 +122,7 @@ class TableRows:
 class Table(LabelledFiles):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
-    With the extra `tables`, Parquet files and the first sheets of spreadsheets as well, with `hf`
+    With the extra `tables`, Parquet files and sheets of spreadsheets as well, with `hf`
     splits of the hub's data sets, too (`hub_client.located`). What is not said of a table is
     recognised in each file by itself: see `layout` and `columns`.
 
@@ -132,10 +132,12 @@ class Table(LabelledFiles):
         text: The column of the text; None: by its name, else by what is in it. So are the others.
         pair: The column of a second text; None also where there is none.
         label: The column of the label; of several labels (`LabelsTable`) perhaps a column each.
-        header: Whether the first row of CSV or TSV names the columns. Without it they are called
-            by their number, counted from 1.
+        header: Whether the first row of CSV or TSV names the columns, or the line that does.
+            Without it they are called by their number, counted from 1.
         delimiter: What stands between columns, see `layout.Layout`.
         encoding: As Python names it.
+        quotes: What they mean, one of `readers.QUOTES`.
+        sheet: Of a spreadsheet, by name or number from 1; None: the one that is like a table.
         format: `csv`, `tsv`, `jsonl`, `parquet` or `xlsx`; None to go by the files' names.
         errors: Whether a row that cannot be read stops all, or is left out and counted.
         truncate: Which of two texts is cut where they are too long together, see
@@ -145,9 +147,11 @@ class Table(LabelledFiles):
     text: str | int | None = None
     pair: str | int | None = None
     label: str | int | tuple[str | int, ...] | None = None
-    header: bool | None = None
+    header: bool | int | None = None
     delimiter: str | None = None
     encoding: str | None = None
+    quotes: str | None = None
+    sheet: str | int | None = None
     format: Literal["csv", "tsv", "jsonl", "parquet", "xlsx"] | None = None
     errors: Literal["stop", "skip"] = "stop"
     truncate: Truncate = "longest_first"
@@ -161,7 +165,7 @@ class Table(LabelledFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._layout = Layout(self.delimiter, self.encoding, self.header)
+        self._layout = Layout(self.delimiter, self.encoding, self.header, self.quotes, self.sheet)
         labels = self.label if isinstance(self.label, tuple) else (self.label,)
         if isinstance(self.label, tuple) and not self.several:
             raise ValueError(
@@ -258,10 +262,7 @@ class Table(LabelledFiles):
     def _format_of(self, path: Path, keys: str) -> str:
         table_format = self.format or readers.format_of(path)
         if table_format is None:
-            raise DataError(
-                f"{path}: its name does not tell the format. For a table set {keys}format=csv; "
-                "text without labels is for pretrain data=text."
-            )
+            raise readers.unknown_format(path, keys)
         return table_format
 
     def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "TableRows":

@@ -5,22 +5,14 @@ and `\r` in a file that begins with lines that end by it alone. A line that is l
 be comes in parts.
 """
 
-import io
-import logging
 import re
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from functools import cache
+from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO
 
-from transfer_cli.data import layout, readers
+from transfer_cli.data import readers
 from transfer_cli.errors import DataError
 
-log = logging.getLogger(__name__)
-
-_LOOKED_AT_BYTES = 2**16
-_BUFFER_BYTES = 2**20
 _LONGEST = 2**20
 """Bytes of a line; longer ones come in parts."""
 
@@ -46,50 +38,12 @@ def text_lines(path: Path) -> Iterator[str]:
         DataError: The file is empty, cannot be unpacked, or a line holds a NUL byte, a byte that
             the encoding does not have, or so much without a space that it is no text.
     """
-    with opened(path) as stream:
-        yield from _lines(stream, str(path))
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of text, or of JSON lines, to be read as UTF-8 with line breaks."""
     name = str(path)
-    whole: BinaryIO
     with closing(readers.open_file(path)) as stream:
-        start, whole = readers.looked_at(stream, _LOOKED_AT_BYTES, name)
-        encoding = layout.encoding_of(start)
-        if encoding != "utf-8":
-            _say(name, encoding)
-            whole = readers.in_utf8(whole, encoding)
-            start = start.decode(encoding, errors="ignore").encode()
-        if b"\r" in start.removesuffix(b"\r") and b"\n" not in start:
-            whole = io.BufferedReader(_Translated(whole), _BUFFER_BYTES)
-        yield whole
+        yield from _lines(readers.in_utf8(stream, name), name)
 
 
-@cache
-def _say(name: str, encoding: str) -> None:
-    log.info("%s: read as %s", name, layout.shown(encoding))
-
-
-class _Translated(io.RawIOBase):
-    """Bytes with line breaks in place of carriage returns."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        """Fill a buffer; return how many bytes that are, 0 at the end."""
-        found = self._stream.read(len(buffer)).replace(b"\r", b"\n")
-        buffer[: len(found)] = found
-        return len(found)
-
-
-def _lines(stream: BinaryIO, name: str) -> Iterator[str]:
+def _lines(stream: readers.LineStream, name: str) -> Iterator[str]:
     number = 0
     while raw := readers.read_line(stream, name, number + 1, _LONGEST):
         is_long = len(raw) == _LONGEST and not raw.endswith(b"\n")
@@ -112,7 +66,7 @@ def _decoded(raw: bytes, name: str, number: int) -> str:
 
 
 def _parts(
-    raw: bytes, stream: BinaryIO, name: str, number: int
+    raw: bytes, stream: readers.LineStream, name: str, number: int
 ) -> Generator[LinePart, None, bytes]:
     """Yield the parts of a line, given its beginning; return what is left of it."""
     at, is_whole = 0, False

@@ -13,10 +13,10 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from transfer_cli.data import readers, sheets
+from transfer_cli.data import json_tables, readers, sheets
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import WeightedSource, Whole
-from transfer_cli.data.text_lines import LastLine, opened, text_lines
+from transfer_cli.data.text_lines import LastLine, text_lines
 from transfer_cli.errors import DataError
 
 TITLE = "= [^=].* ="
@@ -194,17 +194,10 @@ def has_rows(path: Path) -> bool:
 
 def _row_texts(path: Path, field: str) -> Iterator[str] | None:
     """Return the texts of JSON lines or Parquet; None: it is plain text."""
-    if not has_rows(path):
-        return None
-    is_parquet = readers.format_of(path) == sheets.PARQUET
-    records = sheets.parquet_records(path, field) if is_parquet else _json_records(path)
+    if readers.format_of(path) != sheets.PARQUET:
+        return json_tables.texts(path, field)
+    records = sheets.parquet_records(path, field)
     return (readers.text_of(record, field, str(path)) for record in records)
-
-
-def _json_records(path: Path) -> Iterator[readers.Record]:
-    with opened(path) as stream:
-        lines = readers.sound_lines(readers.all_lines(stream, str(path)))
-        yield from readers.json_records(lines, str(path))
 
 
 def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:

@@ -77,15 +77,14 @@ def test_a_zstandard_bomb_is_read_in_bounded_memory(write, monkeypatch):
 
 
 def test_a_byte_that_is_not_utf8_is_named_with_file_line_and_offset(write):
-    path = write("a.txt", b"good\nsister\xf0city\n")
+    path = write("a.txt", b"good\nsister\xffcity\n")
 
-    with pytest.raises(DataError, match=r"a\.txt, line 2: byte 0xF0 at offset 6"):
+    with pytest.raises(DataError, match=r"a\.txt, line 2: byte 0xFF at offset 6"):
         list(readers.read_lines(path))
 
 
 def test_utf16_is_recognised(write):
-    with pytest.raises(DataError, match="UTF-16"):
-        list(readers.read_lines(write("a.txt", "text".encode("utf-16"))))
+    assert list(readers.read_lines(write("a.txt", "text\n".encode("utf-16")))) == ["text"]
 
 
 def test_a_nul_byte_is_refused(write):
@@ -194,7 +193,6 @@ def test_columns_without_header_are_numbered_from_one(write):
         ("text,label\na,1\nb,c,2\n", "line 3: 3 columns, but the header in line 1 has 2"),
         ('text,label\n"a,1\nb,2\n', "line 2: a broken row"),
         ('text,label\n"a"b,1\n', "line 2: a broken row"),
-        ("text,label\na\rb,1\n", "line 2: a broken row"),
         ("text,text\na,1\n", "the column 'text' is there twice"),
         ("text,label\n", "has no rows"),
         ("\n\n", "has no rows"),

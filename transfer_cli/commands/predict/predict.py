@@ -192,7 +192,13 @@ def _layout(config: DictConfig) -> Layout:
     is_test = config.output_format == writing.SUBMITTED  # nothing to recognise: text may hold all
     delimiter, header = ("tab", True) if is_test else (None, None)
     try:
-        return Layout(config.delimiter or delimiter, config.encoding, config.header or header)
+        return Layout(
+            config.delimiter or delimiter,
+            config.encoding,
+            header if config.header is None else config.header,
+            config.quotes,
+            config.sheet,
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

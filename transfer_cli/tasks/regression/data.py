@@ -1,7 +1,6 @@
 """Data sets with a number for each text: own tables, and an embedded sample."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data import sample
+from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.labelled import Drawn, LabelledData
 from transfer_cli.data.readers import Record
@@ -20,9 +19,6 @@ from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
 
 _MOST = 3e38
 """The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
-
-_DECIMAL_COMMA = re.compile(r"[-+]?([0-9]+,[0-9]{1,2}|[0-9]+,[0-9]{4,}|0?,[0-9]+)")
-"""A comma before three digits may be one of thousands."""
 
 _SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 4.0, "river": 5.0}
 
@@ -69,8 +65,7 @@ class NumberTable(Numbered, Table):
     ) -> TableRow:
         """See `Table`."""
         row = super().row_of(record, columns, name, labels)
-        if _DECIMAL_COMMA.fullmatch(row.label):
-            row = replace(row, label=row.label.replace(",", "."))
+        row = replace(row, label=readers.plain_number(row.label))
         problem = problem_of(row.label)
         if problem is not None:
             raise DataError(

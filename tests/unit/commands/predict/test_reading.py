@@ -30,8 +30,8 @@ def table_of(content, table_format="csv"):
     return of_stream(io.BytesIO(content), table_format, content)
 
 
-def of_stream(stream, table_format, content):
-    return any_table.of_lines(content, stream, "a", table_format, Layout(), TYPED)
+def of_stream(stream, table_format, content, given=Layout()):  # noqa: B008 - a constant
+    return any_table.of_lines(content, stream, "a", table_format, given, TYPED)
 
 
 def read(content, table_format="csv", columns=TEXT):
@@ -56,7 +56,7 @@ def rows(*texts):
         ("csv", b"text,n\na,1\nb\nc,1,2\nd,2\n", ["a", "d"],
          ["line 3: 1 column,", "line 4: 3 columns,"]),
         ("tsv", b"text\tn\na\t1\nb\nd\t2\n", ["a", "d"], ["line 3: 1 column,"]),
-        ("csv", b'text,n\n"a"b,1\nc,2\n', ["c"], ["line 2: a broken row"]),
+        ("csv", b'text,n\n"a"b,1\n"c, d",2\n', ["c, d"], ["line 2: a broken row"]),
         ("csv", b"text,n\na,1\n\xff,1\nc,2\n", ["a", "c"], ["line 3: byte 0xFF"]),
     ],
 )  # fmt: skip
@@ -105,7 +105,8 @@ def test_what_is_read_again_has_a_limit(monkeypatch):
             return super().readline(size)
 
     errors = []
-    found = list(rows_of(of_stream(Counting(content), "csv", content), TEXT, errors.append))
+    table = of_stream(Counting(content), "csv", content, Layout(quotes="double"))
+    found = list(rows_of(table, TEXT, errors.append))
 
     assert not found
     assert taken == 10_002
@@ -162,7 +163,8 @@ def test_whatever_is_in_a_table_every_row_is_read_once_or_told_of(content):
     try:
         found, errors = read(b"text,n\n" + content)
     except DataError as error:
-        assert "has no rows" in str(error)  # noqa: PT017 - may also succeed
+        asked = ("has no rows", "encoding=", "header=")
+        assert any(word in str(error) for word in asked)  # noqa: PT017 - may also succeed
         return
 
     lines = [line for line, _ in found]
