@@ -7,7 +7,7 @@ parts are read here once as a stream, without keeping them.
 import re
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 from xml.parsers import expat
 
 from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
@@ -59,7 +59,7 @@ class _Rows:
         self._parser.CharacterDataHandler = self._text
         self._parser.EntityDeclHandler = self._entity
 
-    def read(self, stream: BinaryIO) -> None:
+    def read(self, stream: IO[bytes]) -> None:
         """Read a part.
 
         Raises:
