@@ -110,7 +110,7 @@ def _line(row: object) -> bytes:
 
 
 def _text_of(source: Source) -> TextIO:
-    return io.TextIOWrapper(source.stream, source.encoding)  # type: ignore[arg-type]  # checked
+    return io.TextIOWrapper(source.stream, source.encoding)  # type: ignore[type-var]  # checked
 
 
 def _elements(text: TextIO, name: str) -> Iterator[object]:

@@ -7,7 +7,7 @@ parts are read here once as a stream, without keeping them.
 import re
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 from xml.parsers import expat
 
 from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
@@ -38,7 +38,9 @@ def check(path: Path) -> None:
         for part in parts:
             if _ROWS.fullmatch(part.filename):
                 with packed.open(part) as stream:
-                    _Rows(path).read(stream)
+                    is_shared = part.filename.endswith("sharedStrings.xml")
+                    # Texts that cells share are counted, not in which rows they stand.
+                    _Rows(f"{path}, texts of cells" if is_shared else str(path)).read(stream)
             elif part.file_size > MAX_PART_BYTES and not _UNREAD.fullmatch(part.filename):
                 raise DataError(
                     f"{path}: its {part.filename} has {part.file_size:,} bytes, the most is "
@@ -49,7 +51,7 @@ def check(path: Path) -> None:
 class _Rows:
     """Counts the text and the cells of each row; a text that cells share is a row of its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self._row = self._size = self._depth = 0
         self._width = self._num_cells = self._num_made = 0
@@ -59,7 +61,7 @@ class _Rows:
         self._parser.CharacterDataHandler = self._text
         self._parser.EntityDeclHandler = self._entity
 
-    def read(self, stream: BinaryIO) -> None:
+    def read(self, stream: IO[bytes]) -> None:
         """Read a part.
 
         Raises:

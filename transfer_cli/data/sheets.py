@@ -48,8 +48,9 @@ def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
             names = file.schema_arrow.names
             check_columns(names, str(part))
             classes = _class_names(file.schema_arrow.metadata or {})
-            needed = {only, str(only).partition(".")[0]}.intersection(names)
-            at_once = _rows_at_once(file.metadata, part, needed or {*names}, before)
+            every = set[str](names)
+            needed = every & {only, str(only).partition(".")[0]}
+            at_once = _rows_at_once(file.metadata, part, needed or every, before)
             batches = file.iter_batches(at_once, columns=list(needed) or None)
             for number, row in enumerate(_bounded(batches, part, before), before + 1):
                 fields = {name: _plain(value) for name, value in row.items()}
