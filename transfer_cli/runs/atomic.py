@@ -70,7 +70,9 @@ def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
 def _all_of(place: Path) -> Iterator[Path]:
     """Yield a path and all that is below it, but nothing behind a link."""
     yield place
-    for base, folders, files in () if place.is_symlink() else os.walk(place):
+    if place.is_symlink():
+        return
+    for base, folders, files in os.walk(place):
         yield from (Path(base, name) for name in (*folders, *files))
 
 
