@@ -50,8 +50,9 @@ def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Ada
     # Behind a run there may be one that has it.
     if isinstance(chosen.penalty, EWC) and start.published is not None:
         users["adaptation.penalty"] = "EWC"
-    has_head = any(name.startswith(f"heads.{HEAD}.") for name in start.tensors(values=False))
-    for key, user in users.items() if not has_head else ():
+    if not users or any(name.startswith(f"heads.{HEAD}.") for name in start.tensors(values=False)):
+        return
+    for key, user in users.items():
         more, objective = "", "clm" if shape.direction == "causal" else "mlm"
         if user == "SourceDistillation" and objective == "mlm":
             more = f" {key}.language_model._target_=transfer_cli.objectives.masked_lm.MaskedLM"

@@ -212,7 +212,7 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
     text, pair, label = (_at(each, columns) for each in (asked.text, asked.pair, asked.label))
     labels = tuple(str(_at(each, columns)) for each in asked.labels)
     if asked.labelled and {"answer", "_input_hash"} <= {*columns}:
-        check_accepted({row.get("answer") for row in sample}, name)
+        check_accepted([row.get("answer") for row in sample], name)
     asked = replace(asked, labelled=asked.labelled and not labels)
     if not columns:  # when it is read, it is said why
         return Chosen(text or TEXT, pair, label or LABEL, labels=labels)
@@ -423,7 +423,7 @@ def parts_of(value: object, separator: str) -> list[object]:
 
 def check_accepted(answers: Collection[object], name: str) -> None:
     """Refuse Prodigy's examples that people rejected or passed over."""
-    if {*answers} - {"accept", None}:
+    if any(answer not in ("accept", None) for answer in answers):
         raise DataError(
             f"{name}: Prodigy's 'answer' says of some rows reject or ignore; keep the others: "
             f"""grep '"answer": *"accept"' {name} > accepted.jsonl"""

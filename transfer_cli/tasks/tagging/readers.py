@@ -182,7 +182,7 @@ def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
     for record in read_table(path, "jsonl"):
         fields, where = record.fields, f"{path}, line {record.line}"
         if "_input_hash" in fields:
-            check_accepted({fields.get("answer")}, str(path))
+            check_accepted([fields.get("answer")], str(path))
         if "tokens" in fields and "tags" in fields:
             yield _of_tokens(fields, where, record.line, columns.names)
         elif "text" in fields and not {*_ENTITIES}.isdisjoint(fields):
