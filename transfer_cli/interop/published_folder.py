@@ -186,8 +186,8 @@ def _family(settings: PublishedConfig, key: str) -> Family:
     kind, known = settings.values.get("model_type"), families()
     if kind is None:
         architectures = settings.values.get("architectures")
-        names = architectures if isinstance(architectures, list) else []
-        by_class = [f for f in known.values() if any(map(f.has_class, map(str, names)))]
+        classes = architectures if isinstance(architectures, list) else []
+        by_class = [f for f in known.values() if any(map(f.has_class, map(str, classes)))]
         if not by_class:
             raise CheckpointError(
                 f"{settings.path} has no model_type, which names the family, and no architectures "
