@@ -134,9 +134,10 @@ def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
 def _test(test: Comparison) -> Entry:
     known = [end for end in (test.low, test.high) if end is not None]
     size, *ends = (formats.signed(each, test.difference) for each in (test.difference, *known))
+    p = formats.NOTHING if test.p is None else formats.probability(test.p)
     text = (
         f"b - a {size}, {CONFIDENCE} % interval [{', '.join(ends)}], "
-        f"p {formats.probability(test.p)} by {test.test} on {test.items:,} items"
+        f"p {p} by {test.test} on {test.items:,} items"
     )
     return Entry([Piece(f"{test.measure}  ", "heading")], [text], 28)
 

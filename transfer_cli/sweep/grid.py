@@ -144,7 +144,8 @@ class Grid(Planner):
         found: list[list[str]] = []
         for scheme, jobs in schemes.items():
             try:
-                self.jobs.try_out(*self.composed(jobs[:1]), self.jobs.command)
+                [config] = self.composed(jobs[:1])
+                self.jobs.try_out(config, self.jobs.command)
                 found += jobs
             except TransferError as error:
                 log.warning("%s is left out: %s", scheme, error)

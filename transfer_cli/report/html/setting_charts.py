@@ -67,7 +67,7 @@ def label_chart(task: TaskRuns) -> Chart | None:
     key = next((key for key in task.varying if formats.is_labelled(key)), None)
     lines = {} if key is None else _lines(task, key, _amount)
     amounts = sorted({point.value for points in lines.values() for point in points})
-    if len(amounts) < 2:
+    if key is None or len(amounts) < 2:
         return None
     asked = max(amount for amount in amounts if amount < math.inf)
     of_all = [group for group in task.groups if group.settings.get(key) is None]
