@@ -22,7 +22,7 @@ TINY = (
 )  # fmt: skip
 
 LOOP = ("device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3 steps",
-        "checkpoint.every=2 steps")  # fmt: skip
+        "checkpoint.every=2 steps", "checkpoint.keep=2")  # fmt: skip
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
 

@@ -44,7 +44,6 @@ def _files(tmp_path):
     (folder / "latin.csv").write_bytes(b"text,label\ngood,a\ncaf\xe9,b\n")
     (folder / "empty.txt").touch()
     (folder / "blank.txt").write_text("\n  \n\n")
-    (folder / "latin.txt").write_bytes(b"good\nalso caf\xe9\n")
     (folder / "one-line.txt").write_text("a single line\n")
 
 
@@ -143,29 +142,32 @@ NUMBERED = of_lines("text,score", *(f"t {n},{n}" for n in range(20)))
     ("data", "files", "message"),
     [
         (
-            "conll", {"train": TAGGED, "test": TAGGED + "Bob B-PER\n"},
+            "conll objective=tagging", {"train": TAGGED, "test": TAGGED + "Bob B-PER\n"},
             "given/test, line 61: the tag 'B-PER' is not among the 2 of the training file",
         ),
         (
-            "squad", {"train.json": json.dumps(ANSWERED)},
+            "squad objective=span", {"train.json": json.dumps(ANSWERED)},
             "data[0].paragraphs[0].qas[0]: its answer does not stand in the text at answer_start",
         ),
         (
-            "choices", {"train.jsonl": of_lines(*CHOSEN, {**CHOSEN[0], "label": 2})},
+            "choices objective=choice", {"train.jsonl": of_lines(*CHOSEN, {**CHOSEN[0], "label": 2})},
             "given/train.jsonl, line 21: 'label' is 2, expected a number from 0 to 1, since there",
         ),
         (
-            "dialog", {"train.jsonl": of_lines(*CHOSEN)},
+            "dialog objective=next_utterance", {"train.jsonl": of_lines(*CHOSEN)},
             "given/train.jsonl, line 1: 'history' is no list of texts, expected at least 1. "
             "Such columns are those of data=choices objective=choice.",
         ),
         (
-            "numbers", {"train.csv": NUMBERED + "t,1e308\n"},
+            "numbers objective=regression", {"train.csv": NUMBERED + "t,1e308\n"},
             "given/train.csv, line 22: '1e308' in 'score' is more than 32 bits hold, 3e38",
         ),
-        ("numbers", {"train.csv": "text,score\n"}, "given/train.csv has no rows that can be read"),
         (
-            "labels", {"train.csv": of_lines("text,labels", *["a,x", "b,x|y"] * 20),
+            "numbers objective=regression", {"train.csv": "text,score\n"},
+            "given/train.csv has no rows that can be read",
+        ),
+        (
+            "labels objective=multilabel", {"train.csv": of_lines("text,labels", *["a,x", "b,x|y"] * 20),
                        "validation.csv": "text,labels\n"},
             "given/validation.csv has no rows",
         ),
@@ -182,7 +184,7 @@ NUMBERED = of_lines("text,score", *(f"t {n},{n}" for n in range(20)))
 def test_each_kind_of_data_says_where_it_is_wrong(
     refusal, finetune, tmp_path, data, files, message
 ):
-    words = [f"data={data}"]
+    words = f"data={data}".split()
     for name, text in files.items():
         (tmp_path / "given" / name).write_text(text)
         words.append(f"data.{name.partition('.')[0]}=given/{name}")
@@ -197,8 +199,7 @@ def test_each_kind_of_data_says_where_it_is_wrong(
         (["data.train=given/*.md"], "No file matches given/*.md"),
         (["data.train=given/empty.txt"], "given/empty.txt is empty."),
         (["data.train=given/blank.txt"], "given/blank.txt: nothing but empty lines"),
-        (["data.train=given/latin.txt"], "given/latin.txt, line 2: byte 0xE9 at offset 8"),
-        (["data.train=given/one-line.txt"], "Name data.validation or raise data.validation_share."),
+        (["data.train=given/one-line.txt"], "data.validation_share"),
         (["data.test={corpus}"], "is in train and in test. Leave it out of one of them."),
     ],
 )
