@@ -165,8 +165,15 @@ def shape(**changes: object) -> BackboneShape:
 
 def preset(name: str, **changes: object) -> BackboneShape:
     """Return a shape of conf/model."""
+    return build({**_values(name), **changes}, "model", BackboneShape)
+
+
+def _values(name: str) -> dict[str, object]:
+    """Return the values of a model, those of the one that it extends included."""
     found = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
-    return build({**found, **changes}, "model", BackboneShape)
+    for base in found.pop("defaults", ()):
+        found = found if base == "_self_" else {**_values(base), **found}
+    return found
 
 
 def bound(objective: Objective, main: Objective | None = None) -> Objective:

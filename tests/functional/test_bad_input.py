@@ -150,7 +150,8 @@ NUMBERED = of_lines("text,score", *(f"t {n},{n}" for n in range(20)))
             "data[0].paragraphs[0].qas[0]: its answer does not stand in the text at answer_start",
         ),
         (
-            "choices objective=choice", {"train.jsonl": of_lines(*CHOSEN, {**CHOSEN[0], "label": 2})},
+            "choices objective=choice",
+            {"train.jsonl": of_lines(*CHOSEN, {**CHOSEN[0], "label": 2})},
             "given/train.jsonl, line 21: 'label' is 2, expected a number from 0 to 1, since there",
         ),
         (
@@ -167,8 +168,9 @@ NUMBERED = of_lines("text,score", *(f"t {n},{n}" for n in range(20)))
             "given/train.csv has no rows that can be read",
         ),
         (
-            "labels objective=multilabel", {"train.csv": of_lines("text,labels", *["a,x", "b,x|y"] * 20),
-                       "validation.csv": "text,labels\n"},
+            "labels objective=multilabel",
+            {"train.csv": of_lines("text,labels", *["a,x", "b,x|y"] * 20),
+             "validation.csv": "text,labels\n"},
             "given/validation.csv has no rows",
         ),
         (

@@ -438,7 +438,7 @@ def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model,
     [
         (b"", [], "in.txt is empty."),
         (b"caf\xe9\n", ["encoding=utf-8"], "in.txt, line 1: byte 0xE9 at offset 3"),
-        (b"a,b\n1,2\n", ["format=csv"], "in.txt: which column is the text? (say text=COLUMN). T"),
+        (b"a,b\n1,2\n", ["format=csv"], "header=1"),
         (b"a,b\n1,2\n", ["format=csv", "text=c"], "no column 'c'; there are 'a', 'b'."),
         (b"text\na,b\n", ["format=csv"], "line 2: 2 columns, but the header in line 1 has 1."),
         (b"{\n", ["format=jsonl"], "in.txt, line 1: not JSON"),

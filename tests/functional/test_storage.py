@@ -260,7 +260,7 @@ def test_the_same_task_again_goes_on_with_its_head(run_on, deep):
 
 
 def test_a_checkpoint_of_a_partly_stored_run_can_be_the_start(run_on, deep):
-    run_on(deep, "first", "adapters", "checkpoint.every=2 steps")
+    run_on(deep, "first", "adapters", "checkpoint.every=2 steps", "checkpoint.keep=2")
 
     run_on("first/checkpoints/step-00000002", "second", "frozen")
 
@@ -327,7 +327,14 @@ def test_a_merged_model_can_be_the_start_of_another_run(run_on, deep):
 
 
 def test_a_checkpoint_of_a_merged_run_keeps_its_updates(run_on, deep):
-    run_on(deep, "merged", "lora", "adaptation.store=merged", "checkpoint.every=2 steps")
+    run_on(
+        deep,
+        "merged",
+        "lora",
+        "adaptation.store=merged",
+        "checkpoint.every=2 steps",
+        "checkpoint.keep=2",
+    )
     part = "merged/checkpoints/step-00000002"
 
     run_on(part, "again", "frozen", "adaptation.store=all")

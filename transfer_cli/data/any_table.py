@@ -15,10 +15,10 @@ from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose, is_know
 from transfer_cli.data.layout import Beginning, Layout
 from transfer_cli.data.readers import (
     BrokenLine,
+    LineSource,
     LineStream,
     OnError,
     Record,
-    Source,
     nested_names,
 )
 from transfer_cli.data.sheets import Book
@@ -284,11 +284,11 @@ def _without_headers(
         log.warning("%s: the header comes again in line %s, left out", printable(name), shown)
 
 
-def _all_lines(source: Source, name: str) -> Iterator[tuple[int, str]]:
+def _all_lines(source: LineSource, name: str) -> Iterator[tuple[int, str]]:
     return readers.all_lines(source.stream, name, source.encoding)
 
 
-def _lines(source: Source, name: str, on_error: OnError) -> Iterator[Record]:
+def _lines(source: LineSource, name: str, on_error: OnError) -> Iterator[Record]:
     """Yield the lines of a text as rows with one column."""
     for number, line in readers.sound_lines(_all_lines(source, name), on_error):
         yield Record(number, {TEXT: line})
@@ -312,7 +312,7 @@ def _ignore(error: DataError) -> None:
     """Look on: what is wrong with a row is said when it is read."""
 
 
-def _first_lines(source: Source, name: str) -> list[str]:
+def _first_lines(source: LineSource, name: str) -> list[str]:
     """Return the first lines, without one that may be cut off; none if the first is broken."""
     lines: list[str] = []
     with suppress(DataError):

@@ -34,7 +34,7 @@ _PLACE = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\w\s])(?=\w)")
 
 
 @dataclass
-class _Piece:
+class _Passage:
     """A text that is encoded at once.
 
     Args:
@@ -66,7 +66,7 @@ class DocumentEncoder:
     def encoded(self) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
         """Yield batches of lines, and the tokens that have become certain with them."""
         batch: list[str] = []
-        pieces: list[_Piece] = []
+        pieces: list[_Passage] = []
         characters, glue = 0, ""
         for number, (line, begins) in enumerate(self._split.marked_lines()):
             if begins and number:
@@ -84,18 +84,18 @@ class DocumentEncoder:
         if batch or self._text:
             yield batch, self._tokens([*pieces, self._rest((self._tokenizer.sep,))])
 
-    def _rest(self, after: tuple[int, ...]) -> _Piece:
-        piece = _Piece(self._before, self._text, after)
+    def _rest(self, after: tuple[int, ...]) -> _Passage:
+        piece = _Passage(self._before, self._text, after)
         self._before = self._text = ""
         return piece
 
-    def _cut(self) -> Iterator[_Piece]:
+    def _cut(self) -> Iterator[_Passage]:
         """Yield what can be encoded of the text, as long as enough is left behind it."""
         while len(self._text) >= 2 * _PIECE:
             place = self._place()
             if place is None:
                 return
-            yield _Piece(self._before, self._text[:place])
+            yield _Passage(self._before, self._text[:place])
             self._before = self._text[max(0, place - _AROUND) : place]
             self._text = self._text[place:]
 
@@ -112,7 +112,7 @@ class DocumentEncoder:
                 return place
         return _LONGEST if len(self._text) > 2 * _LONGEST else None
 
-    def _tokens(self, pieces: list[_Piece]) -> npt.NDArray[np.int64]:
+    def _tokens(self, pieces: list[_Passage]) -> npt.NDArray[np.int64]:
         encode = self._tokenizer.encode_batch
         skipped = map(len, encode([piece.before for piece in pieces]))
         rows = encode([piece.before + piece.text for piece in pieces])

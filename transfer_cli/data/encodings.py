@@ -13,8 +13,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
-from charset_normalizer import from_bytes
-
 WINDOWS = "cp1252"
 """Windows' encoding of western languages; Latin-1 is the same where it has letters and marks."""
 
@@ -95,7 +93,7 @@ _LOOKED_AT = 2**16
 
 
 @dataclass(frozen=True)
-class Reading:
+class PageReading:
     """A text as a page reads it, with a score of 1 where all of it is in words of a language."""
 
     encoding: str
@@ -120,7 +118,7 @@ def is_wide(encoding: str) -> bool:
     return len("\n".encode(encoding)) > 1
 
 
-def encoding_of(start: bytes) -> tuple[Reading, ...]:
+def encoding_of(start: bytes) -> tuple[PageReading, ...]:
     """Return the encoding of a file from its first bytes, which may end within a character.
 
     Several are returned where they are about as good, the best first. A UTF-8 file with a few
@@ -128,10 +126,10 @@ def encoding_of(start: bytes) -> tuple[Reading, ...]:
     """
     for mark, encoding in _MARKS:
         if start.startswith(mark):
-            return (Reading(encoding),)
+            return (PageReading(encoding),)
     wide = _wide_without_mark(start[:_LOOKED_AT])
     if wide is not None:
-        return (Reading(wide),)
+        return (PageReading(wide),)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
@@ -139,7 +137,7 @@ def encoding_of(start: bytes) -> tuple[Reading, ...]:
         num_other = len(rest.translate(None, bytes(range(128))))
         if num_other > num_valid and b"\0" not in start:
             return _old_pages(start)
-    return (Reading("iso2022_jp" if _JAPANESE_ESCAPE.search(start) else "utf-8"),)
+    return (PageReading("iso2022_jp" if _JAPANESE_ESCAPE.search(start) else "utf-8"),)
 
 
 def _wide_without_mark(start: bytes) -> str | None:
@@ -152,21 +150,23 @@ def _wide_without_mark(start: bytes) -> str | None:
     return None
 
 
-def _old_pages(start: bytes) -> tuple[Reading, ...]:
+def _old_pages(start: bytes) -> tuple[PageReading, ...]:
     """Return the best reading by a page of one script, with others that are near it."""
+    from charset_normalizer import from_bytes  # takes a while to import, and few files ask for it
+
     lines = _telling(start)
     matches = from_bytes(
         lines, threshold=_MESS, cp_isolation=[*_LATIN, *_OTHERS], language_threshold=0
     )
     readings = [
-        Reading(encoding, str(match), _score(encoding, str(match)))
+        PageReading(encoding, str(match), _score(encoding, str(match)))
         for match in matches
         for encoding in match.could_be_from_charset
         if encoding in _LATIN or encoding in _OTHERS
     ]
     with suppress(UnicodeDecodeError):  # of a text with few letters it finds much wrong
         text = lines.decode(WINDOWS)
-        readings.append(Reading(WINDOWS, text, _score(WINDOWS, text)))
+        readings.append(PageReading(WINDOWS, text, _score(WINDOWS, text)))
     readings.sort(key=lambda reading: -reading.score)
     best = max((reading.score for reading in readings), default=0)
     enough = max(_LIKE_A_LANGUAGE, best * (_NEAR if best >= _SURE else _NEAR**2))
@@ -175,7 +175,7 @@ def _old_pages(start: bytes) -> tuple[Reading, ...]:
     if not near and len(readings) > 1 and len(_NOT_ASCII.findall(start)) > _DAMAGED:
         near = readings[:3]
     differing = {reading.text: reading for reading in reversed(western or near)}
-    return tuple(reversed(differing.values())) or (Reading("utf-8"),)
+    return tuple(reversed(differing.values())) or (PageReading("utf-8"),)
 
 
 def _telling(start: bytes) -> bytes:

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from transfer_cli.data import readers
 from transfer_cli.data.columns import is_known
-from transfer_cli.data.readers import LOOKED_AT_BYTES, MAX_LINE_BYTES, Source, check_length
+from transfer_cli.data.readers import LOOKED_AT_BYTES, MAX_LINE_BYTES, LineSource, check_length
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 
@@ -30,7 +30,7 @@ _CHUNK_CHARACTERS = 2**18
 _LOOKED_AT_ROWS = 1000
 
 
-def as_lines(source: Source, name: str) -> Source:
+def as_lines(source: LineSource, name: str) -> LineSource:
     """Return a file in JSON as JSON lines; one that has them is returned as it is.
 
     Raises:
@@ -49,7 +49,8 @@ def as_lines(source: Source, name: str) -> Source:
     end = _end_of_first(start)
     if end is not None and start[end:].strip():  # objects of several lines each
         return _of_rows(_elements(_text_of(source), name), source.said)
-    text = _text_of(source).read(MAX_WHOLE_BYTES + 1)
+    # A byte that is no character is said where the line is read.
+    text = _text_of(source, "surrogateescape").read(MAX_WHOLE_BYTES + 1)
     if len(text) > MAX_WHOLE_BYTES:
         raise DataError(
             f"{name} is one JSON object of more than {MAX_WHOLE_BYTES // 2**20} MiB. Write a line "
@@ -58,8 +59,8 @@ def as_lines(source: Source, name: str) -> Source:
     whole = _object_in(text.lstrip("\ufeff"))
     rows = None if whole is None else _rows_in(whole)
     if rows is None:
-        raw = text.encode(source.encoding)
-        return Source(raw[:LOOKED_AT_BYTES], io.BytesIO(raw), source.encoding, source.said)
+        raw = text.encode(source.encoding, "surrogateescape")
+        return LineSource(raw[:LOOKED_AT_BYTES], io.BytesIO(raw), source.encoding, source.said)
     return _of_rows(rows, source.said)
 
 
@@ -92,14 +93,14 @@ class _Lines:
         return line[:size]
 
 
-def _of_rows(rows: Iterable[object], said: str) -> Source:
+def _of_rows(rows: Iterable[object], said: str) -> LineSource:
     lines = (_line(row) for row in rows)
     first: list[bytes] = []
     for line in islice(lines, _LOOKED_AT_ROWS):
         first.append(line)
         if len(line) > MAX_LINE_BYTES // 2:
             break
-    return Source(b"".join(first), _Lines(chain(first, lines)), "utf-8", said)
+    return LineSource(b"".join(first), _Lines(chain(first, lines)), "utf-8", said)
 
 
 def _line(row: object) -> bytes:
@@ -109,8 +110,8 @@ def _line(row: object) -> bytes:
         return json.dumps(row).encode() + b"\n"
 
 
-def _text_of(source: Source) -> TextIO:
-    return io.TextIOWrapper(source.stream, source.encoding)  # type: ignore[type-var]  # checked
+def _text_of(source: LineSource, errors: str = "strict") -> TextIO:
+    return io.TextIOWrapper(source.stream, source.encoding, errors)  # type: ignore[type-var]  # checked
 
 
 def _elements(text: TextIO, name: str) -> Iterator[object]:

@@ -166,6 +166,8 @@ def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
     if first > _MOST_ABOVE:
         first = 0
     header = has_header(cells[first:], wanted)
+    if header is None and wanted:
+        header = True  # who asks for a column by its name knows of one
     if first and header is False:
         return Beginning(rows[0][0], header=False, is_sure=False)
     return Beginning(rows[first][0], bool(header), is_sure=header is not None)

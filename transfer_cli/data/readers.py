@@ -139,7 +139,7 @@ def in_utf8(file: BinaryIO, name: str) -> "LineStream":
     return _with_line_ends(source.stream, source.encoding, "utf-8", "")
 
 
-def _told(file: BinaryIO, name: str, encoding: str | None) -> "Source":
+def _told(file: BinaryIO, name: str, encoding: str | None) -> "LineSource":
     start, whole = looked_at(file, LOOKED_AT_BYTES, name)
     source = recognised(start, whole, name, encoding)
     if source.said:
@@ -389,7 +389,7 @@ def looked_at(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.Buffere
 
 
 @dataclass(frozen=True)
-class Source:
+class LineSource:
     """A file as lines: its first bytes, all of it, and what was recognised (`said`, or "")."""
 
     start: bytes
@@ -400,7 +400,7 @@ class Source:
 
 def recognised(
     start: bytes, stream: LineStream, name: str, encoding: str | None, key: str | None = None
-) -> Source:
+) -> LineSource:
     """Return a file in an encoding whose lines end with a byte.
 
     Args:
@@ -426,7 +426,7 @@ def recognised(
             sample = f" ({reading.sample!r})" if reading.sample else ""
             said = f"read as {encodings.shown(encoding)}{sample}"
     if not isinstance(stream, io.BufferedReader):  # a pipe, whose lines may come slowly
-        return Source(start, stream, encoding, said)
+        return LineSource(start, stream, encoding, said)
     if encodings.is_wide(encoding):
         start = start.decode(encoding, errors="ignore").encode()
         stream, encoding = _with_line_ends(stream, encoding, "utf-8", ""), "utf-8"
@@ -435,7 +435,7 @@ def recognised(
     if alone > start.count(b"\n"):
         stream = _with_line_ends(stream, "latin-1", "latin-1", None)
         start = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    return Source(start, stream, encoding, said)
+    return LineSource(start, stream, encoding, said)
 
 
 def _check_is_text(start: bytes, name: str) -> None:
@@ -517,7 +517,7 @@ def table_records(
 
     Empty lines are left out. CSV has quotes as RFC 4180 says, so that a value may hold commas and
     line ends; TSV has none if its columns are parted by tabs: a quote there is a quote. A carriage
-    return within a line is a space.
+    return within a line is part of a value.
 
     Args:
         lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
@@ -644,7 +644,9 @@ def plain_number(text: str) -> str:
     return text.replace(",", "") if _POINT_NUMBER.fullmatch(text) else text
 
 
-_COMMA_NUMBER = re.compile(r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)")
+_COMMA_NUMBER = re.compile(
+    r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|0?,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)"
+)
 _POINT_NUMBER = re.compile(r"[-+]?[0-9]{1,3}((,[0-9]{3})+\.[0-9]+|(,[0-9]{3}){2,})")
 
 
@@ -785,19 +787,37 @@ def split_lines(
     csv.field_size_limit(2 * MAX_LINE_BYTES)
     lines = map(_without_carriage_returns, lines)
     if quotes == DOUBLE:
-        return csv.reader(lines, delimiter=mark, strict=strict)
+        return _Cells(csv.reader(lines, delimiter=mark, strict=strict))
     if quotes == LETTERS:
-        return csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE)
+        return _Cells(csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE))
     # Other backslashes are those of paths, not marks of a quote.
     escaped = (_OTHER_BACKSLASH.sub(r"\\\\", line) for line in lines)
-    return csv.reader(escaped, delimiter=mark, strict=strict, escapechar="\\")
+    return _Cells(csv.reader(escaped, delimiter=mark, strict=strict, escapechar="\\"))
 
 
 _OTHER_BACKSLASH = re.compile(r'\\(?![\\"])')
 
 
 def _without_carriage_returns(line: str) -> str:
-    return line.rstrip("\r\n").replace("\r", " ") + "\n" if "\r" in line else line
+    # The library takes one for the end of a row. NUL is in no line: it is refused before.
+    return line.rstrip("\r\n").replace("\r", "\0") + "\n" if "\r" in line else line
+
+
+class _Cells:
+    """Rows of the library, with the carriage returns that a NUL stands for."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    @property
+    def line_num(self) -> int:
+        return self._reader.line_num
+
+    def __iter__(self) -> "_Cells":
+        return self
+
+    def __next__(self) -> list[str]:
+        return [cell.replace("\0", "\r") for cell in next(self._reader)]
 
 
 class _LinesOfRows:

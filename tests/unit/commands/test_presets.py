@@ -29,9 +29,9 @@ def test_a_program_can_read_the_list(capsys):
 
     records = json.loads(capsys.readouterr().out)
     assert len(records) == len(options())
-    tiny = next(each for each in records if (each["group"], each["option"]) == ("model", "tiny"))
-    assert tiny["origin"] == "packaged"
-    assert tiny["target"] == "transfer_cli.model.backbone.BackboneShape"
+    base = next(each for each in records if (each["group"], each["option"]) == ("model", "base"))
+    assert base["origin"] == "packaged"
+    assert base["target"] == "transfer_cli.model.backbone.BackboneShape"
 
 
 def test_own_options_say_where_they_lie(capsys, tmp_path):

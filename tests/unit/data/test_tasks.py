@@ -275,7 +275,7 @@ def test_a_format_that_the_name_does_not_tell_is_asked_for(write):
     [
         (["a,x", "b,x"], "all examples have the label 'x'"),
         (["a,x", "b,y", "c,z"], r"share of 0\.1 leaves nothing"),
-        (["a,x", "b,x", "c,y,"], "line 4: 3 columns"),
+        (["a,x", "b,x", "c,y,z"], "line 4: 3 columns"),
         (["a,x", "b, "], "line 3: the label in 'label' is empty"),
         ([], "has no rows"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from tests.fake_runs import write_sweep
 from transfer_cli.report.collect import sweep_progress
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
+from transfer_cli.safe_files import UnreadableError
 
 
 def stand(tmp_path, *jobs, trials=None):
@@ -75,6 +76,9 @@ def test_numbers_of_another_kind_are_not_believed(tmp_path):
     text = (sweep.path / "sweep.json").read_text()
     (sweep.path / "sweep.json").write_text(text.replace('"trials": null', '"trials": "many"'))
 
+    with pytest.raises(UnreadableError, match="trials"):
+        sweep.read_request()
+    (sweep.path / "sweep.json").write_text(text)
     found = sweep_progress(sweep, sweep.read_request(), SweepDirectory(sweep.path).jobs())
 
     # A file of which one value cannot be is no job's at all.

@@ -171,7 +171,7 @@ def test_columns_are_found_by_usual_names(columns, typed, found):
     [
         (["source,target", "red,", "a,b"], r"a.csv, line 2: 'target' is empty"),
         (["source,target", " ,red", "a,b"], r"a.csv, line 2: 'source' is empty"),
-        (["de,en", "rot,red", "a,b"], r"data.text=COLUMN data.label=COLUMN"),
+        (["de,en", "rot,red", "a,b"], r"data.header="),
         (["source,target", "red"], r"a.csv, line 2"),
     ],
 )
