@@ -37,6 +37,7 @@ def test_the_run_directory_is_complete_and_holds_nothing_else(pretrained, read_j
     }
     assert {path.name for path in (pretrained / "checkpoints").iterdir()} == {
         "best",
+        "step-00000004",
         "step-00000006",
     }
     assert read_json(pretrained / "status.json") == {"status": "finished"}
