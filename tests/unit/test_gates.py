@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 8,
     "signatures with a config": 104,
     "lines of the example's tagger": 282,
-    "lines of tests": 67_183,
+    "lines of tests": 67_185,
     "lines of scripts": 9_401,
     "lines of documentation": 6_019,
 }
