@@ -67,8 +67,8 @@ def with_quoted_paths(words: Sequence[str]) -> tuple[str, ...]:
     found = []
     for word in words:
         key, _, path = word.partition("=")
-        # Not `Path.expanduser`, which raises an error for a user that there is not.
-        if key in _PATHS and not _PLAIN.fullmatch(path) and lexists(expanduser(path)):  # noqa: PTH111
+        home = expanduser(path)  # noqa: PTH111 - `Path`'s own refuses users that there are not
+        if key in _PATHS and not _PLAIN.fullmatch(path) and lexists(home):
             word = f"{key}={quoted(path)}"
         found.append(word)
     return tuple(found)

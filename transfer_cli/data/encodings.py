@@ -44,7 +44,7 @@ _LATIN = {
 """Pages of Latin letters -> the letters beside a to z of languages that are written in them."""
 
 _KANA = "ぁ-ヿｦ-ﾟ"
-_CYRILLIC = ("А-яЁёІіЇїЄєҐґЎў", "оеаинтсрвлі", 0.6)  # noqa: RUF001 - they are meant
+_CYRILLIC = ("А-яЁёІіЇїЄєҐґЎў", "оеаинтсрвлі", 0.6)  # noqa: RUF001 - Cyrillic ones are meant
 _GREEK = ("Ͱ-Ͽ", "αοιετσνηυρπκςάόίέήύώ", 0.85)
 _HEBREW = ("א-ת", "יולאהמרתבשנד", 0.75)
 _ARABIC = ("؀-ۿ", "اليمنوترهبسدعةكفقح", 0.8)

@@ -36,11 +36,12 @@ def as_lines(source: LineSource, name: str) -> LineSource:
     Raises:
         DataError: It is no JSON, or too large.
     """
-    if not isinstance(source.stream, io.BufferedReader):
+    stream = source.stream
+    if not isinstance(stream, io.BufferedReader):
         return source
     start = source.start.decode(source.encoding, errors="ignore").lstrip("\ufeff \t\r\n")
     if start.startswith("["):
-        return _of_rows(_elements(_text_of(source), name), source.said)
+        return _of_rows(_elements(_text_of(stream, source.encoding), name), source.said)
     if not start.startswith("{"):
         return source
     line, _, rest = start.partition("\n")
@@ -48,9 +49,9 @@ def as_lines(source: LineSource, name: str) -> LineSource:
         return source
     end = _end_of_first(start)
     if end is not None and start[end:].strip():  # objects of several lines each
-        return _of_rows(_elements(_text_of(source), name), source.said)
+        return _of_rows(_elements(_text_of(stream, source.encoding), name), source.said)
     # A byte that is no character is said where the line is read.
-    text = _text_of(source, "surrogateescape").read(MAX_WHOLE_BYTES + 1)
+    text = _text_of(stream, source.encoding, "surrogateescape").read(MAX_WHOLE_BYTES + 1)
     if len(text) > MAX_WHOLE_BYTES:
         raise DataError(
             f"{name} is one JSON object of more than {MAX_WHOLE_BYTES // 2**20} MiB. Write a line "
@@ -110,8 +111,8 @@ def _line(row: object) -> bytes:
         return json.dumps(row).encode() + b"\n"
 
 
-def _text_of(source: LineSource, errors: str = "strict") -> TextIO:
-    return io.TextIOWrapper(source.stream, source.encoding, errors)  # type: ignore[type-var]  # checked
+def _text_of(stream: io.BufferedReader, encoding: str, errors: str = "strict") -> TextIO:
+    return io.TextIOWrapper(stream, encoding, errors)
 
 
 def _elements(text: TextIO, name: str) -> Iterator[object]:

@@ -344,7 +344,7 @@ class TaskText(TextData):
         return {
             name: replace(
                 _split(name, partial(iter, lines), ["task", *lines], "the task"),
-                begins=partial(itertools.repeat, True, len(lines)),  # noqa: FBT003
+                begins=partial(itertools.repeat, object=True, times=len(lines)),
                 begins_by="line",
                 apart=self._asks,
             )

@@ -84,7 +84,9 @@ def both(value):
 
 
 def longest_common(one, other):
-    parts = lambda words, n: set(itertools.combinations(words, n))  # noqa: E731
+    def parts(words, n):
+        return set(itertools.combinations(words, n))
+
     return max(n for n in range(len(one) + 1) if n == 0 or parts(one, n) & parts(other, n))
 
 
