@@ -218,6 +218,8 @@ def _beginning(
     Raises:
         DataError: It cannot be told.
     """
+    if not rows and begins > 2:
+        raise DataError(f"{name} has no rows from line {begins} on, see {asked.keys}header.")
     if given.header is not None:
         return Beginning(begins, given.header is not False)
     found = layout.beginning_of(rows, asked.names)
