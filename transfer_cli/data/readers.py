@@ -211,12 +211,17 @@ def check_readable(path: Path) -> None:
         raise DataError(f"{path} cannot be read ({error}).") from error
 
 
+def too_long(name: object, line: int) -> DataError:
+    """Return the error of a line or row that is longer than one may be."""
+    return DataError(
+        f"{name}, line {line}: longer than {MAX_LINE_BYTES // 2**20} MiB. Is this text?"
+    )
+
+
 def check_length(size: int, name: object, line: int) -> None:
     """Raise `DataError` if a row has more than so many bytes or characters."""
     if size > MAX_LINE_BYTES:
-        raise DataError(
-            f"{name}, line {line}: longer than {MAX_LINE_BYTES // 2**20} MiB. Is this text?"
-        )
+        raise too_long(name, line)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -319,9 +324,7 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
             break
         number += 1
         if len(raw) > MAX_LINE_BYTES:
-            size = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
-            error = DataError(f"{name}, line {number}: {size}. Is this text?")
-            yield number, BrokenLine.of("", error)
+            yield number, BrokenLine.of("", too_long(name, number))
             # Only now: a caller that stops here does not wait for the end of the line.
             while raw and not raw.endswith(b"\n"):
                 raw = read_line(stream, name, number)
