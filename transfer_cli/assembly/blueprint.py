@@ -21,6 +21,7 @@ from transfer_cli.assembly.checks import (
     check_head,
     check_memory,
     check_rows,
+    check_source,
     check_stored,
     few_steps,
     is_sharded,
@@ -426,6 +427,7 @@ def _inherits(
             "without init=scratch, or leave it out"
         )
     check_head(start if inherits else None, asked, adaptation)
+    check_source(config, start if inherits else None, adaptation)
     return inherits
 
 

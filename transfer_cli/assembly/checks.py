@@ -29,6 +29,8 @@ from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.tasks.cloze.objective import Cloze
 
+CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
+
 FEWEST_STEPS = 4
 """Steps from which on a stage is long enough to learn in, however small a part of an epoch.
 
@@ -61,6 +63,18 @@ def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Ada
             f"there; give it one first: transfer pretrain {as_typed('init_from', start.folder)} "
             f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
         )
+
+
+def check_source(config: DictConfig, start: Pretrained | None, chosen: Adaptation) -> None:
+    """Refuse what goes back to the text of pretraining where `init_from` brings none along."""
+    if start is None or start.published is None or config.source.data is not None:
+        return
+    uses = {
+        "adaptation.penalty": isinstance(chosen.penalty, EWC),
+        "forgetting.data": config.forgetting.data == "source",
+    }
+    for key in (key for key, goes_back in uses.items() if goes_back):
+        raise ConfigError(f"{key}: {start.weights} brings no text along; {CURE}")
 
 
 FEW_STEPS, ENOUGH_STEPS = 50, 80

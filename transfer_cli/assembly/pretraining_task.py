@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.checks import CURE
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.assembly.origins import Origins
@@ -38,8 +39,6 @@ from transfer_cli.runs.cache import kept, new_entry
 from transfer_cli.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
-
-CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
 
 
 @dataclass(frozen=True)
