@@ -88,7 +88,7 @@ class CostConfig:
     """What a run says of its energy, beside the operations and seconds that it always says."""
 
     energy: str = "off"
-    """off, or auto: what the counters of the GPU (NVML) or processor (RAPL) say, if they can."""
+    """off, or auto: what the counter of the GPU says (NVML; the extra `energy` reads it)."""
     pue: float = 1.0
     """Energy of the data centre over that of its machines, for the CO2."""
     kg_per_kwh: float | None = None

@@ -102,9 +102,8 @@ class Spending:
         if self._clock() - self._noted < SECONDS_BETWEEN_NOTES:
             return False
         self._noted = self._clock()
-        joules = self._meter.joules()  # before they wrap
         if distributed.world_size() == 1:
-            self._joules, self._told = joules, self._meter.tells
+            self._joules, self._told = self._meter.joules(), self._meter.tells
         return True
 
     def record(self, since: Flops = Flops()) -> dict[str, Any]:  # noqa: B008 - a tuple

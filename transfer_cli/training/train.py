@@ -25,7 +25,7 @@ from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
 from transfer_cli.training.checkpoints import DESCRIBED, describe
-from transfer_cli.training.energy import meter_of, no_meter
+from transfer_cli.training.energy import Meter, meter_of
 from transfer_cli.training.resume import as_before
 from transfer_cli.training.spending import Footprint, Spending
 from transfer_cli.training.trainer import Trainer
@@ -72,10 +72,10 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
 
 def _spending(config: DictConfig) -> Spending:
     """Return what adds up the spending of this process from now on."""
-    asked, meter = config.cost, no_meter("cost.energy=off")
+    asked, meter = config.cost, Meter("cost.energy=off")
     if asked.energy == "auto":
         device = device_and_precision(config.device, config.precision).device
-        meter = meter_of(device, first_of_machine=distributed.local_rank() == 0)
+        meter = meter_of(device)
         log.info("energy: %s", meter.source if meter.tells else f"not known: {meter.source}")
     return Spending(meter, Footprint(asked.pue, asked.kg_per_kwh))
 

@@ -1,23 +1,21 @@
 """What a run has spent adds up over resumes, and what is not known of a part is not said of all."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from transfer_cli.engine.cost import Flops
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training.energy import Meter, no_meter
+from transfer_cli.training.energy import Meter
 from transfer_cli.training.spending import Footprint, Spending
 
 
-class Given:
-    """A counter that says what it is told to, or a clock."""
+class Clock:
+    """A clock that says what it is told to."""
 
     def __init__(self):
         self.now = 0.0
-
-    def joules(self):
-        return self.now
 
     def __call__(self):
         return self.now
@@ -30,11 +28,16 @@ def run(tmp_path):
 
 def life(run, *, seconds, flops, joules=None, footprint=None):
     """Let a run go on for a while, and write down what it has spent; return that."""
-    clock, counter = Given(), Given()
-    meter = no_meter("nobody asked") if joules is None else Meter([counter], "told", tells=True)
+    clock, meter = Clock(), Meter("nobody asked")
+    if joules is not None:
+        readings = iter((1_000, 1_000 + int(joules * 1_000)))
+        nvml = SimpleNamespace(
+            NVMLError=Exception, nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(readings)
+        )
+        meter = Meter("told", nvml)
     spending = Spending(meter, footprint or Footprint(), clock)
     spending.go_on(run)
-    clock.now, counter.now = seconds, joules or 0.0
+    clock.now = seconds
     assert spending.add(Flops(flops, 1)) == (flops, 1)
     spending.write(run)
     return json.loads(run.timing.read_text())["spent"]
@@ -79,8 +82,8 @@ def test_what_cannot_be_read_of_earlier_counts_as_nothing(run, content):
 
 
 def test_a_note_is_due_twice_a_minute_and_holds_what_was_not_added_yet(run):
-    clock = Given()
-    spending = Spending(no_meter("off"), Footprint(), clock)
+    clock = Clock()
+    spending = Spending(Meter("off"), Footprint(), clock)
     due = []
     for clock.now in (1.0, 29.0, 31.0, 40.0, 61.5):
         due.append(spending.is_due())
