@@ -265,12 +265,16 @@ def _without_headers(
 ) -> Iterator[Record]:
     """Yield records without those that repeat the header, as in files that were put together.
 
+    Of several columns the names may be in other capitals, with spaces around them.
     With its names in another order all that follows would be read into wrong columns.
     """
     lines: list[str] = []
     for record in records(on_error):
-        names, cells = [*record.fields], [*record.fields.values()]
-        if any(cells) and all(cell in (key, "") for key, cell in record.fields.items()):
+        names, cells = [*record.fields], [str(value) for value in record.fields.values()]
+        if len(names) > 1:
+            names = [name.strip().casefold() for name in names]
+            cells = [cell.strip().casefold() for cell in cells]
+        if any(cells) and all(cell in (key, "") for key, cell in zip(names, cells, strict=True)):
             lines.append(str(record.line))
         elif len(names) > 1 and {*cells} == {*names}:
             on_error(

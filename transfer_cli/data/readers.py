@@ -238,7 +238,15 @@ def open_file(path: Path) -> BinaryIO:
 def unknown_format(path: Path, keys: str) -> DataError:
     """Return what to say of a file whose name does not tell its format."""
     with closing(open_file(path)) as file:
-        _check_is_text(file.read(_LONGEST_MARK), str(path))
+        start = file.read(_LONGEST_MARK)
+    _check_is_text(start, str(path))
+    if start.startswith(b"__label__"):
+        source, table = shlex.quote(str(path)), shlex.quote(f"{path}.tsv")
+        return DataError(
+            f"{path} has labels as fastText writes them. For a table of one label each: sed -E "
+            rf"'s/^__label__(\S+)\s+/\1\t/' {source} > {table}, then data.train={table} "
+            f"{keys}header=false {keys}label=1 {keys}text=2"
+        )
     return DataError(
         f"{path}: its name does not tell the format. For a table set {keys}format=csv; "
         "text without labels is for pretrain data=text."
@@ -457,6 +465,9 @@ _NO_TEXTS = {
     b"\xfd7zXZ": "packed by xz; name it {}.xz",
     b"BZh": "packed by bzip2; unpack it first (bunzip2 {})",
     b"7z\xbc\xaf": "a 7z archive; unpack it first (7z x {})",
+    b"{\\rtf": "a document of a word processor; save it as plain text",
+    b"$FL2@(#)": "a file of SPSS; save it as CSV",
+    b"<stata_dta>": "a file of Stata; save it as CSV",
     b"%PDF": "a PDF; save its text as a file of its own",
     b"SQLite format 3": "a database; export the table as CSV",
 }
