@@ -6,30 +6,11 @@ from typing import Literal
 
 from transfer_cli.adaptation.edits import Edit
 from transfer_cli.adaptation.penalties import Penalty
-from transfer_cli.adaptation.plans import NEW, Plan
+from transfer_cli.adaptation.plans import NEW, Plan, StagePlan
 from transfer_cli.adaptation.selection import select
 from transfer_cli.errors import ConfigError, SelectionError, listed
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """The steps and parameters of one stage.
-
-    Args:
-        begin: First step, counted from 0.
-        end: The step after its last one.
-        trains: Full names of the parameters that train.
-        rate: Multiplies every learning rate.
-        patience: See `plans.Stage`.
-    """
-
-    begin: int
-    end: int
-    trains: frozenset[str]
-    rate: float = 1.0
-    patience: int | None = None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,25 @@ class Stage:
             at_least("patience", self.patience, 1)
 
 
+@dataclass(frozen=True)
+class StagePlan:
+    """The steps and parameters of one stage.
+
+    Args:
+        begin: First step, counted from 0.
+        end: The step after its last one.
+        trains: Full names of the parameters that train.
+        rate: Multiplies every learning rate.
+        patience: See `Stage`.
+    """
+
+    begin: int
+    end: int
+    trains: frozenset[str]
+    rate: float = 1.0
+    patience: int | None = None
+
+
 class Plan(Protocol):
     """Divides a run into stages."""
 

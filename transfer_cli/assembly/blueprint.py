@@ -13,8 +13,9 @@ import torch
 from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 
-from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
+from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
 from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_bounded_by_time,

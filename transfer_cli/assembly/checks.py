@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
-from transfer_cli.adaptation.adaptation import Adaptation, StagePlan
+from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC
+from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import Asked, loss_key
 from transfer_cli.config.literal import as_typed

@@ -5,7 +5,7 @@ from itertools import groupby
 
 import numpy as np
 
-from transfer_cli.adaptation.adaptation import StagePlan
+from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.errors import listed

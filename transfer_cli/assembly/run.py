@@ -31,7 +31,7 @@ from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
-from transfer_cli.engine.cost import Flops
+from transfer_cli.engine.cost import Flops, Tally, count
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
@@ -60,6 +60,7 @@ class TrainingRun:
         prepared: The data of every stream; "main" is what the run is for.
         streams: What the steps draw their batches from.
         step: The training step.
+        tally: Counts what its steps compute, in this process.
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
         leave_out: Names of the weights that are not.
@@ -74,6 +75,7 @@ class TrainingRun:
     prepared: Mapping[str, Prepared]
     streams: Mapping[str, Stream]
     step: TrainStep
+    tally: Tally
     base_hash: str | None
     leave_out: frozenset[str]
     forgetting: Forgetting | None
@@ -178,10 +180,17 @@ def build_run(
         lay_out=with_rows if loop.pack else with_facts,
         lanes=_lanes(plan, micro_batch),
     )
-    watched = build(config.forgetting, "forgetting", ForgettingText)
-    forgetting = forgetting_of(watched, source, model, plan.tensors, micro_batch, precision)
+    tally = count(step)
+    forgetting = forgetting_of(
+        build(config.forgetting, "forgetting", ForgettingText),
+        source,
+        model,
+        plan.tensors,
+        micro_batch,
+        precision,
+    )
     if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
-        with step.tally.counting(0):
+        with tally.counting(0):
             prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
     splits = prepared["main"].splits.values()
     kept = [each.data for each in splits if isinstance(each.data, CachedFeatures)]
@@ -191,13 +200,14 @@ def build_run(
         prepared=prepared,
         streams={name: _stream(name, part, plan, config.seed) for name, part in prepared.items()},
         step=step,
+        tally=tally,
         # Trained weights alone refer to the backbone that has the others.
         base_hash=None if apart is None else backbone_hash(apart),
         leave_out=plan.left_out,
         forgetting=forgetting,
         micro_batch=micro_batch,
         origins=origins,
-        states=step.tally.of_passes(made for data in kept for made in data.passes(model)),
+        states=tally.of_passes(made for data in kept for made in data.passes(model)),
     )
 
 

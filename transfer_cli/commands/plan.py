@@ -223,7 +223,7 @@ def _time_text(run: "TrainingRun", planned: Blueprint, found: _Measured) -> str:
 
 def _of_measured(run: "TrainingRun", found: _Measured) -> tuple[Sequence[Prices], Amounts, str]:
     """Return what a step computes, by what some have, for texts of the mean length of all."""
-    steps, lengths, tally = found.steps, run.data.lengths, run.step.tally
+    steps, lengths, tally = found.steps, run.data.lengths, run.tally
     if lengths is not None and found.tokens:
         steps = found.tokens / (run.blueprint.loop.batch * float(lengths.mean()))
     amounts = {key: (done / steps, real / steps) for key, (done, real) in tally.amounts().items()}
@@ -235,7 +235,7 @@ def _by_a_sequence(run: "TrainingRun") -> _Measured | None:
     sequences = _loader(run, 1).at(0)
     seconds = _seconds_of(run, sequences[:1], 0)
     if seconds < SECONDS:  # the first one warms up
-        run.step.tally.take()
+        run.tally.take()
         seconds = _seconds_of(run, sequences[:1], 0)
     if (whole := seconds * len(sequences)) <= SECONDS:
         return None
@@ -246,7 +246,7 @@ def _by_a_sequence(run: "TrainingRun") -> _Measured | None:
 def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Measured:
     """Return what the first steps take, as many as there is patience for."""
     loader, each, tokens = _loader(run, run.micro_batch), list[float](), 0
-    run.step.tally.take()
+    run.tally.take()
     while len(each) < most and sum(each) < patience:
         batches = loader.at(len(each))
         tokens += _tokens_in(batches)

@@ -25,6 +25,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.attention import SelfAttention
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.block import BESIDE, BESIDE_BLOCK, Block, ParallelBlock
@@ -417,6 +418,15 @@ class Tally:
         found = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
         found[0] += done
         found[1] += done if real is None else real
+
+
+def count(step: TrainStep) -> Tally:
+    """Return what counts all that a step computes from now on, in this process."""
+    others = {id(each): each for loss in step.losses for each in loss.objective.other_models}
+    trains = [span.trains for span in step.stages.spans]
+    tally = Tally(step.model, trains, [*others.values()])
+    step.counting = tally.counting
+    return tally
 
 
 class SeenPairs(NamedTuple):

@@ -1,6 +1,7 @@
 """One optimizer step: the same for pretraining, fine-tuning and every mix of losses."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,6 @@ from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, size, to_device, with_facts
 from transfer_cli.data.loader import PaddingBatch
 from transfer_cli.engine import distributed
-from transfer_cli.engine.cost import Tally
 from transfer_cli.engine.distributed.replicated import (
     Parallel,
     average_statistics,
@@ -161,9 +161,8 @@ class TrainStep:
         self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
         late = self._decides_on_device and precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
-        others = {id(each): each for loss in losses for each in loss.objective.other_models}
-        self.tally = Tally(model, [span.trains for span in stages.spans], [*others.values()])
-        """Counts what the steps of this process take."""
+        self.counting: Callable[[int], AbstractContextManager[object]] = nullcontext
+        """Entered with the number of the stage around what a step computes (`engine.cost`)."""
         self.time_used = 0.0
         """The share of its time that the run has used, where it is bounded by time."""
 
@@ -213,7 +212,7 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
             return evaluate()[1]
 
-        with self.tally.counting(self.stages.at(step)):
+        with self.counting(self.stages.at(step)):
             losses, total = evaluate()
             norm = self._update(total, step, micro_batches, again)
         skipped = self._skipped.read(leave=int(self._skipped.late))

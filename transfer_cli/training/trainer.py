@@ -169,7 +169,7 @@ class Trainer:
 
     def _train(self, start_step: int) -> None:
         # What was computed before the first step, which is no part of what steps take.
-        self._spending.add(self._run.step.tally.take())
+        self._spending.add(self._run.tally.take())
         run, loop, saving = self._run, self._blueprint.loop, self._config.checkpoint
         sizes, stages, optimizer = self._blueprint.sizes, run.step.stages, run.step.optimizer
         trainer = build_trainer(run.step, self._progress)
@@ -339,11 +339,11 @@ class Trainer:
 
     def _note_spending(self) -> None:
         if self._main:
-            self._spending.write(self._directory, self._run.step.tally.counted())
+            self._spending.write(self._directory, self._run.tally.counted())
 
     def _save(self) -> None:
         progress = self._progress
-        done = self._spending.add(self._run.step.tally.take())
+        done = self._spending.add(self._run.tally.take())
         progress.flops += done.done
         progress.flops_real += done.real
         self._note_spending()

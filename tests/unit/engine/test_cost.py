@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
-from transfer_cli.engine.cost import TOKEN, pairs_seen, prices_of, training_flops
+from transfer_cli.engine.cost import TOKEN, count, pairs_seen, prices_of, training_flops
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.step import Loss
 from transfer_cli.model.backbone import Backbone
@@ -88,7 +88,13 @@ def step_of(shape, scheme, objective, losses=None, **recipe):
     for edit in added:
         edit(model, SPECIAL)
     chosen = tiny.Recipe(plan=plan, inherited=inherited, **recipe)
-    return tiny.train_step(model, losses or objective, chosen)
+    return counting(tiny.train_step(model, losses or objective, chosen))
+
+
+def counting(step):
+    """Return a step with its tally beside it."""
+    step.tally = count(step)
+    return step
 
 
 def batch_of(objective, *, causal=True):
@@ -194,7 +200,7 @@ def test_every_pass_of_a_step_is_counted_and_none_computes_padding(main, further
     losses = [
         Loss(name, each) for name, each in zip(("main", "further"), (chosen, *more), strict=False)
     ]
-    step = tiny.train_step(model, losses, tiny.Recipe())
+    step = counting(tiny.train_step(model, losses, tiny.Recipe()))
     step._lay_out = lay_out
 
     ours, theirs = compared(step, tiny.all_of(data))
@@ -211,7 +217,8 @@ def test_a_source_that_is_asked_in_each_step_is_counted():
     source = SourceDistillation(CausalLM())
     model = tiny.model(main, source)
     source.on_train_start(model, {name for name, _ in model.named_parameters()})
-    step = tiny.train_step(model, [Loss("main", main), Loss("source", source)], tiny.Recipe())
+    losses = [Loss("main", main), Loss("source", source)]
+    step = counting(tiny.train_step(model, losses, tiny.Recipe()))
 
     ours, theirs = compared(step, batch_of(main))
 
@@ -280,7 +287,7 @@ def test_each_stage_is_counted_at_its_own_price():
     model = tiny.model(objective)
     names = frozenset(n for n, _ in model.named_parameters() if n.startswith("backbone."))
     recipe = tiny.Recipe(plan=plan, inherited=names, total=6)
-    step = tiny.train_step(model, objective, recipe)
+    step = counting(tiny.train_step(model, objective, recipe))
     batch = batch_of(objective)
 
     found = []
