@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu install format lint types check
+.PHONY: help demo test test-all test-gpu test-long install format lint types check
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,8 @@ test-all: .venv/test.stamp  ## Every test that this machine can run
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=25
 test-gpu: .venv/test.stamp  ## Only what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu
+test-long: .venv/test.stamp ## Kills by the hundred and loads of hours; also pytest tests/long --help
+	$(BIN)/python -m pytest tests/long --kills 7
 install: .venv/dev.stamp    ## Make .venv with the package, editable, and the development tools
 format: .venv/dev.stamp     ## Rewrite files to the house format
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -19,43 +19,28 @@ that has read the encyclopedia (it is made first); accuracy and hits at 1 of the
 """
 
 import argparse
-import csv
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import measuring
+import product
 from measuring import Command, Figure, Goal, Report
 
-from transfer_cli.data import sample
-
-WARMUP = 0.1
 LABELLED = 100
 """Training examples of a trial, and of the task `lora`."""
 
 MOST_OF_PEER = 0.8
 """The goal: our share of the peer's time, and of its memory."""
 
-GPT2 = "gpt2"
-"""The folder of the model that the samples start from."""
-
 MARKS = ("What", "Why")
 """Words of the encyclopedia that stand for the speakers of the sample's dialogs."""
 
 
-TREC = {"train": "trec/train_5500.label", "test": "trec/TREC_10.label"}
-"""Latin-1: a label and a finer one, then the question."""
-HELD_OUT = 10
-"""Of so many training questions one is for validation."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class Recipe:
     """A task, and how both sides learn it.
 
@@ -70,10 +55,11 @@ class Recipe:
         epochs: Passes over the training examples.
         length: Most tokens of a window, and
         overlap: how many two windows share.
-        model: The folder that both start from; by default the published one.
+        model: The folder that both start from; "": a GPT-2 that is made.
         speakers: The marks of a dialog's speakers.
         warmup: Share of the steps in which the rate rises.
         labelled: Training examples; None: all.
+        seed: Of the run.
         out: Where the plain loop writes its score.
         device: cpu, or cuda, where both compute in bfloat16.
     """
@@ -81,7 +67,7 @@ class Recipe:
     task: str
     measure: str
     words: str
-    files: dict[str, str]
+    files: Mapping[str, str]
     scored: str = "test"
     rate: float = 1e-4
     batch: int = 16
@@ -90,166 +76,87 @@ class Recipe:
     overlap: int | None = None
     model: str | None = None
     speakers: tuple[str, str] = MARKS
-    warmup: float = WARMUP
+    warmup: float = 0.1
     labelled: int | None = None
     seed: int = 0
     out: str = ""
     device: str = "cpu"
 
 
+def _files(pattern: str, *splits: str) -> dict[str, str]:
+    return {split: pattern.format(split) for split in splits or ("train", "validation", "test")}
+
+
+_TABLE = "data=table objective=classification data.text=text data.label=label"
+_SQUAD = "data=squad objective=span data.length=256 data.step=128"
+_WINDOWS = {"scored": "validation", "epochs": 2, "length": 256, "overlap": 110}
+_TRAINED = ("train", "validation")
 RECIPES = {
-    each.task: each
-    for each in (
-        Recipe(
-            "labels",
-            "accuracy",
-            "data=table objective=classification data.text=text data.label=label",
-            {split: f"labels-{split}.csv" for split in (*TREC, "validation")},
-        ),
-        Recipe(
-            "lora",
-            "accuracy",
-            "data=table objective=classification adaptation=lora data.text=text data.label=label",
-            {split: f"lora-{split}.csv" for split in (*TREC, "validation")},
-            rate=1e-3,
-            epochs=10,
-        ),
-        Recipe(
-            "tags",
-            "entity_f1",
-            "data=conll objective=tagging",
-            {
-                "train": "wnut17/wnut17train.conll",
-                "validation": "wnut17/emerging.dev.conll",
-                "test": "wnut17/emerging.test.annotated",
-            },
-        ),
-        Recipe(
-            "numbers",
-            "pearson",
-            "data=numbers objective=regression "
-            "data.header=false data.text=1 data.pair=2 data.label=3",
-            {split: f"stsb/stsb-{name}.csv" for split, name in
-             (("train", "train"), ("validation", "dev"), ("test", "test"))},
-        ),
-        Recipe(
-            "spans",
-            "f1",
-            "data=squad objective=span data.length=256 data.step=128",
-            {"train": "squad/train.json", "validation": "squad/validation.json"},
-            scored="validation",
-            epochs=2,
-            length=256,
-            overlap=110,
-        ),
-        Recipe(
-            "answers",
-            "f1",
-            "data=squad objective=span data.length=256 data.step=128",
-            {split: f"answers-{split}.json" for split in ("train", "validation")},
-            scored="validation",
-            rate=3e-4,
-            epochs=2,
-            length=256,
-            overlap=110,
-        ),
-        Recipe(
-            "choices",
-            "accuracy",
-            "data=choices objective=choice",
-            {split: f"choices-{split}.jsonl" for split in sample.choices()},
-            rate=1e-3,
-            batch=32,
-            epochs=12,
-            model=GPT2,
-        ),
-        Recipe(
-            "dialog",
-            "hits_at_1",
-            "data=dialog objective=next_utterance objective.reply_tokens=0 data.candidates=null "
-            f"data.speakers=[{','.join(MARKS)}] +objective@losses.lm=clm losses.lm.weight=1",
-            {split: f"dialog-{split}.jsonl" for split in sample.dialogs()},
-            rate=2e-3,
-            epochs=20,
-            model=GPT2,
-        ),
+    recipe.task: recipe
+    for recipe in (
+        Recipe("labels", "accuracy", _TABLE, _files("made/labels-{}.csv")),
+        Recipe("lora", "accuracy", f"{_TABLE} adaptation=lora", _files("made/lora-{}.csv"),
+               rate=1e-3, epochs=10),
+        Recipe("tags", "entity_f1", "data=conll objective=tagging", {
+            "train": "wnut17/wnut17train.conll", "validation": "wnut17/emerging.dev.conll",
+            "test": "wnut17/emerging.test.annotated",
+        }),
+        Recipe("numbers", "pearson", "data=numbers objective=regression data.header=false "
+               "data.text=1 data.pair=2 data.label=3",
+               {**_files("stsb/stsb-{}.csv"), "validation": "stsb/stsb-dev.csv"}),
+        Recipe("spans", "f1", _SQUAD, _files("squad/{}.json", *_TRAINED), **_WINDOWS),
+        Recipe("answers", "f1", _SQUAD, _files("made/answers-{}.json", *_TRAINED), rate=3e-4,
+               **_WINDOWS),
+        Recipe("choices", "accuracy", "data=choices objective=choice",
+               _files("made/choices-{}.jsonl"), rate=1e-3, batch=32, epochs=12, model=""),
+        Recipe("dialog", "hits_at_1",
+               "data=dialog objective=next_utterance objective.reply_tokens=0 data.candidates=null "
+               f"data.speakers=[{','.join(MARKS)}] +objective@losses.lm=clm losses.lm.weight=1",
+               _files("made/dialog-{}.jsonl"), rate=2e-3, epochs=20, model=""),
     )
 }  # fmt: skip
 
 
-def prepare(folder: Path, threads: int) -> None:
+def make_samples(folder: Path, threads: int) -> None:
     """Write the samples' files, and a GPT-2 that has read the encyclopedia."""
-    for split, choices in sample.choices().items():
-        rows = [
-            {"context": text, "choices": found, "label": right} for text, found, right in choices
-        ]
-        _write(folder / f"choices-{split}.jsonl", rows)
-    for split, turns in sample.dialogs().items():
-        _write(
-            folder / f"dialog-{split}.jsonl",
-            [{"persona": one, "history": two, "candidates": three} for one, two, three in turns],
-        )
-    run = folder / "gpt2-run"
-    pretrain = ["experiment=sample/pretrain", "model.output_bias=false", "device=cpu"]
-    for words in (
-        ["pretrain", *pretrain, f"run.dir={run}"],
-        ["export", str(run), str(folder / GPT2)],
+    from transfer_cli.data import sample
+
+    for name, splits, keys in (
+        ("choices", sample.choices(), ("context", "choices", "label")),
+        ("dialog", sample.dialogs(), ("persona", "history", "candidates")),
     ):
-        subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "transfer_cli", *words],
-            check=True, stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
+        for split, rows in splits.items():
+            lines = (json.dumps(dict(zip(keys, row, strict=True))) for row in rows)
+            (folder / f"{name}-{split}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    run, words = folder / "run", ["model.output_bias=false", "device=cpu"]
+    pretrain = ["pretrain", "experiment=sample/pretrain", *words, f"run.dir={run}"]
+    for command in (pretrain, ["export", run, folder / "gpt2"]):
+        measuring.once(Command("gpt2", measuring.transfer(*command)), threads=threads)
 
 
-def few_labels(data_dir: Path, folder: Path) -> None:
-    """Write the same tables with `LABELLED` questions to learn from, and for validation.
+def make_tables(data_dir: Path, folder: Path) -> None:
+    """Write TREC's questions as tables, and few of them to learn from and for validation.
 
-    Every kind of question is among them as often as among all.
+    Every kind of question is among the few as often as among all.
     """
-    as_tables(data_dir, folder)
-    for split in (*TREC, "validation"):
-        with (folder / f"labels-{split}.csv").open(encoding="utf-8", newline="") as file:
-            header, *found = csv.reader(file)
-        kept = found if split == "test" else sorted(found)[:: len(found) // LABELLED][:LABELLED]
-        with (folder / f"lora-{split}.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([header, *kept])
+    for split, rows in product.trec(data_dir).items():
+        few = sorted(rows)[:: max(1, len(rows) // LABELLED)][:LABELLED]
+        product.write_table(folder / f"labels-{split}.csv", rows)
+        product.write_table(folder / f"lora-{split}.csv", rows if split == "test" else few)
 
 
-def as_tables(data_dir: Path, folder: Path) -> None:
-    """Write TREC's questions as tables, which both sides read."""
-    found = {
-        split: (data_dir / name).read_text("latin-1").splitlines() for split, name in TREC.items()
-    }
-    found["validation"] = found["train"][::HELD_OUT]
-    del found["train"][::HELD_OUT]
-    for split, lines in found.items():
-        with (folder / f"labels-{split}.csv").open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(("label", "text"))
-            for label, _, question in (line.partition(" ") for line in lines):
-                rows.writerow((label.partition(":")[0], question))
-
-
-def with_answers(data_dir: Path, folder: Path) -> None:
+def make_answers(data_dir: Path, folder: Path) -> None:
     """Write the questions of SQuAD that have an answer, as SQuAD 1.1 has them alone."""
-    for split in ("train", "validation"):
-        found = json.loads((data_dir / "squad" / f"{split}.json").read_text("utf-8"))
-        for paragraph in (each for article in found["data"] for each in article["paragraphs"]):
-            paragraph["qas"] = [each for each in paragraph["qas"] if each["answers"]]
-        (folder / f"answers-{split}.json").write_text(json.dumps(found), "utf-8")
-
-
-MADE = {"labels": as_tables, "lora": few_labels, "answers": with_answers}
-"""What makes a task's files of those of a data set."""
-
-
-def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    for split in _TRAINED:
+        content = json.loads((data_dir / "squad" / f"{split}.json").read_text("utf-8"))
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                paragraph["qas"] = [asked for asked in paragraph["qas"] if asked["answers"]]
+        (folder / f"answers-{split}.json").write_text(json.dumps(content), "utf-8")
 
 
 def compare(
-    recipe: Recipe, asked: argparse.Namespace, folder: Path, peers: str
+    recipe: Recipe, asked: argparse.Namespace, folder: Path
 ) -> tuple[list[Figure], list[str], list[Goal]]:
     """Return both figures, a row of the table, and the goals, of one task and seed."""
     run, name = folder / f"{recipe.task}-{recipe.seed}", f"{recipe.task}, seed {recipe.seed}"
@@ -259,75 +166,67 @@ def compare(
         f"loop.batch={recipe.batch}", f"loop.epochs={recipe.epochs}",
         f"schedule.warmup={recipe.warmup}", "loop.clip=1", f"device={recipe.device}",
         f"checkpoint.every={recipe.epochs} epochs", f"loop.evaluate_every={recipe.epochs} epochs",
-        *([f"data.labelled={recipe.labelled}"] if recipe.labelled else []),
+        *([f"data.labelled={recipe.labelled}"] if recipe.labelled else []), f"run.dir={run}",
     ]  # fmt: skip
-    command = [sys.executable, "-m", "transfer_cli", "finetune", *words, f"run.dir={run}"]
+    plain = measuring.FOLDER / "plain_tasks.py"
+    script = [asked.peers or sys.executable, str(plain), json.dumps(asdict(recipe))]
     cache = {"TRANSFER_CACHE": str(folder / f"cache-{run.name}")}
-    own = measuring.once(Command(name, command, cache), threads=asked.threads)
+    own, peer = (
+        Figure.of(command.name, [measuring.once(command, threads=asked.threads)])
+        for command in (
+            Command(f"{name}, transfer", measuring.transfer("finetune", *words), cache),
+            Command(f"{name}, transformers", script),
+        )
+    )
     measures = json.loads((run / "results.json").read_text("utf-8"))["measures"]
-    ours = measures[recipe.scored][recipe.measure]
-    command = [peers, str(Path(__file__).with_name("plain_tasks.py")), json.dumps(asdict(recipe))]
-    peer = measuring.once(Command(f"{name}, transformers", command), threads=asked.threads)
-    theirs = json.loads(Path(recipe.out).read_text("utf-8"))
-    figures = [
-        Figure.of(f"{name}, transfer", [own]), Figure.of(f"{name}, transformers", [peer])
-    ]  # fmt: skip
-    ratios = {
-        "wall time": own.wall_s / peer.wall_s,
-        "CPU time": own.cpu_s / peer.cpu_s,
-        "memory": own.peak_mib / peer.peak_mib,
-    }
-    disturbed = any(figure.disturbed for figure in figures)
+    scores = measures[recipe.scored][recipe.measure], json.loads(Path(recipe.out).read_text())
     goals = [
-        Goal(f"{name}: {what} over the peer's", ratio, MOST_OF_PEER, disturbed=disturbed)
-        for what, ratio in ratios.items()
+        measuring.compare(f"{name}: {what} over the peer's", own, peer, MOST_OF_PEER, of=of)
+        for what, of in (("wall time", "wall_s"), ("CPU time", "cpu_s"), ("memory", "peak_mib"))
     ]
-    row = [name, recipe.measure, f"{ours:.4f}", f"{theirs:.4f}"]
-    return figures, [*row, *(f"{ratio:.2f}" for ratio in ratios.values())], goals
+    row = [name, recipe.measure, *(f"{score:.4f}" for score in scores)]
+    return [own, peer], [*row, *(f"{goal.value:.2f}" for goal in goals)], goals
 
 
-def measure(asked: argparse.Namespace) -> Report:
+def recipes(asked: argparse.Namespace, folder: Path) -> Iterator[Recipe]:
+    """Yield what is compared, its files made and named."""
+    made = folder / "made"
+    made.mkdir()
+    chosen = [RECIPES[task] for task in asked.tasks]
+    if any(recipe.model == "" for recipe in chosen):
+        make_samples(made, asked.threads)
+    if {"labels", "lora"} & set(asked.tasks):
+        make_tables(asked.data_dir, made)
+    if "answers" in asked.tasks:
+        make_answers(asked.data_dir, made)
+    trial: dict[str, Any] = {"epochs": 1, "labelled": LABELLED} if asked.quick else {}
+    for recipe in chosen:
+        files = {
+            split: str((folder if name.startswith("made/") else asked.data_dir) / name)
+            for split, name in recipe.files.items()
+        }
+        model = str(made / "gpt2" if recipe.model == "" else asked.model)
+        for seed in asked.seeds:
+            out = str(folder / f"{recipe.task}-{seed}.json")
+            yield replace(recipe, files=files, model=model, seed=seed, out=out,
+                          device=asked.device, **trial)  # fmt: skip
+
+
+def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Compare on all tasks and seeds."""
-    peers = measuring.peers_of(asked.peers) or sys.executable
-    table = [
+    table: list[Sequence[str]] = [
         ["task", "measure", "transfer", "transformers", "wall ratio", "CPU ratio", "memory ratio"]
     ]
     figures, goals = list[Figure](), list[Goal]()
-    with tempfile.TemporaryDirectory(prefix="tasks-") as made:
-        folder = Path(made)
-        chosen = [RECIPES[task] for task in asked.tasks]
-        if any(each.model for each in chosen):
-            prepare(folder, asked.threads)
-        for recipe in chosen:
-            if recipe.task in MADE:
-                MADE[recipe.task](asked.data_dir, folder)
-            of = folder if recipe.model or recipe.task in MADE else asked.data_dir
-            recipe.device = asked.device
-            recipe.files = {split: str(of / file) for split, file in recipe.files.items()}
-            recipe.model = str(folder / recipe.model if recipe.model else asked.model)
-            if asked.quick:
-                recipe.epochs, recipe.labelled = 1, LABELLED
-            for recipe.seed in asked.seeds:
-                recipe.out = str(folder / f"{recipe.task}-{recipe.seed}.json")
-                found, row, own = compare(recipe, asked, folder, peers)
-                table.append(row)
-                figures += found
-                goals += own
-    return Report("Fine-tuning on tasks", figures, goals, table)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison from the command line."""
-    parser: Any = measuring.parser(__doc__)
-    parser.add_argument("--model", required=True, type=Path, help="a published BERT")
-    parser.add_argument("--tasks", nargs="+", choices=[*RECIPES], default=[*RECIPES])
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    measuring.add_data_dir(parser)
-    asked = parser.parse_args(argv)
-    measuring.show([measure(asked)], asked)
-    return 0
+    for recipe in recipes(asked, folder):
+        both, row, own = compare(recipe, asked, folder)
+        table.append(row)
+        figures += both
+        goals += own
+    yield Report("Fine-tuning on tasks", figures, goals, table)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tasks = {"nargs": "+", "choices": [*RECIPES], "default": [*RECIPES]}
+    seeds = {"nargs": "+", "type": int, "default": [0]}
+    measuring.main(__doc__, measure, {**measuring.MODEL, "--tasks": tasks, "--seeds": seeds})

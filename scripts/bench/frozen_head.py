@@ -14,29 +14,23 @@ to learn from and 50 to test on, evenly spread. What is missing in DIR is left o
 """
 
 import argparse
-import csv
 import itertools
 import json
 import lzma
-import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import measuring
-from measuring import Command, Figure, Goal, Report
+import product
+from measuring import BenchmarkError, Command, Figure, Goal, Report
 
 ARTICLES, TO_LEARN, TO_TEST = 40, 250, 50
 TRIAL = (3, 20, 5)
 WORDS = range(5, 21)
 WORST_RATIO = 1.1
 MOST_SECONDS = 120.0
-
-_MISSING = "scikit-learn is missing there: PYTHON -m pip install scikit-learn, or name --peers"
 
 _FEATURES = """
 import sys
@@ -68,7 +62,7 @@ began = time.perf_counter()
 model = LogisticRegression(max_iter=10_000).fit(found["train_x"], found["train_y"])
 seconds = time.perf_counter() - began
 wrong = float((model.predict(found["test_x"]) != found["test_y"]).mean())
-print(json.dumps({"error": 100 * wrong, "seconds": seconds, "rows": len(found["train_y"])}))
+print(json.dumps({"error": 100 * wrong, "seconds": seconds}))
 """
 
 
@@ -77,8 +71,7 @@ def sentences(source: Path) -> Iterator[tuple[str, list[str]]]:
     title, found = "", dict[str, None]()
     with lzma.open(source, "rt", encoding="utf-8") as file:
         for line in itertools.chain(file, ["= end =\n"]):
-            heading = re.fullmatch(r"= (.+) =\n", line)
-            if heading:
+            if heading := re.fullmatch(r"= (.+) =\n", line):
                 if title:
                     yield title, list(found)
                 title, found = heading[1], {}
@@ -91,110 +84,86 @@ def sentences(source: Path) -> Iterator[tuple[str, list[str]]]:
 def write_articles(source: Path, folder: Path, sizes: tuple[int, int, int]) -> list[str]:
     """Write the sentences of some articles as two tables; return the overrides that name them."""
     articles, to_learn, to_test = sizes
-    longest = sorted(sentences(source), key=lambda found: (-len(found[1]), found[0]))[:articles]
+    longest = sorted(sentences(source), key=lambda article: (-len(article[1]), article[0]))
     count = to_learn + to_test
-    every = count // to_test
     tables: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
-    for title, found in longest:
-        if len(found) < count:
-            raise measuring.BenchmarkError(f"{title}: {len(found)} sentences, not {count}")
+    for title, texts in longest[:articles]:
+        if len(texts) < count:
+            raise BenchmarkError(f"{title}: {len(texts)} sentences, not {count}")
         for number in range(count):
-            sentence = found[number * len(found) // count]
-            tables["train" if number % every else "test"].append((sentence, title))
+            split = "train" if number % (count // to_test) else "test"
+            tables[split].append((title, texts[number * len(texts) // count]))
     for name, rows in tables.items():
-        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("text", "label"), *rows])
+        product.write_table(folder / f"{name}.csv", rows)
     return ["data=table", *(f"data.{name}={folder / name}.csv" for name in tables)]
 
 
-def data_sets(data_dir: Path, folder: Path, *, trial: bool) -> dict[str, list[str]]:
-    """Return the overrides that name each data set that can be had."""
-    found = {}
-    if (data_dir / "trec").is_dir():
-        few = ["data.labelled=200"] if trial else []
-        found = {
-            f"TREC, {labels} labels": [f"data=trec{labels}", f"data_dir={data_dir}", *few]
-            for labels in (6, 50)
-        }
-    source = data_dir / "enwiki-2015" / "train.txt.xz"
+def data_sets(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the overrides that name each data set that can be had.
+
+    Raises:
+        BenchmarkError: There is none.
+    """
+    source = asked.data_dir / "enwiki-2015" / "train.txt.xz"
+    has_trec = (asked.data_dir / "trec").is_dir()
+    if not has_trec and not source.exists():
+        raise BenchmarkError(f"{asked.data_dir} has neither trec nor enwiki-2015")
+    few = ["data.labelled=200"] if asked.quick else []
+    for labels in (6, 50) if has_trec else ():
+        yield f"TREC, {labels} labels", [f"data=trec{labels}", f"data_dir={asked.data_dir}", *few]
     if source.exists():
-        sizes = TRIAL if trial else (ARTICLES, TO_LEARN, TO_TEST)
-        found[f"Wikipedia, {sizes[0]} labels"] = write_articles(source, folder, sizes)
-    return found
+        sizes = TRIAL if asked.quick else (ARTICLES, TO_LEARN, TO_TEST)
+        yield f"Wikipedia, {sizes[0]} labels", write_articles(source, folder, sizes)
 
 
 def compare(
-    name: str, data: Sequence[str], asked: argparse.Namespace, folder: Path, peers: str | None
+    name: str, data: Sequence[str], asked: argparse.Namespace, folder: Path, sklearn: str | None
 ) -> tuple[Figure, list[str], list[Goal]]:
     """Return the command's figure, a row of the table, and the goals, of one data set."""
     run, features = folder / re.sub(r"\W+", "-", name), folder / "features.npz"
     words = ["experiment=quick", *data, f"init_from={asked.model}", "device=cpu"]
     cache = {"TRANSFER_CACHE": str(folder / f"cache-{run.name}")}
-    command = [sys.executable, "-m", "transfer_cli", "finetune", *words, f"run.dir={run}"]
-    turn = measuring.once(Command(name, command, cache), threads=asked.threads)
+    command = Command(name, measuring.transfer("finetune", *words, f"run.dir={run}"), cache)
+    figure = Figure.of(name, [measuring.once(command, threads=asked.threads)])
     results = json.loads((run / "results.json").read_text("utf-8"))
     error, by_words = results["measures"]["test"]["error_rate"], results["by_words"]
     wrong_by_words = 100 * (1 - by_words["right"] / by_words["scored"])
-    figure, rows = Figure.of(name, [turn]), results["by_words"]["of"]
-    row = [name, f"{rows:,}", f"{turn.wall_s:.1f}", f"{turn.cpu_s:.1f}", f"{error:.2f}"]
-    disturbed = figure.disturbed
-    goals = [Goal(f"{name}: seconds in all", turn.wall_s, MOST_SECONDS, disturbed=disturbed)]
+    row = [
+        name,
+        f"{by_words['of']:,}",
+        f"{figure.wall_s:.1f}",
+        f"{figure.cpu_s:.1f}",
+        f"{error:.2f}",
+    ]
+    goals = [Goal(f"{name}: seconds", figure.wall_s, MOST_SECONDS, disturbed=figure.disturbed)]
     theirs = ["", "", ""]
-    if peers is not None:
-        _python(sys.executable, _FEATURES, str(features), *words, env=cache)
-        threads = {"OMP_NUM_THREADS": str(asked.threads)}
-        found = json.loads(_python(peers, _FIT, str(features), env=threads))
-        ratio = error / max(found["error"], 1e-9)
-        theirs = [f"{found['error']:.2f}", f"{ratio:.3f}", f"{found['seconds']:.1f}"]
+    if sklearn is not None:
+        measuring.python(sys.executable, _FEATURES, features, *words, **cache)
+        fit = measuring.python(sklearn, _FIT, features, OMP_NUM_THREADS=str(asked.threads))
+        fitted = json.loads(fit)
+        ratio = error / max(fitted["error"], 1e-9)
+        theirs = [f"{fitted['error']:.2f}", f"{ratio:.3f}", f"{fitted['seconds']:.1f}"]
         goals.append(Goal(f"{name}: error over that of scikit-learn", ratio, WORST_RATIO))
     return figure, [*row, *theirs, f"{wrong_by_words:.2f}"], goals
 
 
-def _python(interpreter: str, code: str, *words: str, env: dict[str, str]) -> str:
-    ended = subprocess.run(  # noqa: S603 - our own words
-        [interpreter, "-c", code, *words],
-        env={**os.environ, **env}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if ended.returncode != 0:
-        raise measuring.BenchmarkError(ended.stderr[-2000:])
-    return ended.stdout
-
-
-def _has_sklearn(interpreter: str) -> bool:
-    words = [interpreter, "-c", "import sklearn"]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603 - ours
-
-
-def measure(asked: argparse.Namespace) -> Report:
+def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Compare on all data sets."""
-    peers = measuring.peers_of(asked.peers) or sys.executable
-    notes = [f"load of the machine when it began: {os.getloadavg()[0]:.1f}"]
-    if not _has_sklearn(peers):
-        peers, notes = None, [*notes, _MISSING]
-    header = ["data", "train", "wall s", "CPU s", "error %"]
-    header += ["sklearn error %", "ratio", "sklearn fit s", "words error %"]
-    table, figures, goals = [header], list[Figure](), list[Goal]()
-    with tempfile.TemporaryDirectory(prefix="frozen-") as made:
-        folder = Path(made)
-        for name, data in data_sets(asked.data_dir, folder, trial=asked.quick).items():
-            figure, row, own = compare(name, data, asked, folder, peers)
-            table.append(row)
-            figures.append(figure)
-            goals += own
-    if not figures:
-        raise measuring.BenchmarkError(f"{asked.data_dir} has neither trec nor enwiki-2015")
-    return Report("A linear head on frozen features", figures, goals, table, notes)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison from the command line."""
-    parser: Any = measuring.parser(__doc__)
-    parser.add_argument("--model", required=True, metavar="FOLDER", help="a published model")
-    measuring.add_data_dir(parser)
-    asked = parser.parse_args(argv)
-    measuring.show([measure(asked)], asked)
-    return 0
+    peers = asked.peers or sys.executable
+    sklearn = peers if measuring.can_import(peers, "sklearn") else None
+    notes = [] if sklearn else [f"scikit-learn is missing: {peers} -m pip install scikit-learn"]
+    table = [[
+        "data", "train", "wall s", "CPU s", "error %", "sklearn error %", "ratio", "sklearn fit s",
+        "words error %",
+    ]]  # fmt: skip
+    figures, goals = list[Figure](), list[Goal]()
+    for name, data in data_sets(asked, folder):
+        figure, row, own = compare(name, data, asked, folder, sklearn)
+        table.append(row)
+        figures.append(figure)
+        goals += own
+    yield Report("A linear head on frozen features", figures, goals, table, notes)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measuring.main(__doc__, measure, measuring.MODEL)

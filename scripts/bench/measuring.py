@@ -12,10 +12,11 @@ variant of some work and stops at each step boundary:
 A framework's own loop calls `arrive()` from its hook at the start of a step, in the same thread.
 `take_turns` starts the workers of a set, keeps all of them alive and lets one go at a time:
 A B C C B A A B C ... A machine that slows down for a while hits all of them alike, so ratios of the
-same round can be trusted where seconds cannot. A worker says what passed in it between two stops:
-wall seconds, its own CPU seconds, memory, and how much of the machine other processes took.
+same round can be trusted where seconds cannot. Work that is a whole command, from its start to its
+end, is measured by `commands_in_turns`.
 
-Work that is a whole command, from its start to its end, is measured by `commands_in_turns`.
+A case is a module with a function that is given the words of its command line and an empty folder,
+and yields reports; `main` runs it.
 
 Works on Linux alone: the numbers are read from /proc. Imports nothing but the standard library,
 so that a worker can have any packages.
@@ -27,16 +28,15 @@ import json
 import os
 import platform
 import pty
-import resource
-import select
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,6 @@ DISTURBED = 0.05
 _GATE = "BENCH_GATE"
 _SHORTEST_S = 0.2
 """/proc/stat counts in hundredths of a second: what is shorter than this cannot be judged by it."""
-_POLL_S = 0.002
-"""How often to look whether a command has written the file that is waited for."""
 _PATIENCE_S = 300.0
 """How long a worker may take to get ready, or for one turn."""
 _LOG_TAIL = 2000
@@ -71,50 +69,50 @@ class Turn:
     """What passed in a worker, or a command, while it was let go.
 
     Args:
-        steps: Steps that it took.
-        wall_s: Seconds, of all of them.
-        cpu_s: CPU seconds of the process, all threads.
+        wall_s: Seconds of a step.
+        cpu_s: CPU seconds of a step of the process, all threads.
         foreign: Share of the machine's CPU time that other processes took, from 0 to 1; 0 where
             the turn was too short to tell.
         peak_mib: Largest resident memory so far.
         base_mib: Resident memory when the worker began, or last called `rebase`.
-        faults: Pages that were given to the process without reading a disk.
         notes: What the worker itself measured.
     """
 
-    steps: int
     wall_s: float
     cpu_s: float
     foreign: float
     peak_mib: float
     base_mib: float = 0.0
-    faults: int = 0
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
 class Gate:
-    """A worker's end of the line: call it at each step boundary.
+    """A worker's end of the line: call it at each step boundary."""
 
-    Args:
-        reader: File descriptor from which the number of steps to take is read.
-        writer: File descriptor to which is written what passed.
-    """
-
-    def __init__(self, reader: int, writer: int) -> None:
-        self._reader = os.fdopen(reader, "r", encoding="ascii")
-        self._writer = os.fdopen(writer, "w", encoding="ascii")
+    def __init__(self) -> None:
+        self._line = socket.socket(fileno=int(os.environ.pop(_GATE))).makefile("rw")
         self._base = _memory_mib("VmRSS")
         self._notes: dict[str, float] = {}
-        self._steps = self._left = 0
+        self._left = self._steps = 1
         self._since = _Clock()
 
     def __call__(self) -> None:
         """Say that a step has ended and the next one may begin; wait until it may."""
-        if self._left > 1:
-            self._left -= 1
+        self._left -= 1
+        if self._left:
             return
-        self._report(self._since.passed())
-        self._left = self._steps = self._wait()
+        wall, cpu, foreign = self._since.passed()
+        turn = Turn(
+            wall / self._steps, cpu / self._steps, foreign, _memory_mib("VmHWM"), self._base,
+            self._notes,
+        )  # fmt: skip
+        self._notes = {}
+        self._line.write(json.dumps(asdict(turn)) + "\n")
+        self._line.flush()
+        asked = self._line.readline()
+        if not asked:
+            os._exit(0)  # who measures is gone
+        self._left = self._steps = int(asked)
         self._since = _Clock()
 
     def note(self, **values: float) -> None:
@@ -128,70 +126,31 @@ class Gate:
             Path("/proc/self/clear_refs").write_text("5")
         self._base = _memory_mib("VmRSS")
 
-    def _report(self, passed: "_Passed") -> None:
-        turn = Turn(
-            steps=self._steps,
-            wall_s=passed.wall_s,
-            cpu_s=passed.cpu_s,
-            foreign=passed.foreign,
-            peak_mib=_memory_mib("VmHWM"),
-            base_mib=self._base,
-            faults=passed.faults,
-            notes=self._notes,
-        )
-        self._writer.write(json.dumps(asdict(turn)) + "\n")
-        self._writer.flush()
-        self._notes = {}
-
-    def _wait(self) -> int:
-        line = self._reader.readline()
-        if not line:
-            os._exit(0)  # who measures is gone
-        return int(line)
-
-
-def gate() -> Gate:
-    """Return the gate of this worker; only `take_turns` can start one."""
-    reader, writer = map(int, os.environ.pop(_GATE).split(","))
-    return Gate(reader, writer)
-
 
 def work() -> None:
     """Be a worker: run `FUNCTION(arrive, **OPTIONS)` of a module of this folder."""
     module, function, options = sys.argv[2:]
-    arrive = gate()
+    arrive = Gate()
     getattr(__import__(module), function)(arrive, **json.loads(options))
 
 
-@dataclass(frozen=True)
-class _Passed:
-    wall_s: float
-    cpu_s: float
-    foreign: float
-    faults: int
-
-
 class _Clock:
-    """Reads the clocks of this process and of the machine; `passed` tells what has passed since."""
+    """Reads the clocks of this process and of the machine."""
 
     def __init__(self) -> None:
-        self._busy = _machine_busy_s()
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        self._cpu, self._faults = usage.ru_utime + usage.ru_stime, usage.ru_minflt
+        self._busy, self._cpu = _machine_busy_s(), time.process_time()
         self._wall = time.perf_counter()
 
-    def passed(self) -> _Passed:
-        wall = time.perf_counter() - self._wall
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = usage.ru_utime + usage.ru_stime - self._cpu
-        foreign = _foreign(_machine_busy_s() - self._busy, cpu, wall)
-        return _Passed(wall, cpu, foreign, usage.ru_minflt - self._faults)
+    def passed(self) -> tuple[float, float, float]:
+        """Return the seconds since, those of the CPU, and the share that others took of it."""
+        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        return wall, cpu, self.foreign(wall, cpu)
 
-
-def _foreign(busy_s: float, own_s: float, wall_s: float) -> float:
-    if wall_s < _SHORTEST_S:
-        return 0.0
-    return max(0.0, busy_s - own_s) / (wall_s * (os.cpu_count() or 1))
+    def foreign(self, wall: float, cpu: float) -> float:
+        """Return the share of the machine that others took in these seconds."""
+        if wall < _SHORTEST_S:
+            return 0.0
+        return max(0.0, _machine_busy_s() - self._busy - cpu) / (wall * (os.cpu_count() or 1))
 
 
 def _machine_busy_s() -> float:
@@ -203,10 +162,8 @@ def _machine_busy_s() -> float:
 
 
 def _memory_mib(name: str) -> float:
-    for line in Path("/proc/self/status").read_text("ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    raise KeyError(name)
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 # -------------------------------------------------------------------------------- who measures
@@ -237,7 +194,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a variant took: medians over its undisturbed turns, or over all if those are few.
+    """What a step of a variant took: medians over its undisturbed turns, or all if those are few.
 
     Args:
         name: The variant's.
@@ -258,63 +215,51 @@ class Figure:
     @classmethod
     def of(cls, name: str, samples: Sequence[Turn]) -> "Figure":
         """Return the medians of turns."""
-        used = [samples[number] for number in _undisturbed([samples])]
-        return cls(
-            name=name,
-            wall_s=statistics.median(t.wall_s / t.steps for t in used),
-            cpu_s=statistics.median(t.cpu_s / t.steps for t in used),
-            peak_mib=max(t.peak_mib for t in samples),
-            disturbed=any(t.foreign > DISTURBED for t in used),
-            samples=list(samples),
-        )
+        used = [samples[number] for number in _undisturbed(samples)]
+        wall, cpu = (statistics.median(getattr(t, of) for t in used) for of in ("wall_s", "cpu_s"))
+        peak = max(turn.peak_mib for turn in samples)
+        disturbed = any(turn.foreign > DISTURBED for turn in used)
+        return cls(name, wall, cpu, peak, disturbed, list(samples))
 
     def noted(self, name: str) -> float:
         """Return the median of what the worker itself measured."""
-        used = [self.samples[number] for number in _undisturbed([self.samples])]
+        used = [self.samples[number] for number in _undisturbed(self.samples)]
         return statistics.median(turn.notes[name] for turn in used)
 
 
-def _undisturbed(several: Sequence[Sequence[Turn]]) -> list[int]:
+def _undisturbed(*several: Sequence[Turn]) -> list[int]:
     """Return the rounds in which nobody disturbed any of some variants; all, if they are few."""
-    rounds = range(min(len(samples) for samples in several))
+    rounds = range(min(map(len, several)))
     quiet = [r for r in rounds if all(samples[r].foreign <= DISTURBED for samples in several)]
     return quiet if 2 * len(quiet) >= len(rounds) else list(rounds)
+
+
+def _pairs(own: Figure, peer: Figure, of: str) -> list[tuple[float, float]]:
+    rounds = _undisturbed(own.samples, peer.samples)
+    return [(getattr(own.samples[r], of), getattr(peer.samples[r], of)) for r in rounds]
 
 
 def ratio(own: Figure, peer: Figure, of: str = "wall_s") -> float:
     """Return own / peer, the median over rounds, of `wall_s`, `cpu_s` or `peak_mib`."""
     if of == "peak_mib":
         return own.peak_mib / peer.peak_mib
-    pairs = [
-        (own.samples[number], peer.samples[number])
-        for number in _undisturbed([own.samples, peer.samples])
-    ]
-    return statistics.median(
-        (getattr(a, of) / a.steps) / (getattr(b, of) / b.steps) for a, b in pairs
-    )
+    return statistics.median(mine / theirs for mine, theirs in _pairs(own, peer, of))
 
 
 def difference(own: Figure, peer: Figure, of: str = "wall_s") -> float:
     """Return own - peer in seconds of a step, the median over rounds, of `wall_s` or `cpu_s`."""
-    rounds = _undisturbed([own.samples, peer.samples])
-    pairs = [(own.samples[number], peer.samples[number]) for number in rounds]
-    return statistics.median(getattr(a, of) / a.steps - getattr(b, of) / b.steps for a, b in pairs)
+    return statistics.median(mine - theirs for mine, theirs in _pairs(own, peer, of))
 
 
 def together(name: str, *parts: Figure) -> Figure:
     """Return what variants take one after the other: the sum of their turns, round by round."""
-    rounds = zip(*(part.samples for part in parts), strict=True)
-    sums = [
+    return Figure.of(name, [
         Turn(
-            steps=1,
-            wall_s=sum(t.wall_s / t.steps for t in turns),
-            cpu_s=sum(t.cpu_s / t.steps for t in turns),
-            foreign=max(t.foreign for t in turns),
-            peak_mib=max(t.peak_mib for t in turns),
+            sum(turn.wall_s for turn in turns), sum(turn.cpu_s for turn in turns),
+            max(turn.foreign for turn in turns), max(turn.peak_mib for turn in turns),
         )
-        for turns in rounds
-    ]
-    return Figure.of(name, sums)
+        for turns in zip(*(part.samples for part in parts), strict=True)
+    ])  # fmt: skip
 
 
 class _Worker:
@@ -322,44 +267,26 @@ class _Worker:
 
     def __init__(self, variant: Variant, threads: int, folder: Path) -> None:
         self.name = variant.name
-        handle, log_name = tempfile.mkstemp(".log", dir=folder)
-        os.close(handle)
-        self._log = Path(log_name)
-        to_worker, self._from_worker, ours = self._pipes()
-        self._go = os.fdopen(ours, "w", encoding="ascii")
-        self._pending = b""
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_PATIENCE_S)
+        self._line = self._socket.makefile("rw")
+        handle, log = tempfile.mkstemp(".log", dir=folder)
+        self._log = Path(log)
         command = [variant.python or sys.executable, "-c", _WORK, str(FOLDER), variant.module]
         command += [variant.function, json.dumps(dict(variant.options))]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            **variant.env,
-            _GATE: f"{to_worker[0]},{to_worker[1]}",
-        }
-        with self._log.open("wb") as log, _terminal_or(log.fileno(), variant) as screen:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variant.env}
+        with theirs, os.fdopen(handle, "wb") as log, _terminal_or(log.fileno(), variant) as screen:
             self._process = subprocess.Popen(  # noqa: S603 - our own words
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=screen,
-                env=environment,
-                pass_fds=to_worker,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=screen,
+                env={**environment, _GATE: str(theirs.fileno())}, pass_fds=[theirs.fileno()],
                 start_new_session=True,
-            )
-        for descriptor in to_worker:
-            os.close(descriptor)
-
-    @staticmethod
-    def _pipes() -> tuple[tuple[int, int], int, int]:
-        reader, ours = os.pipe()
-        from_worker, writer = os.pipe()
-        return (reader, writer), from_worker, ours
+            )  # fmt: skip
 
     def go(self, steps: int) -> None:
         """Let it take so many steps."""
         with contextlib.suppress(BrokenPipeError):  # `result` says why
-            self._go.write(f"{steps}\n")
-            self._go.flush()
+            self._line.write(f"{steps}\n")
+            self._line.flush()
 
     def result(self) -> Turn:
         """Wait until it has taken them; return what passed.
@@ -367,16 +294,16 @@ class _Worker:
         Raises:
             BenchmarkError: It has ended, or takes for ever.
         """
-        deadline = time.monotonic() + _PATIENCE_S
-        while b"\n" not in self._pending:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._from_worker], [], [], left)[0]:
-                raise BenchmarkError(f"{self.name}: nothing heard for {_PATIENCE_S:g} s")
-            got = os.read(self._from_worker, 65536)
-            if not got:
-                raise BenchmarkError(f"{self.name}: has ended\n{self._said()}")
-            self._pending += got
-        line, _, self._pending = self._pending.partition(b"\n")
+        try:
+            line = self._line.readline()
+        except ConnectionResetError:
+            line = ""
+        except TimeoutError as error:
+            raise BenchmarkError(f"{self.name}: nothing heard for {_PATIENCE_S:g} s") from error
+        if not line:
+            self._process.wait()
+            said = self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+            raise BenchmarkError(f"{self.name}: has ended\n{said}")
         return Turn(**json.loads(line))
 
     def end(self) -> None:
@@ -385,12 +312,8 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):
-            self._go.close()
-        os.close(self._from_worker)
-
-    def _said(self) -> str:
-        self._process.wait()
-        return self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+            self._line.close()
+        self._socket.close()
 
 
 @contextlib.contextmanager
@@ -416,68 +339,58 @@ def _terminal_or(log: int, variant: Variant) -> Iterator[int]:
         os.close(slave)
 
 
-@contextlib.contextmanager
-def workers(variants: Sequence[Variant], threads: int) -> Iterator[list[_Worker]]:
-    """Start workers one after the other, each ready before the next begins; end them at last."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as ending:
-        started = []
-        for variant in variants:
-            worker = _Worker(variant, threads, Path(folder))
-            ending.callback(worker.end)
-            worker.result()
-            started.append(worker)
-        yield started
-
-
 def take_turns(
     variants: Sequence[Variant],
     *,
     rounds: int,
+    threads: int = 2,
     steps: int = 1,
     unmeasured: int = 1,
     at_once: int = 0,
-    threads: int = 2,
 ) -> list[Figure]:
     """Let variants take turns; return a figure for each, in the same order.
 
     Args:
         variants: All of them are alive at once, so their memory adds up.
         rounds: Turns of each.
+        threads: Of each worker.
         steps: Steps of a turn.
         unmeasured: Turns before those: the first one of a loop is like no other.
         at_once: Steps before all turns, taken at the same time, such as those that compile.
-        threads: Of each worker.
 
     Raises:
         BenchmarkError: A worker failed.
     """
-    samples: list[list[Turn]] = [[] for _ in variants]
-    with workers(variants, threads) as started:
-        for worker in started if at_once else ():
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as ending:
+        workers = []
+        for variant in variants:  # each is ready before the next begins
+            workers.append(_Worker(variant, threads, Path(folder)))
+            ending.callback(workers[-1].end)
+            workers[-1].result()
+        for worker in workers if at_once else ():
             worker.go(at_once)
-        for worker in started if at_once else ():
+        for worker in workers if at_once else ():
             worker.result()
-        for number in range(-unmeasured, rounds):
-            order = list(range(len(started)))
-            for index in order if number % 2 == 0 else reversed(order):
-                started[index].go(steps)
-                turn = started[index].result()
-                if number >= 0:
-                    samples[index].append(turn)
+
+        def turn(number: int) -> Turn:
+            workers[number].go(steps)
+            return workers[number].result()
+
+        samples = _there_and_back(len(workers), rounds, unmeasured, turn)
     return [Figure.of(v.name, turns) for v, turns in zip(variants, samples, strict=True)]
 
 
-def device_is_missing(device: str) -> bool:
-    """Return whether a CUDA device is asked for and there is none, which is said then."""
-    if not device.startswith("cuda"):
-        return False
-    # Not for a CPU: whoever measures the memory of commands must not have imported it.
-    import torch
-
-    missing = not torch.cuda.is_available()
-    if missing:
-        print(f"{Path(sys.argv[0]).name}: there is no CUDA device here; take --device cpu")
-    return missing
+def _there_and_back(
+    count: int, rounds: int, unmeasured: int, turn: Callable[[int], Turn]
+) -> list[list[Turn]]:
+    """Take turns A B C C B A A ...; return those of each that count."""
+    samples: list[list[Turn]] = [[] for _ in range(count)]
+    for number in range(-unmeasured, rounds):
+        for index in range(count) if number % 2 == 0 else reversed(range(count)):
+            passed = turn(index)
+            if number >= 0:
+                samples[index].append(passed)
+    return samples
 
 
 @dataclass(frozen=True)
@@ -500,6 +413,11 @@ class Command:
     until: Path | None = None
 
 
+def transfer(*words: object) -> list[str]:
+    """Return a command of ours."""
+    return [sys.executable, "-m", "transfer_cli", *map(str, words)]
+
+
 def once(command: Command, *, threads: int = 2) -> Turn:
     """Run a command; return what it took, with the child processes that it has waited for.
 
@@ -513,28 +431,21 @@ def once(command: Command, *, threads: int = 2) -> Turn:
         command.before()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **command.env}
     with tempfile.TemporaryFile() as log:
-        busy, began = _machine_busy_s(), time.perf_counter()
+        clock, began = _Clock(), time.perf_counter()
         process = subprocess.Popen(  # noqa: S603 - our own words
-            list(command.words),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
+            list(command.words), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
-        ended = 0
-        if command.until is not None and _wait_for(command.until, process.pid):
+        reached = command.until is not None and _wait_for(command.until, process.pid)
+        if reached:
             os.kill(process.pid, signal.SIGKILL)
-            ended = -signal.SIGKILL
         _, status, usage = os.wait4(process.pid, 0)
-        wall, busy = time.perf_counter() - began, _machine_busy_s() - busy
+        wall, cpu = time.perf_counter() - began, usage.ru_utime + usage.ru_stime
         process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode != ended or (command.until is not None and ended == 0):
+        if not reached and (process.returncode or command.until):
             log.seek(0)
             said = log.read()[-_LOG_TAIL:].decode(errors="replace")
             raise BenchmarkError(f"{command.name}: exit code {process.returncode}\n{said}")
-    cpu = usage.ru_utime + usage.ru_stime
-    foreign = _foreign(busy, cpu, wall)
-    return Turn(1, wall, cpu, foreign, usage.ru_maxrss / 1024, faults=usage.ru_minflt)
+    return Turn(wall, cpu, clock.foreign(wall, cpu), usage.ru_maxrss / 1024)
 
 
 def _wait_for(path: Path, process: int) -> bool:
@@ -542,32 +453,43 @@ def _wait_for(path: Path, process: int) -> bool:
     while not path.exists() or path.stat().st_size == 0:
         if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(0.002)
     return True
 
 
 def commands_in_turns(
-    commands: Sequence[Command], *, rounds: int, unmeasured: int = 1, threads: int = 2
+    commands: Sequence[Command], *, rounds: int, threads: int = 2, unmeasured: int = 1
 ) -> list[Figure]:
-    """Run whole commands in turns; return a figure for each, in the same order.
-
-    Args:
-        commands: One of them runs at a time.
-        rounds: How often each.
-        unmeasured: How often before that: files come into the machine's memory.
-        threads: Of each.
+    """Run whole commands in turns, one at a time; return a figure for each, in the same order.
 
     Raises:
         BenchmarkError: One of them failed.
     """
-    samples: list[list[Turn]] = [[] for _ in commands]
-    for number in range(-unmeasured, rounds):
-        order = list(range(len(commands)))
-        for index in order if number % 2 == 0 else reversed(order):
-            turn = once(commands[index], threads=threads)
-            if number >= 0:
-                samples[index].append(turn)
+    samples = _there_and_back(
+        len(commands), rounds, unmeasured, lambda index: once(commands[index], threads=threads)
+    )
     return [Figure.of(c.name, turns) for c, turns in zip(commands, samples, strict=True)]
+
+
+def python(interpreter: str, code: str, *words: object, **env: str) -> str:
+    """Return what a piece of Python prints.
+
+    Raises:
+        BenchmarkError: It failed.
+    """
+    ended = subprocess.run(  # noqa: S603 - our own words
+        [interpreter, "-c", code, *map(str, words)], env={**os.environ, **env},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if ended.returncode != 0:
+        raise BenchmarkError(f"{interpreter}: {ended.stderr[-_LOG_TAIL:]}")
+    return ended.stdout
+
+
+def can_import(interpreter: str, *modules: str) -> bool:
+    """Return whether an interpreter has some modules."""
+    words = [interpreter, "-c", f"import {', '.join(modules)}"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603 - the peers' own
 
 
 # ---------------------------------------------------------------------------- what comes of it
@@ -596,12 +518,16 @@ class Goal:
         """Whether the number is as good as was hoped for."""
         return self.value <= self.limit if self.at_most else self.value >= self.limit
 
+    def cells(self) -> list[str]:
+        """Return a row of a table: what, how much, the limit, and whether it was met."""
+        limit = f"at {'most' if self.at_most else 'least'} {self.limit:g}"
+        ending = ("met" if self.met else "missed") + (", disturbed" if self.disturbed else "")
+        return [self.text, f"{self.value:.3g}", limit, ending]
+
     def __str__(self) -> str:
-        """Return a line: what, how much, the limit, and whether it was met."""
-        side = "at most" if self.at_most else "at least"
-        ending = "met" if self.met else "missed"
-        note = ", disturbed" if self.disturbed else ""
-        return f"{self.text}: {self.value:.3g} (goal: {side} {self.limit:g})  {ending}{note}"
+        """Return a line."""
+        text, value, limit, ending = self.cells()
+        return f"{text}: {value} (goal: {limit})  {ending}"
 
 
 def compare(
@@ -620,7 +546,7 @@ class Report:
         title: A line.
         figures: What was measured.
         goals: What came of it.
-        rows: A table of another form, its header first; shown instead of the figures.
+        rows: A table of another form, its header first; shown instead of that of the figures.
         notes: Lines that a reader should know.
     """
 
@@ -630,13 +556,14 @@ class Report:
     rows: Sequence[Sequence[str]] = ()
     notes: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        self.rows = list(self.rows) or rows_of(self.figures)
+
     def __str__(self) -> str:
         """Return table, notes and goals as Markdown."""
-        rows = list(self.rows) or figure_rows(self.figures)
-        parts = [f"### {self.title}", table(rows)]
-        parts += ["\n".join(self.notes)] if self.notes else []
-        parts += ["\n".join(f"- {goal}" for goal in self.goals)] if self.goals else []
-        return "\n\n".join(parts) + "\n"
+        parts = [f"### {self.title}", table(self.rows), "\n".join(self.notes)]
+        parts += ["\n".join(f"- {goal}" for goal in self.goals)]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def as_data(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -644,146 +571,73 @@ class Report:
         return {**asdict(self), "goals": goals}
 
 
-def figure_rows(figures: Sequence[Figure]) -> list[list[str]]:
-    """Return a table of figures, its header first."""
-    rows = [["variant", "wall s", "CPU s", "peak MiB", ""]]
+Cell = Callable[[Figure], str]
+"""What a column of a table says of a figure."""
+
+
+def rows_of(
+    figures: Sequence[Figure], columns: Mapping[str, Cell] | None = None
+) -> list[list[str]]:
+    """Return a table of figures, its header first, with more columns behind the name."""
+    more = columns or {}
+    rows = [["variant", *more, "wall s", "CPU s", "peak MiB", ""]]
     for figure in figures:
-        note = "disturbed" if figure.disturbed else ""
-        rows.append(
-            [
-                figure.name,
-                f"{figure.wall_s:.4g}",
-                f"{figure.cpu_s:.4g}",
-                f"{figure.peak_mib:,.0f}",
-                note,
-            ]
-        )
+        own = [f"{figure.wall_s:.4g}", f"{figure.cpu_s:.4g}", f"{figure.peak_mib:,.0f}"]
+        cells = [cell(figure) for cell in more.values()]
+        rows.append([figure.name, *cells, *own, "disturbed" if figure.disturbed else ""])
     return rows
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows, the header first, as an aligned Markdown table; numbers stand on the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = [
-        column > 0
-        and all(not row[column] or _is_number(row[column]) for row in rows[1:])
-        and any(row[column] for row in rows[1:])
-        for column in range(len(rows[0]))
-    ]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            cell.rjust(width) if on_right else cell.ljust(width)
-            for cell, width, on_right in zip(row, widths, right, strict=True)
-        ]
-        return f"| {' | '.join(cells)} |"
-
+    header, *body = rows
+    columns = list(zip(*body, strict=True)) or [()] * len(header)
+    right = [any(cell.lstrip("-")[:1].isdigit() for cell in cells) for cells in columns]
+    right = [False, *right[1:]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = [
-        "-" * (width + 1) + (":" if on_right else "-")
+        "-" * (width - on_right) + ":" * on_right
         for width, on_right in zip(widths, right, strict=True)
     ]
-    return "\n".join([line(rows[0]), f"|{'|'.join(rule)}|", *map(line, rows[1:])])
-
-
-def _is_number(cell: str) -> bool:
-    return cell.lstrip("-")[:1].isdigit()
+    return "\n".join(
+        "| " + " | ".join(
+            cell.rjust(width) if on_right else cell.ljust(width)
+            for cell, width, on_right in zip(row, widths, right, strict=True)
+        ) + " |"
+        for row in (header, rule, *body)
+    )  # fmt: skip
 
 
 _PACKAGES = ("torch", "pytorch-ignite", "hydra-core", "tokenizers", "transformers", "accelerate")
 _ASK_VERSIONS = """
 import importlib.metadata, json, platform, sys
-found = {"python": platform.python_version()}
-for name in sys.argv[1:]:
-    try:
-        found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-print(json.dumps(found))
+found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+known = {name: found[name] for name in sys.argv[1:] if name in found}
+print(json.dumps({"python": platform.python_version(), **known}))
 """
 
 
 def machine(peers: str | None = None) -> dict[str, Any]:
-    """Return what a reader has to know of the machine and the versions.
-
-    Args:
-        peers: The peers' interpreter.
-    """
+    """Return what a reader has to know of the machine, and the versions of ours and the peers."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
     telling = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found: dict[str, Any] = {
+    interpreters = {"versions": sys.executable, **({"peers": peers} if peers else {})}
+    return {
         "cpu": facts.get("model name", platform.machine()),
         "cores": os.cpu_count(),
         "features": [name for name in telling if name in facts.get("flags", "").split()],
         "memory_gib": round(pages / 2**30, 1),
-        "versions": _versions(sys.executable),
+        "load": round(os.getloadavg()[0], 1),
+        **{
+            name: json.loads(python(interpreter, _ASK_VERSIONS, *_PACKAGES))
+            for name, interpreter in interpreters.items()
+        },
     }
-    if peers:
-        found["peers"] = _versions(peers)
-    return found
-
-
-def _versions(python: str) -> dict[str, str]:
-    words = [python, "-c", _ASK_VERSIONS, *_PACKAGES]
-    ended = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603
-    versions: dict[str, str] = json.loads(ended.stdout)
-    return versions
-
-
-def describe(facts: Mapping[str, Any]) -> str:
-    """Return `machine`'s answer in two or three lines."""
-    lines = [
-        f"{facts['cpu']}, {facts['cores']} cores ({', '.join(facts['features'])}), "
-        f"{facts['memory_gib']} GiB"
-    ]
-    for whose in ("versions", "peers"):
-        if whose in facts:
-            listed = ", ".join(f"{name} {version}" for name, version in facts[whose].items())
-            lines.append(f"{whose}: {listed}")
-    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------- what scripts share
-
-
-def parser(text: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the words that all scripts of this folder take."""
-    words = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    words.add_argument(
-        "--peers", metavar="PYTHON", help="interpreter of the peers (default: .venv beside this)"
-    )
-    words.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    words.add_argument("--quick", action="store_true", help="sizes that end in seconds: a trial")
-    words.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
-    words.add_argument("--rounds", type=int, help="turns of each variant")
-    return words
-
-
-def add_data_dir(words: argparse.ArgumentParser) -> None:
-    """Let a parser take the folder of the data sets."""
-    words.add_argument(
-        "--data-dir",
-        type=Path,
-        default=Path(os.environ.get("TRANSFER_DATA", "~/.cache/transfer")).expanduser(),
-        help="where data sets lie",
-    )
-
-
-def peers_of(named: str | None) -> str | None:
-    """Return the peers' interpreter: the one that was named, or that of this folder, or none."""
-    if named:
-        return named
-    return str(PEERS) if PEERS.exists() else None
-
-
-def can_import(python: str, *modules: str) -> bool:
-    """Return whether an interpreter has some modules."""
-    words = [python, "-c", f"import {', '.join(modules)}"]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603 - the peers' own
-
 
 NO_PEERS = (
     "peers are left out: python3 -m venv scripts/bench/.venv && scripts/bench/.venv/bin/pip "
@@ -791,10 +645,79 @@ NO_PEERS = (
 )
 
 
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the words that all scripts of this folder take."""
+    words = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    data = os.environ.get("TRANSFER_DATA", "~/.cache/transfer")
+    peers = str(PEERS) if PEERS.exists() else None
+    words.add_argument("--peers", default=peers, metavar="PYTHON", help="the peers' interpreter")
+    words.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    words.add_argument("--quick", action="store_true", help="sizes that end in seconds: a trial")
+    words.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
+    words.add_argument("--rounds", type=int, help="turns of each variant")
+    words.add_argument("--device", default="cpu", help="cpu or cuda, where a case can take it")
+    words.add_argument(
+        "--data-dir", type=lambda word: Path(word).expanduser(), default=data,
+        help="where data sets lie",
+    )  # fmt: skip
+    return words
+
+
+def main(
+    text: str | None,
+    measure: Callable[[argparse.Namespace, Path], Iterable[Report]],
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    rounds: int = 1,
+    device: str = "cpu",
+) -> None:
+    """Run a case from the command line.
+
+    Args:
+        text: What it is for.
+        measure: Returns reports, of the command line and a folder that is removed at the end.
+        options: Its own options by name, as `add_argument` takes them.
+        rounds: Turns of each variant where nobody says how many; one with `--quick`.
+        device: The same of where it computes.
+    """
+    words = parser(text)
+    for name, settings in (options or {}).items():
+        words.add_argument(name, **settings)
+    words.set_defaults(device=device)
+    asked = words.parse_args()
+    if device_is_missing(asked.device):
+        sys.exit(2)
+    asked.rounds = asked.rounds or (1 if asked.quick else rounds)
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            show(list(measure(asked, Path(folder))), asked)
+    except BenchmarkError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+MODEL = {"--model": {"required": True, "type": Path, "help": "folder of a published model"}}
+"""For the options of `main`."""
+
+
+def device_is_missing(device: str) -> bool:
+    """Return whether a CUDA device is asked for and there is none, which is said then."""
+    if not device.startswith("cuda"):
+        return False
+    # Not for a CPU: whoever measures the memory of commands must not have imported it.
+    import torch
+
+    missing = not torch.cuda.is_available()
+    if missing:
+        print(f"{Path(sys.argv[0]).name}: there is no CUDA device here; take --device cpu")
+    return missing
+
+
 def show(reports: Sequence[Report], asked: argparse.Namespace) -> None:
     """Print reports and the machine, and write them as JSON where that was asked for."""
-    facts = machine(peers_of(asked.peers))
-    print(f"{describe(facts)}\n")
+    facts = machine(asked.peers)
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
     if asked.quick:
         print("Sizes of a trial: the goals mean nothing here.\n")
     for report in reports:

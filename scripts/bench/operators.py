@@ -1,6 +1,7 @@
 """Show where the time of a training step goes, by kind of operator.
 
-    python scripts/bench/operators.py [--steps 3] [--top 12] [--threads 2] [OVERRIDE ...]
+    python scripts/bench/operators.py [--rounds 3] [--top 12] [--threads 2] [--quick]
+        [OVERRIDE ...]
 
 The step is that of `transfer pretrain` at the size of the tutorial's model, 8 x 256 tokens, unless
 overrides say otherwise (`model=tiny loop.batch=4`). Times are the operators' own, of all threads
@@ -9,17 +10,16 @@ that wait for each other together: they add up to the time of a step.
 
 import argparse
 import os
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import measuring
-import pretrain
 import product
+from measuring import Report
 
-KINDS: dict[str, tuple[str, ...]] = {
+KINDS = {
     # the first that fits a name has it
     "attention": ("scaled_dot_product", "flash"),
     "matrix products": ("mm", "bmm", "addmm"),
@@ -31,27 +31,34 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sums of biases' gradients": ("sum",),
     "copies and fills": ("copy", "cat", "fill", "zero", "index", "clone", "embedding"),
     "other sums and products of elements": ("add", "mul", "sub", "ge", "where"),
+    "the rest": ("",),
 }
 
 
-def own_times(words: Sequence[str], steps: int) -> dict[str, tuple[int, float]]:
-    """Return how often each operator is called in a step, and its own seconds."""
+def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+    """Profile some steps behind two others."""
     from torch.profiler import ProfilerActivity, profile
 
-    found: dict[str, tuple[int, float]] = {}
+    seconds, calls = Counter[str](), Counter[str]()
 
-    def body(step: Callable[..., Any], batch_of: Callable[[int], Any]) -> None:
-        for number in range(2):
-            step(batch_of(number), number)
+    def body(step: Callable[[int], Any], _: Any) -> None:
+        step(0)
+        step(1)
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            for number in range(2, 2 + steps):
-                step(batch_of(number), number)
+            for number in range(2, 2 + asked.rounds):
+                step(number)
         for event in seen.key_averages():
-            seconds = event.self_cpu_time_total / 1e6 / steps
-            found[event.key] = (event.count // steps, seconds)
+            seconds[event.key] = event.self_cpu_time_total / 1e6 / asked.rounds
+            calls[event.key] = event.count // asked.rounds
 
-    product.in_place_of_engine(words, body)
-    return found
+    words, material = product.sized(product.TRIAL if asked.quick else product.TUTORIAL, folder)
+    os.environ |= {**material.env, "OMP_NUM_THREADS": str(asked.threads)}
+    product.in_place_of_engine([*words, *asked.words], body)
+    kinds = Counter[str]()
+    for name, each in seconds.items():
+        kinds[kind_of(name)] += each
+    yield Report("Kinds of operators", rows=_rows(kinds, {}, len(kinds)))
+    yield Report("Operators", rows=_rows(seconds, calls, asked.top))
 
 
 def kind_of(operator: str) -> str:
@@ -59,49 +66,18 @@ def kind_of(operator: str) -> str:
     if not operator.startswith("aten::"):
         return "Python and autograd between operators"
     name = operator.removeprefix("aten::").strip("_")
-    for kind, marks in KINDS.items():
-        if any(mark in name for mark in marks):
-            return kind
-    return "the rest"
+    return next(kind for kind, marks in KINDS.items() if any(mark in name for mark in marks))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the profile from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--top", type=int, default=12, help="operators to list")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    asked = parser.parse_args(argv)
-    os.environ["OMP_NUM_THREADS"] = str(asked.threads)
-    size = pretrain.TUTORIAL
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        tokens = 40 * size["batch"] * size["length"]
-        material = product.make_material(Path(folder), size["vocabulary"], tokens)
-        os.environ |= material.env
-        words = [*pretrain.model_words(size), *material.words, *product.UNDISTURBED]
-        times = own_times([*words, *asked.overrides], asked.steps)
-    total = sum(seconds for _, seconds in times.values())
-    kinds: dict[str, float] = {}
-    for name, (_, seconds) in times.items():
-        kinds[kind_of(name)] = kinds.get(kind_of(name), 0.0) + seconds
-    rows = [["kind of operator", "s a step", "share"]]
-    rows += [
-        [kind, f"{seconds:.3f}", f"{seconds / total:.1%}"]
-        for kind, seconds in sorted(kinds.items(), key=lambda item: -item[1])
-    ]
-    print(f"{total:.2f} s a step\n\n{measuring.table(rows)}\n")
-    rows = [["operator", "calls a step", "s a step", "share"]]
-    slowest = sorted(times.items(), key=lambda item: -item[1][1])[: asked.top]
-    rows += [
-        [name, str(calls), f"{seconds:.3f}", f"{seconds / total:.1%}"]
-        for name, (calls, seconds) in slowest
-    ]
-    print(measuring.table(rows))
-    return 0
+def _rows(seconds: Counter[str], calls: Mapping[str, int], most: int) -> list[list[str]]:
+    total = seconds.total()
+    rows = [["", "calls a step", "s a step", "share"], ["all", "", f"{total:.3f}", ""]]
+    for name, each in seconds.most_common(most):
+        rows.append([name, str(calls.get(name, "")), f"{each:.3f}", f"{each / total:.1%}"])
+    return rows
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    top = {"type": int, "default": 12, "help": "operators to list"}
+    more = {"nargs": "*", "metavar": "OVERRIDE", "help": "of the run"}
+    measuring.main(__doc__, measure, {"--top": top, "words": more}, rounds=3)

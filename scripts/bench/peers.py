@@ -28,17 +28,7 @@ _BATCHES = 16
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a model and of its batches.
-
-    Args:
-        width: Of the states between blocks.
-        heads: Of attention.
-        depth: Blocks.
-        feedforward: Width inside a block.
-        vocabulary: Tokens.
-        length: Tokens of a sequence.
-        batch: Sequences of a step.
-    """
+    """The size of a model and of its batches; `feedforward` is the width inside a block."""
 
     width: int
     heads: int
@@ -47,11 +37,6 @@ class Size:
     vocabulary: int
     length: int
     batch: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step."""
-        return self.batch * self.length
 
 
 def _batches(size: Size) -> Iterator[Tensor]:
@@ -102,8 +87,8 @@ def products(arrive: Callable[[], None], size: dict[str, int]) -> None:
     s = Size(**size)
     d = s.width
     shapes = [(d, 3 * d), (d, d), (d, s.feedforward), (s.feedforward, d)]
-    layers = [_linear(s.tokens, *shape) for shape in shapes]
-    head = _linear(s.tokens, d, s.vocabulary)
+    layers = [_linear(s.batch * s.length, *shape) for shape in shapes]
+    head = _linear(s.batch * s.length, d, s.vocabulary)
     while True:
         arrive()
         for multiply in [*(layers * s.depth), head]:

@@ -1,10 +1,10 @@
 """Probes as one writes them by hand: transformers' hidden states, scikit-learn's classifiers.
 
-    python plain_probes.py MODEL FOLDER all|stops
+    python plain_probes.py MODEL FOLDER all|stops OUT
 
 `FOLDER` holds `train.csv`, `validation.csv` and `test.csv` with a text and a label. Of each layer
 the strength with the lowest log loss on validation counts; `stops` leaves out weaker ones once that
-loss has risen, as `transfer analyze analysis=probes` does. Prints the test accuracies as JSON.
+loss has risen, as `transfer analyze analysis=probes` does. Writes the test accuracies as JSON.
 """
 
 import csv
@@ -39,7 +39,7 @@ def states(name: str, texts: list[str]) -> np.ndarray:
     return np.concatenate(found)
 
 
-def main(name: str, folder: str, extent: str) -> None:
+def main(name: str, folder: str, extent: str, out: str) -> None:
     """Probe every layer."""
     texts, labels = {}, {}
     for split in ("train", "validation", "test"):
@@ -62,7 +62,7 @@ def main(name: str, folder: str, extent: str) -> None:
             elif extent == "stops":
                 break
         accuracies.append(best.score(x["test"], labels["test"]))
-    print(json.dumps(accuracies))
+    Path(out).write_text(json.dumps(accuracies))
 
 
 if __name__ == "__main__":

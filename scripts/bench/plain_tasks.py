@@ -61,7 +61,7 @@ class Task:
         raise NotImplementedError
 
 
-class Labels(Task):
+class _Labels(Task):
     """A label for a text: accuracy."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -73,23 +73,20 @@ class Labels(Task):
         )
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
-        """See `Task`."""
         labels, texts = zip(*some, strict=True)
         found = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
         return {**found, "labels": torch.tensor([self.labels.index(label) for label in labels])}
 
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
-        """See `Task`."""
         del view["labels"]
         return [self.labels[number] for number in self.model(**view).logits.argmax(-1).tolist()]
 
     def score(self, said: Sequence[Any]) -> float:
-        """See `Task`."""
         right = [label for label, _ in self.rows[self.asked["scored"]]]
         return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
 
 
-class LoRA(Labels):
+class _LoRA(_Labels):
     """A label for a text by low-rank updates of queries and values, by peft: accuracy."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -103,7 +100,7 @@ class LoRA(Labels):
         self.model = peft.get_peft_model(self.model, wanted)
 
 
-class Tags(Task):
+class _Tags(Task):
     """A tag for each word: entity F1."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -116,7 +113,7 @@ class Tags(Task):
         )
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
-        """See `Task`; a word's first token has its tag."""
+        """A word's first token has its tag."""
         found = self.tokenizer(
             [words for words, _ in some], is_split_into_words=True, padding=True, truncation=True,
             return_tensors="pt",
@@ -131,7 +128,7 @@ class Tags(Task):
         return {**found, "labels": target}
 
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
-        """See `Task`; what was cut from a long sentence has no tag, which counts as missed."""
+        """What was cut from a long sentence has no tag, which counts as missed."""
         target, best = view.pop("labels"), self.model(**view).logits.argmax(-1)
         said = []
         for (_, tags), row, real in zip(some, best, target, strict=True):
@@ -140,13 +137,12 @@ class Tags(Task):
         return said
 
     def score(self, said: Sequence[Any]) -> float:
-        """See `Task`."""
         from seqeval.metrics import f1_score
 
         return float(f1_score([tags for _, tags in self.rows[self.asked["scored"]]], said))
 
 
-class Numbers(Task):
+class _Numbers(Task):
     """A number for two texts: Pearson's correlation."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -157,7 +153,6 @@ class Numbers(Task):
         )
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
-        """See `Task`."""
         ones, others, scores = zip(*some, strict=True)
         found = self.tokenizer(
             list(ones), list(others), padding=True, truncation=True, return_tensors="pt"
@@ -165,17 +160,15 @@ class Numbers(Task):
         return {**found, "labels": torch.tensor([float(score) for score in scores])}
 
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
-        """See `Task`."""
         del view["labels"]
         return self.model(**view).logits[:, 0].tolist()
 
     def score(self, said: Sequence[Any]) -> float:
-        """See `Task`."""
         right = [float(score) for *_, score in self.rows[self.asked["scored"]]]
         return float(np.corrcoef(said, right)[0, 1])
 
 
-class Spans(Task):
+class _Spans(Task):
     """An answer in a text, or none: F1 of words by SQuAD 2.0's rules, in percent.
 
     A row is a window of a text behind its question: its tokens, the answer's first and last one,
@@ -223,7 +216,6 @@ class Spans(Task):
             yield inputs, first, last, number, shown
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
-        """See `Task`."""
         found = self.tokenizer.pad([inputs for inputs, *_ in some], return_tensors="pt")
         return {
             **found,
@@ -232,7 +224,7 @@ class Spans(Task):
         }
 
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
-        """See `Task`: per window its question, the scores of none and of the best, and that."""
+        """Per window its question, the scores of none and of the best, and that."""
         del view["start_positions"], view["end_positions"]
         found, said = self.model(**view), []
         for row, (_, _, _, number, places) in enumerate(some):
@@ -254,7 +246,6 @@ class Spans(Task):
         return said
 
     def score(self, said: Sequence[Any]) -> float:
-        """See `Task`."""
         none: dict[int, float] = {}
         best: dict[int, tuple[float, str]] = {}
         for number, null, value, text in said:
@@ -268,15 +259,15 @@ class Spans(Task):
         return 100 * total / len(self.questions[self.asked["scored"]])
 
 
-class Answers(Spans):
+class _Answers(_Spans):
     """The same of questions that all have an answer."""
 
     def score(self, said: Sequence[Any]) -> float:
-        """See `Task`; no answer is never said."""
+        """No answer is never said."""
         return super().score([(number, -np.inf, *best) for number, _, *best in said])
 
 
-class Choices(Task):
+class _Choices(Task):
     """One of several texts after another, by GPT-2's second head: accuracy."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -289,7 +280,7 @@ class Choices(Task):
         return int(row["label"])
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
-        """See `Task`; a row with fewer choices has empty ones, which never win."""
+        """A row with fewer choices has empty ones, which never win."""
         most = max(len(row["choices"]) for row in some)
         padded = [row["choices"] + [""] * (most - len(row["choices"])) for row in some]
         found = self.tokenizer(
@@ -307,13 +298,11 @@ class Choices(Task):
         }
 
     def loss(self, view: dict[str, Any]) -> Tensor:
-        """See `Task`."""
         is_none, labels = view.pop("is_none"), view.pop("mc_labels")
         logits = self.model(**view).mc_logits
         return nn.functional.cross_entropy(logits.masked_fill(is_none, -torch.inf), labels)
 
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
-        """See `Task`."""
         logits = self.model(
             input_ids=view["input_ids"], attention_mask=view["attention_mask"],
             mc_token_ids=view["mc_token_ids"],
@@ -323,20 +312,17 @@ class Choices(Task):
         return logits.argmax(-1).tolist()
 
     def score(self, said: Sequence[Any]) -> float:
-        """See `Task`."""
         right = map(self.right, self.rows[self.asked["scored"]])
         return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
 
 
-class Dialog(Choices):
+class _Dialog(_Choices):
     """The next utterance and its words, as in the code of Wolf et al. 2019: hits at 1."""
 
     def right(self, row: dict[str, Any]) -> int:
-        """See `Choices`."""
         return len(row["candidates"]) - 1
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
-        """See `Task`."""
         cls, sep, pad = (
             getattr(self.tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad")
         )
@@ -371,21 +357,14 @@ class Dialog(Choices):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def loss(self, view: dict[str, Any]) -> Tensor:
-        """See `Task`."""
         found = self.model(**view)
         return found.loss + found.mc_loss
 
 
 TASKS = {
-    "labels": Labels,
-    "lora": LoRA,
-    "tags": Tags,
-    "numbers": Numbers,
-    "spans": Spans,
-    "answers": Answers,
-    "choices": Choices,
-    "dialog": Dialog,
-}
+    "labels": _Labels, "lora": _LoRA, "tags": _Tags, "numbers": _Numbers, "spans": _Spans,
+    "answers": _Answers, "choices": _Choices, "dialog": _Dialog,
+}  # fmt: skip
 
 
 def train(task: Task, asked: dict[str, Any]) -> None:

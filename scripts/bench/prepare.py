@@ -1,7 +1,7 @@
 """Measure how fast `transfer prepare` turns text into tokens, and in how much memory.
 
     python scripts/bench/prepare.py [--data-dir DIR] [--threads 2] [--rounds N] [--large] [--quick]
-        [--json FILE]
+        [--only speed|memory] [--json FILE]
 
 Speed: reading, encoding, counting and writing by the product, in turns with the tokenizers library
 alone, which has the lines in memory already and keeps all that it makes there. Both have the same
@@ -20,41 +20,31 @@ import lzma
 import random
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import measuring
 from measuring import Command, Figure, Gate, Goal, Report, Variant, compare
 
 MB = 10**6
-SPEED_MB, TRIAL_MB = 10.0, 0.2
-MEMORY_MB, LARGE_MB = (10, 100), (10, 100, 1000)
+SPEED_MB, TRIAL_MB, MEMORY_MB = 10.0, 0.2, (10, 100)
 RECIPES = {"WordPiece": "wordpiece", "byte-level BPE": "bpe"}
-SIZE, TRIAL_SIZE = 28_996, 1000
+LIBRARY = ("encode_batch_fast", "encode_batch")
 
 _PLACES = ("enwiki-2015/train.txt.xz", "wikitext-2/train.txt", "wikitext-2/wiki.train.tokens")
 _MADE_WORDS = 120_000
-
-
-# ---------------------------------------------------------------------------------- the text
 
 
 def write_text(path: Path, megabytes: float, source: Path | None) -> None:
     """Write so much text, and not less."""
     left = int(megabytes * MB)
     with path.open("wb") as file:
-        for line in _again(source):
-            file.write(line)
-            left -= len(line)
-            if left <= 0:
-                return
-
-
-def _again(source: Path | None) -> Iterator[bytes]:
-    while True:
-        yield from _lines(source)
+        while left > 0:
+            for line in _lines(source):
+                file.write(line)
+                left -= len(line)
+                if left <= 0:
+                    break
 
 
 def _lines(source: Path | None) -> Iterator[bytes]:
@@ -110,10 +100,11 @@ def library(arrive: Gate, text: str, tokenizer: str, function: str) -> None:
         encode(lines, add_special_tokens=False)
 
 
-def make_tokenizer(recipe: str, size: int, text: Path, path: Path) -> Command:
-    """Return what makes a tokenizer of a text file and writes it."""
-    words = [sys.executable, "-c", _MAKE, recipe, str(size), str(text), str(path)]
-    return Command(f"making the tokenizer, {recipe}", words)
+def make_tokenizer(name: str, text: Path, path: Path, asked: argparse.Namespace) -> float:
+    """Make a tokenizer of a text file; return the CPU seconds that this took."""
+    words = [RECIPES[name], 1000 if asked.quick else 28_996, text, path]
+    command = [sys.executable, "-c", _MAKE, *map(str, words)]
+    return measuring.once(Command(f"making {name}", command), threads=asked.threads).cpu_s
 
 
 _MAKE = """
@@ -130,128 +121,79 @@ made.make(whole_text(text, "train").lines).save(Path(path))
 # ---------------------------------------------------------------------------------- reports
 
 
+def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+    """Measure speed, once for each kind of tokenizer, and memory, or one of the two."""
+    source = source_in(asked.data_dir)
+    if asked.only != "memory":
+        yield from (speed(asked, folder, name, source) for name in RECIPES)
+    if asked.only != "speed":
+        yield memory(asked, folder, source)
+
+
 def speed(asked: argparse.Namespace, folder: Path, name: str, source: Path | None) -> Report:
     """Compare with the library, for one kind of tokenizer."""
     text, tokenizer = folder / "text.txt", folder / f"{RECIPES[name]}.json"
     write_text(text, TRIAL_MB if asked.quick else SPEED_MB, source)
-    size = TRIAL_SIZE if asked.quick else SIZE
-    making = measuring.once(
-        make_tokenizer(RECIPES[name], size, text, tokenizer), threads=asked.threads
-    )
+    making = make_tokenizer(name, text, tokenizer, asked)
     env = {"RAYON_NUM_THREADS": str(asked.threads), "TOKENIZERS_PARALLELISM": "true"}
     shared = {"text": str(text), "tokenizer": str(tokenizer)}
     cache = {"folder": str(folder / "cache")}
     variants = [Variant("transfer", "prepare", "ours", shared | cache, env=env)] + [
         Variant(f"tokenizers, {function}", "prepare", "library", shared | {"function": function})
-        for function in ("encode_batch_fast", "encode_batch")
+        for function in LIBRARY
     ]
-    figures = measuring.take_turns(
-        variants, rounds=asked.rounds or (1 if asked.quick else 3), threads=asked.threads
-    )
+    figures = measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
     own, fast, _ = figures
     megabytes = text.stat().st_size / MB
-    rows = [["way", "MB/s", "MB a CPU second", "peak MiB"]]
-    rows += [
-        [
-            figure.name,
-            f"{megabytes / figure.wall_s:.2f}",
-            f"{megabytes / figure.cpu_s:.2f}",
-            f"{figure.peak_mib:,.0f}",
-        ]
-        for figure in figures
-    ]
     goals = [
-        Goal(
-            f"{name}: speed of encode_batch_fast",
-            1 / measuring.ratio(own, fast),
-            0.9,
-            at_most=False,
-            disturbed=own.disturbed or fast.disturbed,
-        ),
+        compare(f"{name}: time of encode_batch_fast over ours", fast, own, 0.9, at_most=False),
         Goal(f"{name}: MB/s", megabytes / own.wall_s, 2.2, at_most=False, disturbed=own.disturbed),
     ]
-    notes = [
-        f"{megabytes:.1f} MB of {source.name if source else 'made-up words'}, {asked.threads} "
-        f"threads; making the tokenizer took {making.cpu_s:.1f} CPU seconds."
-    ]
-    return Report(f"Text to tokens, {name}, {size:,} pieces", figures, goals, rows, notes)
+    rows = measuring.rows_of(figures, speeds(megabytes))
+    said = source.name if source else "made-up words"
+    notes = [f"{megabytes:.1f} MB of {said}; making the tokenizer took {making:.1f} CPU seconds."]
+    return Report(f"Text to tokens, {name}, {asked.threads} threads", figures, goals, rows, notes)
 
 
-def prepare_command(folder: Path, megabytes: float, *, anew: bool) -> Command:
-    """Return `transfer prepare` of a text that lies in a folder.
-
-    Args:
-        folder: Where text and cache are.
-        megabytes: Of the text.
-        anew: Whether to make the tokenizer, too; else it is in the cache.
-    """
-    cache = folder / "cache"
-    words = [
-        *(sys.executable, "-m", "transfer_cli", "prepare", "data=text"),
-        f'data.train="{folder / "text.txt"}"',
-        f'data.validation="{folder / "validation.txt"}"',
-    ]
-    clear = partial(shutil.rmtree, cache if anew else cache / "encoded", ignore_errors=True)
-    how = "with its tokenizer" if anew else "tokenizer at hand"
-    env = {"TRANSFER_CACHE": str(cache), "TRANSFER_DATA": str(folder)}
-    return Command(f"{megabytes:g} MB, {how}", words, env, before=clear)
+def speeds(megabytes: float) -> dict[str, measuring.Cell]:
+    """Return the columns of who encodes so much text."""
+    return {
+        "MB/s": lambda figure: f"{megabytes / figure.wall_s:.2f}",
+        "MB a CPU second": lambda figure: f"{megabytes / figure.cpu_s:.2f}",
+    }
 
 
 def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Report:
     """Measure whole commands on texts of growing size."""
-    sizes: Sequence[float] = LARGE_MB if asked.large else MEMORY_MB
+    sizes = (*MEMORY_MB, *([1000] if asked.large else []))
     sizes = (TRIAL_MB, 5 * TRIAL_MB) if asked.quick else sizes
     write_text(folder / "validation.txt", TRIAL_MB, source)
+    cache = folder / "memory"
+    env = {"TRANSFER_CACHE": str(cache), "TRANSFER_DATA": str(folder)}
+    texts = [f'data.{s}="{folder / f}.txt"' for s, f in (("train", "text"), ("validation",) * 2)]
     figures: dict[bool, list[Figure]] = {True: [], False: []}
     for megabytes in sizes:
         write_text(folder / "text.txt", megabytes, source)
-        for anew in (True, False):
+        for anew, clear in ((True, cache), (False, cache / "encoded")):
             if anew and megabytes > MEMORY_MB[0] and not asked.large:
                 continue  # to make a tokenizer of much text takes a minute
-            command = prepare_command(folder, megabytes, anew=anew)
+            name = f"{megabytes:g} MB, {'with its tokenizer' if anew else 'tokenizer at hand'}"
+            shutil.rmtree(clear, ignore_errors=True)
+            command = Command(name, measuring.transfer("prepare", "data=text", *texts), env)
             turn = measuring.once(command, threads=asked.threads)
-            figures[anew].append(Figure.of(command.name, [turn]))
+            figures[anew].append(Figure.of(name, [turn]))
     goals = [
-        compare(
-            f"peak memory, {name}, {sizes[-1]:g} MB over {sizes[0]:g} MB",
-            figures[anew][-1],
-            figures[anew][0],
-            limit,
-            of="peak_mib",
-        )
-        for anew, name, limit in ((False, "tokenizer at hand", 1.2), (True, "tokenizer made", 2.0))
-        if len(figures[anew]) > 1
+        compare(f"memory of {on[-1].name} over {on[0].name}", on[-1], on[0], limit, of="peak_mib")
+        for on, limit in ((figures[False], 1.2), (figures[True], 2.0))
+        if len(on) > 1
     ]
     notes = ["Each command once. Their start takes 3 to 4 CPU seconds of the time."]
-    return Report("Memory of transfer prepare", [*figures[True], *figures[False]], goals, (), notes)
+    found = [*figures[True], *figures[False]]
+    return Report("Memory of transfer prepare", found, goals, notes=notes)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the benchmark from the command line."""
-    parser = measuring.parser(__doc__)
-    parser.add_argument("--large", action="store_true", help="1 GB of text as well")
-    show_parts(parser, argv, speed, memory)
-
-
-def show_parts(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None,
-    speed: Callable[[argparse.Namespace, Path, str, Path | None], Report],
-    memory: Callable[[argparse.Namespace, Path, Path | None], Report],
-) -> None:
-    """Measure speed, once for each kind of tokenizer, and memory, or one of the two."""
-    measuring.add_data_dir(parser)
-    parser.add_argument("--only", choices=("speed", "memory"), help="one of the two parts")
-    asked = parser.parse_args(argv)
-    source = source_in(asked.data_dir)
-    found = []
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        if asked.only != "memory":
-            found += [speed(asked, Path(folder), name, source) for name in RECIPES]
-        if asked.only != "speed":
-            found.append(memory(asked, Path(folder), source))
-    measuring.show(found, asked)
-
+PARTS = {"choices": ("speed", "memory"), "help": "one of the two parts"}
 
 if __name__ == "__main__":
-    main()
+    large = {"action": "store_true", "help": "1 GB of text as well"}
+    measuring.main(__doc__, measure, {"--large": large, "--only": PARTS}, rounds=3)

@@ -1,9 +1,10 @@
-"""`transfer` itself as a worker: a real command, stopped at each of its steps.
+"""`transfer` itself as a worker: a real command, stopped at each of its steps; and what it reads.
 
 The text and the tokenizer of a run are made for the purpose: random words, each of them one token,
 so that a vocabulary has exactly the size that the peers' has, and nothing has to be downloaded.
 """
 
+import csv
 import itertools
 import json
 import random
@@ -16,36 +17,33 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from measuring import BenchmarkError, Gate, Variant
+
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _LINES = 200
 """Enough for a share of them to be held out."""
 
-FOR_EVER = 10**6
-"""Steps that no benchmark comes to the end of."""
-
 ENDLESS = (
-    f"loop.steps={FOR_EVER}",
-    f"loop.evaluate_every={FOR_EVER} steps",
-    f"checkpoint.every={FOR_EVER} steps",
-)
+    "loop.steps=1000000", "loop.evaluate_every=1000000 steps", "checkpoint.every=1000000 steps",
+)  # fmt: skip
 """The engine, records and the progress bar are on; validation and checkpoints never come."""
 
 UNDISTURBED = ("device=cpu", "precision=fp32", *ENDLESS)
 """The same on a CPU."""
 
+SIZES = ("width", "heads", "depth", "feedforward", "vocabulary", "length", "batch")
+TUTORIAL = dict(zip(SIZES, (410, 10, 16, 2100, 28_996, 256, 8), strict=True))
+TRIAL = dict(zip(SIZES, (32, 2, 2, 64, 500, 32, 4), strict=True))
+"""A size that is over in no time."""
 
-class _EnoughError(BaseException):
-    """Ends a command that has been measured; no `Exception`, so that nobody reports it."""
+CLIP = 0.25
+"""The tutorial's; peers.py has the same."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """A text and a tokenizer that lie in a folder.
-
-    Args:
-        folder: Where; runs and caches go there as well.
-    """
+    """A text and a tokenizer that lie in a folder, where runs and caches go as well."""
 
     folder: Path
 
@@ -53,101 +51,141 @@ class Material:
     def words(self) -> list[str]:
         """The overrides that name them."""
         return [
-            "data=text",
-            f'data.train="{self.folder / "text.txt"}"',
-            "tokenizer=file",
+            "data=text", f'data.train="{self.folder / "text.txt"}"', "tokenizer=file",
             f'tokenizer.path="{self.folder / "tokenizer.json"}"',
             f"run.root={self.folder / 'runs'}",
-        ]
+        ]  # fmt: skip
 
     @property
     def env(self) -> dict[str, str]:
         """Where a command keeps what it makes of them."""
         return {"TRANSFER_CACHE": str(self.folder / "cache"), "TRANSFER_DATA": str(self.folder)}
 
+    def worker(
+        self, words: Sequence[str], name: str = "transfer", module: str = "product",
+        function: str = "pretrain", **options: Any,
+    ) -> Variant:  # fmt: skip
+        """Return the variant that is `transfer pretrain WORDS` itself."""
+        given = {"words": list(words), **options}
+        return Variant(name, module, function, given, env=self.env, terminal=True)
 
-def make_material(folder: Path, vocabulary: int, tokens: int) -> Material:
-    """Write a text of so many tokens, and the tokenizer of its words."""
-    words = [_word(number) for number in range(vocabulary - len(SPECIALS))]
-    entries = {piece: number for number, piece in enumerate([*SPECIALS, *words])}
-    model = {"type": "WordLevel", "vocab": entries, "unk_token": "[UNK]"}
+
+def make_material(
+    folder: Path, vocabulary: int, tokens: int, known: Sequence[str] = ()
+) -> Material:
+    """Write a text of so many tokens, and the tokenizer of its words and of known ones."""
+    count = vocabulary - len(SPECIALS)
+    words = [*known, *("".join(word) for word in itertools.product(_LETTERS, repeat=4))][:count]
     special = [
         {"id": number, "content": piece, "special": True}
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         for number, piece in enumerate(SPECIALS)
     ]
+    entries = {piece: number for number, piece in enumerate([*SPECIALS, *words])}
     tokenizer = {
         "version": "1.0",
         "added_tokens": special,
-        "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "truncation": None,
-        "padding": None,
-        "model": model,
+        "model": {"type": "WordLevel", "vocab": entries, "unk_token": "[UNK]"},
+        **dict.fromkeys(("normalizer", "post_processor", "decoder", "truncation", "padding")),
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     drawn = random.Random(0)  # noqa: S311 - a text, not a key
     lines = (" ".join(drawn.choices(words, k=-(-tokens // _LINES))) for _ in range(_LINES))
-    with (folder / "text.txt").open("w") as file:
-        file.writelines(f"{line}\n" for line in lines)
+    (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
     return Material(folder)
 
 
-def _word(number: int) -> str:
-    letters = []
-    for _ in range(4):
-        number, letter = divmod(number, len(_LETTERS))
-        letters.append(_LETTERS[letter])
-    return "".join(letters)
+def sized(size: dict[str, int], folder: Path) -> tuple[list[str], Material]:
+    """Return the overrides of a model and batch of a size on a CPU, and a text for its steps."""
+    material = make_material(folder, size["vocabulary"], 40 * size["batch"] * size["length"])
+    words = ["model=tutorial", *model_words(size), f"loop.clip={CLIP}"]
+    return [*words, *material.words, *UNDISTURBED], material
+
+
+def model_words(size: dict[str, int]) -> list[str]:
+    """Return the overrides that give a model and its batches a size."""
+    named = [f"model.{name}={size[name]}" for name in ("width", "heads", "depth", "feedforward")]
+    return [*named, f"model.positions={size['length']}", f"loop.batch={size['batch']}"]
+
+
+def title_of(size: dict[str, int]) -> str:
+    """Return a size in words."""
+    return (
+        f"{size['batch']} x {size['length']} tokens, width {size['width']}, depth {size['depth']}, "
+        f"vocabulary {size['vocabulary']:,}"
+    )
+
+
+def trec(data_dir: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return labels and questions of TREC; of ten for training one is for validation.
+
+    Raises:
+        BenchmarkError: It is not there.
+    """
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for split, name in (("train", "train_5500.label"), ("test", "TREC_10.label")):
+        path = data_dir / "trec" / name
+        if not path.exists():
+            raise BenchmarkError(f"{path} is missing: transfer inspect data=trec6 data_dir=DIR")
+        lines = (line.partition(" ") for line in path.read_text("latin-1").splitlines())
+        rows[split] = [(label.partition(":")[0], question) for label, _, question in lines]
+    rows["validation"] = rows["train"][::10]
+    del rows["train"][::10]
+    return rows
+
+
+def write_table(path: Path, rows: Sequence[tuple[str, str]]) -> None:
+    """Write labels and texts as a table."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("label", "text"), *rows])
 
 
 # ------------------------------------------------------------------------------------- workers
 
 
+class _EnoughError(BaseException):
+    """Ends a command that has been measured; no `Exception`, so that nobody reports it."""
+
+
 def pretrain(arrive: Callable[[], None], words: Sequence[str], command: str = "pretrain") -> None:
     """Run `transfer COMMAND WORDS`, all of it, and stop at the start of each step."""
-    from ignite.engine import Events
+    from ignite.engine import Engine, Events
 
-    from transfer_cli.training import trainer
+    def run(engine: Engine, *given: Any, **settings: Any) -> Any:
+        engine.add_event_handler(Events.ITERATION_STARTED, lambda _: arrive())
+        return original(engine, *given, **settings)
 
-    def build(*parts: Any) -> Any:
-        trainer = build_trainer(*parts)
-        trainer.add_event_handler(Events.ITERATION_STARTED, lambda engine: arrive())
-        return trainer
-
-    build_trainer = trainer.build_trainer
-    with patch.object(trainer, "build_trainer", build):
+    original = Engine.run
+    with patch.object(Engine, "run", run):
         _command(words, command)
 
 
-def pretrain_timed(arrive: Any, words: Sequence[str]) -> None:
+def pretrain_timed(arrive: Gate, words: Sequence[str]) -> None:
     """Run `transfer pretrain WORDS`, and note where the time of each step goes.
 
     Notes of the step before: `step_s`, the training step; `batch_s`, fetching its batch; `engine_s`
     and `engine_cpu_s`, everything else: Ignite, handlers, records, the progress bar.
     """
-    from ignite.engine import Events
-
-    from transfer_cli.training import trainer
+    from ignite.engine import Engine, Events
 
     parts = _Parts()
 
-    def build(step: Callable[..., Any], progress: Any) -> Any:
-        def timed(*given: Any) -> Any:
+    def run(engine: Engine, *given: Any, **settings: Any) -> Any:
+        step = engine._process_function
+
+        def timed(*of_step: Any) -> Any:
             parts.begin("step")
-            report = step(*given)
+            report = step(*of_step)
             parts.begin("engine")
             return report
 
-        # What it is given is a TrainStep to it: it only calls it.
-        trainer = build_trainer(timed, progress)  # type: ignore[arg-type]
-        on = trainer.add_event_handler
-        on(Events.GET_BATCH_STARTED, lambda engine: parts.begin("batch"))
-        on(Events.GET_BATCH_COMPLETED, lambda engine: parts.begin("engine"))
-        on(Events.ITERATION_STARTED, lambda engine: stop())
-        return trainer
+        engine._process_function = timed
+        on = engine.add_event_handler
+        on(Events.GET_BATCH_STARTED, lambda _: parts.begin("batch"))
+        on(Events.GET_BATCH_COMPLETED, lambda _: parts.begin("engine"))
+        on(Events.ITERATION_STARTED, lambda _: stop())
+        return original(engine, *given, **settings)
 
     def stop() -> None:
         parts.begin("stopped")
@@ -155,9 +193,9 @@ def pretrain_timed(arrive: Any, words: Sequence[str]) -> None:
         arrive()
         parts.begin("engine")
 
-    build_trainer = trainer.build_trainer
-    with patch.object(trainer, "build_trainer", build):
-        _command(words)
+    original = Engine.run
+    with patch.object(Engine, "run", run):
+        _command(words, "pretrain")
 
 
 class _Parts:
@@ -185,49 +223,42 @@ class _Parts:
 def bare_loop(arrive: Callable[[], None], words: Sequence[str]) -> None:
     """Take the very steps of `transfer pretrain WORDS` in a loop of a line, without an engine."""
 
-    def loop(step: Callable[..., Any], batch_of: Callable[[int], Any]) -> None:
+    def loop(step: Callable[[int], Any], _: Any) -> None:
         for number in itertools.count():
             arrive()
-            step(batch_of(number), number)
+            step(number)
 
     in_place_of_engine(words, loop)
 
 
 def in_place_of_engine(
-    words: Sequence[str], body: Callable[[Callable[..., Any], Callable[[int], Any]], None]
+    words: Sequence[str],
+    body: Callable[[Callable[[int], Any], Any], None],
+    command: str = "pretrain",
 ) -> None:
-    """Run `transfer pretrain WORDS` until its engine would start, and `body` in its place.
+    """Run `transfer COMMAND WORDS` until its engine would start, and `body` in its place.
 
     Args:
         words: Overrides.
-        body: Called with the training step and with what returns the batch of a step by its number.
-            When it returns, the command is over and leaves no run directory behind.
+        body: Called with what takes a step by its number, its batch included, and with the loader
+            of batches. When it returns, the command is over and leaves no run directory behind.
+        command: pretrain or finetune.
     """
-    from transfer_cli.data.loader import StepDataLoader
-    from transfer_cli.training import trainer
+    from ignite.engine import Engine
 
-    taken: list[Callable[..., Any]] = []
+    def run(engine: Engine, loader: Any, **_: Any) -> None:
+        def step(number: int) -> Any:
+            engine.state.iteration = number + 1
+            return engine._process_function(engine, loader.at(number))
 
-    def build(step: Callable[..., Any], progress: Any) -> Any:
-        taken.append(step)
-        # A TrainStep and its Progress, which are not imported before a worker has begun.
-        return build_trainer(step, progress)  # type: ignore[arg-type]
-
-    def run(trainer: Any, streams: Any, *, micro_batch: int, mixture: Any, **others: Any) -> None:
-        loader = StepDataLoader(streams, micro_batch, lambda: 0, mixture)
-        body(taken[0], loader.at)
+        body(step, loader)
         raise _EnoughError
 
-    build_trainer = trainer.build_trainer
-    with (
-        patch.object(trainer, "build_trainer", build),
-        patch.object(trainer, "run_trainer", run),
-        suppress(_EnoughError),
-    ):
-        _command(words)
+    with patch.object(Engine, "run", run), suppress(_EnoughError):
+        _command(words, command)
 
 
-def _command(words: Sequence[str], command: str = "pretrain") -> None:
+def _command(words: Sequence[str], command: str) -> None:
     from transfer_cli.cli import main
 
     sys.exit(main([command, *words]))

@@ -12,209 +12,120 @@ bfloat16; memory is that of the GPU.
 
 import argparse
 import json
-import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import measuring
 import product
 from measuring import Command, Figure, Report, Variant
 
-DENSE = "full"
-KINDS = (DENSE, "strided", "fixed")
+KINDS = {"full": "dense", "strided": "strided", "fixed": "fixed"}
+"""`model.attention`, and what tables call it."""
 BLOCKS = {512: 32, 1024: 32, 2048: 64, 4096: 64, 8192: 128, 32768: 128}
 TRIAL = {32: 4, 64: 8}
 SMALL = (
     "model=small", "model.width=128", "model.heads=4", "model.depth=2", "model.feedforward=512",
     "model.dropout=0", "model.position_kind=rotary",
 )  # fmt: skip
-ON_A_GPU = (
-    "model=base", "model.dropout=0", "model.position_kind=rotary", "precision=bf16",
-)  # fmt: skip
+ON_A_GPU = ("model=base", "model.dropout=0", "model.position_kind=rotary", "precision=bf16")
 """What is timed there, where `SMALL` would leave the GPU nothing to do."""
-TOKENS_OF_A_STEP, STEPS_OF_A_TURN = 65_536, 10
-"""There, too."""
-TOKENS = 8192
-"""Of a step."""
+TOKENS, TOKENS_ON_A_GPU, STEPS_OF_A_TURN = 8192, 65_536, 10
 TO_LEARN, TO_VALIDATE = 3_000_000, 120_000
 """Characters of both texts: no run sees all of the first."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """An attention, and the length of its texts.
-
-    Args:
-        kind: `model.attention`.
-        length: Tokens of a text.
-        block: `model.window`.
-        tokens: Of a step.
-        device: Where it computes.
-    """
-
-    kind: str
-    length: int
-    block: int
-    tokens: int
-    device: str
-
-    @property
-    def name(self) -> str:
-        """Both, in words."""
-        return f"{self.kind} {self.length}"
-
-    def words(self, model: Sequence[str] = SMALL) -> list[str]:
-        """Return the overrides that make `transfer` train this."""
-        return [
-            *model, "tokenizer=bpe", "tokenizer.size=2048", "optimizer.lr=3e-3",
-            f"device={self.device}", f"model.attention={self.kind}", f"model.window={self.block}",
-            f"model.positions={self.length}", f"loop.batch={self.tokens // self.length}",
-        ]  # fmt: skip
-
-
-def write_texts(source: Path, folder: Path) -> list[str]:
-    """Write the beginnings of both texts; return the overrides that name them."""
-    found = ["data=text"]
+def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+    """Compare at all lengths."""
+    blocks = TRIAL if asked.quick else {n: BLOCKS[n] for n in asked.lengths}
+    data = ["data=text", f"run.root={folder / 'runs'}"]
     for name, file, most in (
-        ("train", "train.txt", TO_LEARN), ("validation", "valid.txt", TO_VALIDATE)
-    ):  # fmt: skip
-        with (source / file).open(encoding="utf-8") as text:
+        ("train", "train.txt", TO_LEARN),
+        ("validation", "valid.txt", TO_VALIDATE),
+    ):
+        with (asked.data_dir / "wikitext-2" / file).open(encoding="utf-8") as text:
             (folder / file).write_text(text.read(most), encoding="utf-8")
-        found.append(f"data.{name}={folder / file}")
-    return found
+        data.append(f"data.{name}={folder / file}")
+    env = {"TRANSFER_CACHE": str(folder / "cache")}
+    if asked.part != "losses":
+        yield times(blocks, asked, data, env)
+    if asked.part != "times":
+        yield losses(blocks, asked, data, env, folder)
 
 
-def losses(settings: Sequence[Setting], steps: int, data: Sequence[str], folder: Path) -> Report:
-    """Measure the loss on validation after a whole run of each setting."""
-    rows = [["length", *map(_called, KINDS)]]
-    for setting in settings:
-        run = folder / setting.name.replace(" ", "-")
-        words = [
-            sys.executable, "-m", "transfer_cli", "pretrain", *setting.words(), *data,
-            f"loop.steps={steps}", f"loop.evaluate_every={steps} steps",
-            "schedule.warmup=0.1", f"run.dir={run}",
-        ]  # fmt: skip
-        measuring.once(Command(setting.name, words, _cache(folder)), threads=1)
-        results = json.loads((run / "results.json").read_text("utf-8"))
-        if setting.kind == DENSE:
-            rows.append([f"{setting.length}"])
-        rows[-1].append(f"{results['measures']['validation']['loss']:.3f}")
-        print(*rows[-1], file=sys.stderr, flush=True)
-    tokens = f"{steps * settings[0].tokens:,} tokens, {steps} steps"
-    return Report("Loss on validation, nats a token", rows=rows, notes=[f"After {tokens}."])
-
-
-def times_on_a_gpu(
-    settings: Sequence[Setting], rounds: int, data: Sequence[str], folder: Path
-) -> Report:
-    """Measure time and memory of steps on a GPU; those of one length take turns."""
-    header = ["length", "block", "attention", "ms a step", "of dense", "peak GPU MiB"]
-    rows, figures = [header], list[Figure]()
-    words = [*data, f"run.root={folder / 'runs'}", *product.ENDLESS]
-    for first in range(0, len(settings), len(KINDS)):
-        of_length = [
-            replace(each, tokens=TOKENS_OF_A_STEP) for each in settings[first : first + len(KINDS)]
-        ]
-        variants = [
-            Variant(
-                each.name, "gpu", "transfer_run",
-                {
-                    "words": [*each.words(ON_A_GPU), *words], "steps": STEPS_OF_A_TURN,
-                    "device": each.device,
-                },
-                env=_cache(folder),
-            )
-            for each in of_length
-        ]  # fmt: skip
-        found = measuring.take_turns(variants, rounds=rounds, unmeasured=0, at_once=2)
-        for setting, figure in zip(of_length, found, strict=True):
-            rows.append([
-                str(setting.length), str(setting.block), _called(setting.kind),
-                f"{1000 * figure.wall_s / STEPS_OF_A_TURN:.1f}",
-                f"{measuring.ratio(figure, found[0]):.2f}", f"{figure.noted('gpu_mib'):,.0f}",
-            ])  # fmt: skip
-            print(*rows[-1], file=sys.stderr, flush=True)
-        figures += found
-    notes = [f"{TOKENS_OF_A_STEP:,} tokens a step."]
-    return Report("Sparse and dense attention by length, on a GPU", figures, rows=rows, notes=notes)
-
-
-def times(settings: Sequence[Setting], rounds: int, data: Sequence[str], folder: Path) -> Report:
-    """Measure time and memory of a step of each setting; those of one length take turns."""
-    words = [*data, f"run.root={folder / 'runs'}", *product.UNDISTURBED]
-    header = ["length", "block", "attention", "wall s", "CPU s", "of dense", "peak MiB", ""]
-    rows, figures = [header], list[Figure]()
-    for first in range(0, len(settings), len(KINDS)):
-        of_length = settings[first : first + len(KINDS)]
-        variants = [
-            Variant(
-                each.name, "product", "bare_loop", {"words": [*each.words(), *words]},
-                env=_cache(folder),
-            )
-            for each in of_length
-        ]  # fmt: skip
-        found = measuring.take_turns(variants, rounds=rounds, threads=1)
-        for setting, figure in zip(of_length, found, strict=True):
-            rows.append(_row(setting, figure, measuring.ratio(figure, found[0], "cpu_s")))
-            print(*rows[-1], file=sys.stderr, flush=True)
-        figures += found
-    notes = [f"{settings[0].tokens:,} tokens a step, one thread."]
-    return Report("Sparse and dense attention by length", figures, rows=rows, notes=notes)
-
-
-def _cache(folder: Path) -> dict[str, str]:
-    return {"TRANSFER_CACHE": str(folder / "cache")}
-
-
-def _called(kind: str) -> str:
-    return "dense" if kind == DENSE else kind
-
-
-def _row(setting: Setting, figure: Figure, share: float) -> list[str]:
+def words_of(
+    kind: str, length: int, block: int, asked: argparse.Namespace, *, timed: bool
+) -> list[str]:
+    """Return the overrides that make `transfer` train with an attention on texts of a length."""
+    on_gpu = timed and asked.device != "cpu"
+    tokens = max(TRIAL) if asked.quick else TOKENS_ON_A_GPU if on_gpu else TOKENS
     return [
-        str(setting.length), str(setting.block), _called(setting.kind), f"{figure.wall_s:.2f}",
-        f"{figure.cpu_s:.2f}", f"{share:.2f}", f"{figure.peak_mib:,.0f}",
-        "disturbed" if figure.disturbed else "",
+        *(ON_A_GPU if on_gpu else SMALL), "tokenizer=bpe", "tokenizer.size=2048",
+        "optimizer.lr=3e-3", f"device={asked.device}", f"model.attention={kind}",
+        f"model.window={block}", f"model.positions={length}", f"loop.batch={tokens // length}",
     ]  # fmt: skip
 
 
-def reports(asked: argparse.Namespace) -> list[Report]:
-    """Compare at all lengths."""
-    blocks = TRIAL if asked.quick else {n: BLOCKS[n] for n in asked.lengths}
-    tokens = max(TRIAL) if asked.quick else TOKENS
-    settings = [
-        Setting(kind, length, block, tokens, asked.device)
-        for length, block in blocks.items()
-        for kind in KINDS
-    ]
-    with tempfile.TemporaryDirectory(prefix="sparse-") as made:
-        folder = Path(made)
-        data = write_texts(asked.data_dir / "wikitext-2", folder)
-        found = []
-        if asked.part != "losses":
-            measure = times if asked.device == "cpu" else times_on_a_gpu
-            found.append(measure(settings, asked.rounds or 3, data, folder))
-        if asked.part != "times":
-            found.append(losses(settings, asked.steps, data, folder))
-    return found
+def times(
+    blocks: dict[int, int], asked: argparse.Namespace, data: Sequence[str], env: dict[str, str]
+) -> Report:
+    """Measure time and memory of a step of each setting; those of one length take turns."""
+    on_gpu = asked.device != "cpu"
+    header = ["length", "block", "attention", "wall s", "CPU s", "of dense", "peak MiB", ""]
+    rows, figures = [header], list[Figure]()
+    for length, block in blocks.items():
+        variants = []
+        for kind in KINDS:
+            words = [*words_of(kind, length, block, asked, timed=True), *data]
+            words += product.ENDLESS if on_gpu else product.UNDISTURBED
+            options = {"words": words}
+            options |= {"steps": STEPS_OF_A_TURN, "device": asked.device} if on_gpu else {}
+            module, function = ("gpu", "transfer_run") if on_gpu else ("product", "bare_loop")
+            variants.append(Variant(f"{kind} {length}", module, function, options, env=env))
+        turns = {"unmeasured": 0, "at_once": 2} if on_gpu else {}
+        dense, *_ = found = measuring.take_turns(variants, rounds=asked.rounds, threads=1, **turns)
+        steps = STEPS_OF_A_TURN if on_gpu else 1
+        for kind, figure in zip(KINDS.values(), found, strict=True):
+            share = measuring.ratio(figure, dense, "wall_s" if on_gpu else "cpu_s")
+            mib = figure.noted("gpu_mib") if on_gpu else figure.peak_mib
+            rows.append([
+                str(length), str(block), kind, f"{figure.wall_s / steps:.4f}",
+                f"{figure.cpu_s / steps:.4f}", f"{share:.2f}", f"{mib:,.0f}",
+                "disturbed" if figure.disturbed else "",
+            ])  # fmt: skip
+            print(*rows[-1], flush=True)
+        figures += found
+    tokens = f"{TOKENS_ON_A_GPU if on_gpu else TOKENS:,} tokens a step, one thread"
+    return Report(f"Sparse and dense attention by length, {tokens}", figures, rows=rows)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison from the command line."""
-    parser = measuring.parser(__doc__)
-    measuring.add_data_dir(parser)
-    parser.add_argument("--part", choices=["times", "losses"], help="one of the two tables alone")
-    parser.add_argument("--lengths", type=int, nargs="+", choices=BLOCKS, default=list(BLOCKS)[:-1])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--steps", type=int, default=24, help="of the runs whose loss is compared")
-    asked = parser.parse_args(argv)
-    if measuring.device_is_missing(asked.device):
-        return 2
-    measuring.show(reports(asked), asked)
-    return 0
+def losses(
+    blocks: dict[int, int], asked: argparse.Namespace, data: Sequence[str], env: dict[str, str],
+    folder: Path,
+) -> Report:  # fmt: skip
+    """Measure the loss on validation after a whole run of each setting."""
+    rows = [["length", *KINDS.values()]]
+    for length, block in blocks.items():
+        rows.append([f"{length}"])
+        for kind in KINDS:
+            run = folder / f"{kind}-{length}"
+            words = [
+                *words_of(kind, length, block, asked, timed=False), *data, "schedule.warmup=0.1",
+                f"loop.steps={asked.steps}", f"loop.evaluate_every={asked.steps} steps",
+                f"run.dir={run}",
+            ]  # fmt: skip
+            measuring.once(
+                Command(run.name, measuring.transfer("pretrain", *words), env), threads=1
+            )
+            results = json.loads((run / "results.json").read_text("utf-8"))
+            rows[-1].append(f"{results['measures']['validation']['loss']:.3f}")
+        print(*rows[-1], flush=True)
+    title = f"Loss on validation after {asked.steps} steps, nats a token"
+    return Report(title, rows=rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    part = {"choices": ["times", "losses"], "help": "one of the two tables alone"}
+    lengths = {"type": int, "nargs": "+", "choices": BLOCKS, "default": list(BLOCKS)[:-1]}
+    steps = {"type": int, "default": 24, "help": "of the runs whose loss is compared"}
+    options = {"--part": part, "--lengths": lengths, "--steps": steps}
+    measuring.main(__doc__, measure, options, rounds=3)

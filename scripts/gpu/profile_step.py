@@ -8,15 +8,16 @@ its last line all figures as JSON.
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import gpu
 import product
 import torch
-from gpu import _TRIAL, SIZES, VOCABULARY
 from torch.profiler import ProfilerActivity, profile
 
 WARM = 50
@@ -46,9 +47,6 @@ class Profiled:
             self._profile.__exit__(None, None, None)
             self._show(seconds)
             raise SystemExit(0)
-
-    def note(self, **_: float) -> None:
-        """Take what a worker measures."""
 
     def _wait(self) -> None:
         if self._is_gpu:
@@ -94,21 +92,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    preset, size = SIZES["base"]
-    size, vocabulary = (_TRIAL, 512) if asked.quick else (size, VOCABULARY)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        tokens = 40 * size["batch"] * size["length"]
-        material = product.make_material(Path(folder), vocabulary, tokens)
-        words = [
-            f"model={preset}", f"model.width={size['width']}", f"model.heads={size['heads']}",
-            f"model.depth={size['depth']}", f"model.feedforward={size['feedforward']}",
-            f"model.positions={size['length']}", f"loop.batch={size['batch']}",
-            f"loop.compile={str(not asked.quick).lower()}", *material.words,
-            *product.ENDLESS,
-            f"device={asked.device}", f"precision={'fp32' if asked.quick else 'bf16'}",
-        ]  # fmt: skip
-        import os
-
+        _, words, material = gpu.run_words("base", asked, Path(folder))
         os.environ.update(material.env)
         product.pretrain(Profiled(asked.steps, asked.device), words)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.killing import CONTEXT, Commands, Moment
+from tests.long.compare_runs import differences
 from tests.network_folder import Disk
-from tests.scripting import imported
 from transfer_cli.runs.sweep import JobState, SweepDirectory
 
 pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
@@ -19,13 +19,6 @@ RHYTHM = ("loop.evaluate_every=2 steps", "checkpoint.every=3 steps", "loop.steps
 
 LOCKS = pytest.mark.parametrize("locks", ["own", pytest.param("none", marks=pytest.mark.slow)])
 """A disk on which each machine has its own locks, and one that knows none."""
-
-
-@pytest.fixture(scope="module")
-def differences():
-    """Return what compares two runs."""
-    with imported("compare_runs") as module:
-        yield module.differences
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def on(disk):
 
 
 @LOCKS
-def test_a_run_there_is_the_same(on, disk, words, whole, differences):
+def test_a_run_there_is_the_same(on, disk, words, whole):
     folder = disk("one").root
 
     ended = on("one").run(folder, words)
@@ -73,7 +66,7 @@ def test_a_run_there_is_the_same(on, disk, words, whole, differences):
 @pytest.mark.slow
 @LOCKS
 @pytest.mark.parametrize("machines", ["one two three", "one one one"])
-def test_killed_and_taken_up_it_ends_the_same(on, disk, words, whole, differences, machines):
+def test_killed_and_taken_up_it_ends_the_same(on, disk, words, whole, machines):
     folder, (first, second, third) = disk("one").root, machines.split()
     moments = [
         Moment(under="metrics.jsonl", operation=7),
@@ -91,7 +84,7 @@ def test_killed_and_taken_up_it_ends_the_same(on, disk, words, whole, difference
 
 @pytest.mark.slow
 @LOCKS
-def test_a_machine_that_saw_the_run_long_ago_ends_it_the_same(on, disk, words, whole, differences):
+def test_a_machine_that_saw_the_run_long_ago_ends_it_the_same(on, disk, words, whole):
     one, two = disk("one"), disk("two")
     killed = Commands(one.mount).run(one.root, words, Moment(under="metrics.jsonl", operation=7))
     assert killed.code == -signal.SIGKILL, killed.text
@@ -108,7 +101,7 @@ def test_a_machine_that_saw_the_run_long_ago_ends_it_the_same(on, disk, words, w
 
 @pytest.mark.slow
 @LOCKS
-def test_of_two_machines_that_begin_a_run_at_once_one_goes_on(on, disk, words, whole, differences):
+def test_of_two_machines_that_begin_a_run_at_once_one_goes_on(on, disk, words, whole):
     folder = disk("one").root
 
     both = [on(machine).start(folder, words) for machine in ("one", "two")]
@@ -158,7 +151,7 @@ def work_on_sweep(disk, folder, words):
 
 @pytest.mark.slow
 @LOCKS
-def test_two_machines_share_the_jobs_of_a_sweep(disk, words, tmp_path, differences):
+def test_two_machines_share_the_jobs_of_a_sweep(disk, words, tmp_path):
     root = disk("one").root
     typed = (
         words[0], "-m", *words[1:], "seed=range(4)", "run.dir=sweep", "sweep.isolate=false",

@@ -24,14 +24,7 @@ LONGEST_END_SECONDS = 60.0
 
 
 class Attempt:
-    """One start of a command line.
-
-    Args:
-        words: The command line.
-        run: Its run directory; the log and the caches lie beside it.
-        last_step: The step after which scoring begins; None when it is not known yet.
-        threads: How many it may use.
-    """
+    """One start of a command line."""
 
     def __init__(
         self, words: Sequence[str], run: Path, last_step: int | None = None, threads: int = 1
@@ -53,7 +46,7 @@ class Attempt:
         }
         self.began = time.monotonic()
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self._process = subprocess.Popen(
                 words, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         self._aimed_at: list[int] = []

@@ -1,18 +1,15 @@
 """Kill runs at random moments, go on with the same command line, compare with an undisturbed run.
 
-    python scripts/torture.py [--kills 100] [--seed 0] [--processes 1] [--sweep JOBS]
-        [--signal KILL] [--victim all] [--blows data flip threads] [--only NAME ...] [--jobs 1]
-        [--keep FOLDER]
+    pytest tests/long/test_torture.py [--kills 2] [-k NAME] [--draw 0] [--processes 1]
+        [--sweep JOBS] [--signal KILL] [--victim all] [--blows data flip threads]
 
 Each scenario (pretraining, and each kind of fine-tuning stage) is run once undisturbed. Then the
 same command line, with `resume=auto`, is started again and again, and killed after a random time,
 until it ends by itself. What it leaves must be what the undisturbed run left, bit for bit: weights,
-checkpoints, `metrics.jsonl`, `results.json`, and the curves as TensorBoard reads them. Exit code 1
-on any difference, with the file and the first place that differs.
+checkpoints, `metrics.jsonl`, `results.json`, and the curves as TensorBoard reads them.
 
 Moments are drawn among starting, training, saving and scoring, so that few kills are spent on
-imports; the table says where they landed. Everything is made from the embedded sample, offline, on
-CPU, in a temporary folder. Linux only.
+imports; the lines at the end say where they landed.
 
     --sweep 3        each scenario is a sweep of so many jobs, two at a time
     --blows ...      before half of the restarts something is changed: a file of the data (a label,
@@ -24,23 +21,23 @@ CPU, in a temporary folder. Linux only.
                      launcher: what was started is killed, and its workers must end
 """
 
-import argparse
 import json
 import os
 import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attempts import Attempt, SweepAttempt
-from compare_runs import differences
+import pytest
+
+from tests.long.attempts import Attempt, SweepAttempt
+from tests.long.compare_runs import differences
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(0)]
 
 PHASES = ("starting", "training", "saving", "scoring")
 ODDS = (15, 40, 30, 15)
@@ -93,18 +90,7 @@ RESTARTS = ("restarts=1",)
 
 @dataclass(frozen=True)
 class Setting:
-    """What all scenarios share.
-
-    Args:
-        folder: Where everything is made.
-        base: The pretrained run that fine-tuning starts from.
-        processes: How many processes a run has.
-        number: The signal that is sent.
-        victim: Who gets it: all, worker or launcher.
-        seed: Everything drawn follows from it.
-        sweep: How many jobs a scenario has; 0: it is a run.
-        blows: What is changed before half of the restarts.
-    """
+    """What all scenarios share."""
 
     folder: Path
     base: Path
@@ -150,13 +136,7 @@ class Setting:
 
 @dataclass
 class Scenario:
-    """One kind of run: undisturbed once, then killed until its share of kills is used up.
-
-    Args:
-        name: A key of `SCENARIOS`.
-        setting: What all share.
-        kills: How many.
-    """
+    """One kind of run: undisturbed once, then killed until its share of kills is used up."""
 
     name: str
     setting: Setting
@@ -166,7 +146,6 @@ class Scenario:
     refused: int = 0
     compared: int = 0
     faults: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._draw = random.Random(f"{self.setting.seed} {self.name}")  # noqa: S311 - no secret
@@ -176,19 +155,12 @@ class Scenario:
         self._spans: dict[str, float] = {}
         self._last_step = 0
 
-    def go(self) -> "Scenario":
+    def go(self) -> None:
         """Run it all; what is wrong ends up in `faults`."""
-        began = time.monotonic()
-        try:
-            self._prepare()
-            self._run_undisturbed()
-            while self.landed.total() < self.kills and not self.faults:
-                self._run_disturbed(self._folder / f"round-{self.compared + 1}" / "run")
-        except (TimeoutError, RuntimeError, OSError) as error:
-            self.faults.append(str(error))
-        self.seconds = time.monotonic() - began
-        print(f"{self.name}: {self.landed.total()} kills", file=sys.stderr, flush=True)
-        return self
+        self._prepare()
+        self._run_undisturbed()
+        while self.landed.total() < self.kills and not self.faults:
+            self._run_disturbed(self._folder / f"round-{self.compared + 1}" / "run")
 
     def _prepare(self) -> None:
         """Make what the scenario may find changed."""
@@ -346,8 +318,7 @@ class Scenario:
         return attempt.code is None
 
     def _refuse(self, attempt: Attempt, code: int) -> None:
-        if code != 0:
-            raise RuntimeError(f"exit code {code}: {attempt.last_line()}")
+        assert code == 0, attempt.last_line()
 
 
 # ----------------------------------------------------------------------------------- blows
@@ -396,78 +367,29 @@ def change_in_place(file: Path, content: bytes) -> None:
 # ----------------------------------------------------------------------------- all together
 
 
-def main() -> int:
-    """Torture what the command line names, print what came of it, return the exit code."""
-    arguments = parse_arguments()
-    folder = Path(arguments.keep or tempfile.mkdtemp(prefix="torture-")).resolve()
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """Return a pretrained run that fine-tuning starts from."""
+    run = tmp_path_factory.mktemp("base") / "run"
+    attempt = Attempt(Setting(run.parent, run).command_line("clm", run), run)
+    assert attempt.ends() == 0, attempt.said()
+    return run
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_runs_end_as_one_that_was_left_alone(
+    name, base, number, tmp_path, pytestconfig, record_property
+):
+    asked = pytestconfig.getoption
     setting = Setting(
-        folder,
-        folder / "base" / "run",
-        arguments.processes,
-        signal.Signals[f"SIG{arguments.signal}"],
-        arguments.victim,
-        arguments.seed,
-        arguments.sweep,
-        tuple(arguments.blows),
-    )
-    names = arguments.only
-    # As even as it goes; the first ones have one more.
-    shares = {name: len(range(n, arguments.kills, len(names))) for n, name in enumerate(names)}
-    try:
-        base = Attempt(
-            Setting(folder, setting.base).command_line("clm", setting.base), setting.base
-        )
-        code = base.ends()
-        if code != 0:
-            print(f"{base.said()}\nthe pretrained run: exit code {code}", file=sys.stderr)
-            return 1
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            scenarios = [Scenario(name, setting, share) for name, share in shares.items() if share]
-            return report(list(pool.map(Scenario.go, scenarios)))
-    finally:
-        if not arguments.keep:
-            shutil.rmtree(folder, ignore_errors=True)
+        tmp_path, base, asked("--processes"), number, asked("--victim"), asked("--draw"),
+        asked("--sweep"), tuple(asked("--blows")),
+    )  # fmt: skip
+    scenario = Scenario(name, setting, asked("--kills"))
 
+    scenario.go()
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=100, help="over all scenarios")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--sweep", type=int, default=0, metavar="JOBS", help="jobs of a scenario")
-    parser.add_argument("--blows", nargs="+", choices=("data", "flip", "threads"), default=[])
-    parser.add_argument("--signal", default="KILL", choices=("KILL", "TERM", "USR1", "INT"))
-    parser.add_argument("--victim", default="all", choices=("all", "worker", "launcher"))
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--jobs", type=int, default=1, help="scenarios at a time")
-    parser.add_argument("--keep", metavar="FOLDER", help="a new folder, for all runs and logs")
-    arguments = parser.parse_args()
-    if arguments.sweep and arguments.blows:
-        # A job that has not begun would take changed data for its own.
-        parser.error("--blows are for runs, not for sweeps")
-    return arguments
-
-
-def report(scenarios: Sequence[Scenario]) -> int:
-    """Print a line for each scenario, the sums, and what is wrong; return the exit code."""
-    columns = (*PHASES, "done", "kills", "blows", "refused", "compared", "faults", "seconds")
-    sums: Counter[str] = Counter()
-    print(f"{'scenario':<22}" + "".join(f"{name:>10}" for name in columns))
-    for scenario in scenarios:
-        numbers = {phase: scenario.landed[phase] for phase in (*PHASES, "done")}
-        numbers |= {"kills": scenario.landed.total(), "blows": scenario.blows.total()}
-        numbers |= {"refused": scenario.refused, "compared": scenario.compared}
-        numbers |= {"faults": len(scenario.faults), "seconds": round(scenario.seconds)}
-        sums.update(numbers)
-        print(f"{scenario.name:<22}" + "".join(f"{numbers[name]:>10}" for name in columns))
-    print(f"{'all':<22}" + "".join(f"{sums[name]:>10}" for name in columns))
-    faults = [f"{scenario.name}: {fault}" for scenario in scenarios for fault in scenario.faults]
-    print("\n".join(faults) or "every run is the undisturbed one, bit for bit")
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    landed = ", ".join(f"{scenario.landed[phase]} {phase}" for phase in (*PHASES, "done"))
+    others = f"{scenario.blows.total()} blows, {scenario.refused} refused"
+    record_property(name, f"kills: {landed}; {others}; {scenario.compared} runs compared")
+    assert scenario.faults == []

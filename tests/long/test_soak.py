@@ -1,14 +1,14 @@
 """Load a command as nobody does by hand, and see whether it stays as it began.
 
-    python scripts/soak.py steps            100,000 steps of a tiny model
-    python scripts/soak.py sweep            2,000 runs of a sweep in one folder, then its report
-    python scripts/soak.py table            a table of 5 million rows: finetune, evaluate
-    python scripts/soak.py predict          2 GB through a pipe
-    python scripts/soak.py labels           10,000 labels: finetune, evaluate, inspect, predict
+    pytest tests/long/test_soak.py -k steps         100,000 steps of a tiny model
+    ... -k sweep            2,000 runs of a sweep in one folder, then its report
+    ... -k table            a table of 5 million rows: finetune, evaluate
+    ... -k predict          2 GB through a pipe
+    ... -k labels           10,000 labels: finetune, evaluate, inspect, predict
 
-    [--size N] a smaller or larger load  [--keep FOLDER] a new folder, for all that is made
+    [--load N] a smaller or larger load
 
-A part prints a line for each command: how long it took, its largest memory, and, of work that can
+A line at the end for each command: how long it took, its largest memory, and, of work that can
 be counted, memory, open files and CPU time for each unit in the second tenth of the work and in
 the last one. Memory is that of all processes of a command, without mapped files, which the system
 takes back as it likes; CPU time, since a machine has other work, too, and judged against that of a
@@ -17,11 +17,9 @@ fixed piece of work, since other work slows a core down.
 Flat is: in the last tenth at most 5 % and 16 MiB more memory than in the second, at most two more
 open files, and at most a quarter more CPU time for each unit. Where a command has no units, it is
 run on a tenth of the load, too: it may take 13 times the CPU time for all of it, and each row of a
-table 1,000 bytes of memory on top, each label or run 128 KiB. Exit code 1 where something is not
-flat. Linux only, offline, on CPU.
+table 1,000 bytes of memory on top, each label or run 128 KiB.
 """
 
-import argparse
 import contextlib
 import csv
 import json
@@ -30,13 +28,16 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+import pytest
+
+pytestmark = pytest.mark.timeout(0)
 
 MEMORY_SHARE, MEMORY_BYTES = 0.05, 16 * 2**20
 MORE_FILES = 2
@@ -60,15 +61,7 @@ CITIES = ("Lima", "Oslo", "Quito", "Riga", "Turin", "Vaduz")
 
 @dataclass(frozen=True)
 class Look:
-    """What a command and its processes hold at a moment.
-
-    Args:
-        done: How much of the work is done.
-        memory: Bytes.
-        files: Open descriptors.
-        cpu: Seconds since the start.
-        yardstick: CPU seconds that the same small piece of work takes here and now.
-    """
+    """What a command and its processes hold at a moment."""
 
     done: float
     memory: int
@@ -79,14 +72,7 @@ class Look:
 
 @dataclass
 class Watched:
-    """A command that has ended.
-
-    Args:
-        words: Its command line, without the program.
-        looks: What was seen of it.
-        seconds: From start to end.
-        out: What it wrote to standard output, if that was kept.
-    """
+    """A command that has ended."""
 
     words: tuple[str, ...]
     looks: list[Look] = field(default_factory=list)
@@ -121,12 +107,6 @@ class Folder:
     ) -> Watched:
         """Run a command and look at it now and then.
 
-        Args:
-            words: Its words.
-            done: Returns how much of the work is done.
-            stdin: Writes its input, in a thread.
-            stdout: Reads its output, in a thread; None: it goes to the log.
-
         Raises:
             RuntimeError: It did not end well.
         """
@@ -136,7 +116,7 @@ class Folder:
         }  # fmt: skip
         found, began = Watched(words), time.monotonic()
         with (self.path / "log.txt").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own command
+            process = subprocess.Popen(
                 [sys.executable, "-m", "transfer_cli", *words],
                 stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
                 stdout=log if stdout is None else subprocess.PIPE,
@@ -230,16 +210,7 @@ def below(process: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table.
-
-    Args:
-        name: What was done.
-        size: How much of it.
-        seconds: How long it took.
-        peak: Its largest memory in bytes.
-        found: The figures that were judged.
-        faults: What is not flat.
-    """
+    """A line of the table."""
 
     name: str
     size: str
@@ -278,14 +249,7 @@ def over_time(name: str, unit: str, watched: Watched) -> Row:
 
 
 def over_size(name: str, unit: str, runs: Sequence[tuple[int, Watched]], most_bytes: float) -> Row:
-    """Compare a command on all of the load with the same on a tenth.
-
-    Args:
-        name: What was done.
-        unit: Of what.
-        runs: The small and the large load, and what came of them.
-        most_bytes: How many bytes of memory a unit may take.
-    """
+    """Compare a command on all of the load with the same on a tenth."""
     (few, small), (many, large) = runs
     bytes_each = (large.peak - small.peak) / (many - few)
     cpu = [watched.looks[-1].cpu for watched in (small, large)]
@@ -480,38 +444,12 @@ PARTS: dict[str, tuple[Callable[[Folder, int], Iterator[Row]], int]] = {
 """Each part, and the size of its load."""
 
 
-def main() -> int:
-    """Run the parts that are named, print what came of it, return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", nargs="+", choices=PARTS)
-    parser.add_argument("--size", type=int, help="of the load; by default that of the list above")
-    parser.add_argument("--keep", metavar="FOLDER", help="a new folder, for all that is made")
-    arguments = parser.parse_args()
-    path = Path(arguments.keep or tempfile.mkdtemp(prefix="soak-")).resolve()
-    path.mkdir(parents=True, exist_ok=True)
-    print(f"{'command':<16}{'load':<20}{'seconds':>8}{'peak':>12}  figures", flush=True)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_load_stays_flat(part, tmp_path, pytestconfig, record_property):
+    run_part, size = PARTS[part]
     faults = []
-    try:
-        for name in arguments.part:
-            run_part, size = PARTS[name]
-            for row in run_part(Folder(path), arguments.size or size):
-                wrong = f"  NOT FLAT: {', '.join(row.faults)}" if row.faults else ""
-                print(
-                    f"{row.name:<16}{row.size:<20}{row.seconds:>8.0f}{mebibytes(row.peak):>12}"
-                    f"  {row.found}{wrong}",
-                    flush=True,
-                )
-                faults += row.faults
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return 1
-    finally:
-        if not arguments.keep:
-            shutil.rmtree(path, ignore_errors=True)
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for row in run_part(Folder(tmp_path), pytestconfig.getoption("--load") or size):
+        figures = f"{row.size:<20}{row.seconds:>8.0f} s{mebibytes(row.peak):>12}  {row.found}"
+        record_property(row.name, figures)
+        faults += [f"{row.name}: {fault}" for fault in row.faults]
+    assert faults == []

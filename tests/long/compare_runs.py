@@ -1,6 +1,6 @@
 """Say whether two run directories hold the same run, bit for bit.
 
-    python scripts/compare_runs.py RUN OTHER
+    python tests/long/compare_runs.py RUN OTHER
 
 Compared are the weights in `model/`, in the last and in the best checkpoint, `metrics.jsonl`,
 `items.jsonl`, `results.json`, and the curves as TensorBoard reads them; speeds are left out, since

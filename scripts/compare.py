@@ -1,0 +1,561 @@
+"""Compare settings that stand in a grid: run what is missing, print tables.
+
+    python scripts/compare.py schemes|pretraining|recipe|GRID.yaml OUT --data-dir DIR
+        [--with KEY=VALUE ...] [--rows NAME ...] [--seeds 0 1 2] [--jobs 1] [--equal flops|time]
+        [--rates 1e-4 5e-4 ...]
+
+A grid names a command of `transfer`, what all its runs are given, and a row of the table for each
+setting; `scripts/grids/` has three:
+
+    schemes      adaptation presets from one checkpoint: --with start=RUN [forgetting=TEXT]
+    pretraining  ways to pretrain, and then TREC-6: --with steps=700 --equal time
+    recipe       what each part of experiment=recipe/clm brings
+
+A word with a `{key}` that nobody has given is left out. Runs that are finished stay as they are, so
+the same line goes on where an earlier one was stopped, and prints the tables anew where nothing is
+left to do. A run that fails does not stop the others; the exit code is then 1. Settings are chosen
+on validation, with the test set out of sight: with `--rates` each row is run at each of them, and
+the table has validation errors alone.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+GRIDS = Path(__file__).with_name("grids")
+CPU = "cpu.json"
+"""The file in a run directory that holds the CPU-seconds of the whole command."""
+
+FIRST, SHORT = 1, 10
+"""Steps of two runs, which differ by what nine steps take; the first one encodes the text."""
+SAME = 0.03
+"""Steps for equal time that are so near those for equal operations are not run once more."""
+
+NONE = "-"
+FAILED_MARK = "†"
+
+Results = Mapping[str, Any]
+
+
+# ------------------------------------------------------------------------------------- running
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run of a comparison.
+
+    Args:
+        row: What its row is called: runs that differ in the seed alone share it.
+        folder: Where it goes, below that of the comparison.
+        command: pretrain or finetune.
+        words: What it is given; what is said later wins.
+        seed: Its seed.
+    """
+
+    row: str
+    folder: str
+    command: str = field(compare=False)
+    words: tuple[str, ...] = field(compare=False)
+    seed: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A grid, and where its runs go.
+
+    Args:
+        grid: As it is written.
+        out: The folder of run directories.
+        given: Values by the keys that stand in braces.
+        jobs: Runs at the same time.
+    """
+
+    grid: Mapping[str, Any]
+    out: Path
+    given: Mapping[str, Any]
+    jobs: int = 1
+
+    def words(self, words: Iterable[str], **more: object) -> list[str]:
+        """Return words with their keys filled in, each part replaced by what it stands for."""
+        given, found = {**self.grid.get("with", {}), **self.given, **more}, []
+        for word in words:
+            part = self.grid.get("parts", {}).get(word.removeprefix("+"))
+            if part is not None and word.startswith("+"):
+                found += self.words(part, **more)
+            elif set(re.findall(r"{(\w+)}", word)) <= given.keys():
+                found.append(re.sub(r"{(\w+)}", lambda key: str(given[key[1]]), word))
+        return found
+
+    def run(self, row: str, place: str, seed: int, words: Sequence[str], command: str = "") -> Run:
+        """Return a run of a row, each key said once."""
+        folder = f"{place}/{_file_name(row)}/seed-{seed}".strip("/")
+        own = [*words, f"seed={seed}", f'run.dir="{self.out / folder}"']
+        last = {word.partition("=")[0]: word for word in own}
+        return Run(row, folder, command or self.grid["command"], tuple(last.values()), seed)
+
+    def perform(self, runs: Iterable[Run]) -> list[str]:
+        """Train what is not done; return why nothing came of some."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            reasons = list(pool.map(self._train, dict.fromkeys(runs)))
+        return [reason for reason in reasons if reason]
+
+    def _train(self, run: Run) -> str | None:
+        folder = self.out / run.folder
+        if is_finished(folder):
+            return None
+        shutil.rmtree(folder, ignore_errors=True)  # a run that was broken off
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        print(f"running {run.folder}", file=sys.stderr, flush=True)
+        log = folder.with_name(f"{folder.name}.log")
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "transfer_cli", run.command, *run.words],
+                stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if status or not is_finished(folder):
+            said = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line for line in reversed(said) if line.strip()), "no word")
+            return f"{run.folder}: exit code {process.returncode}: {last} (see {log})"
+        (folder / CPU).write_text(json.dumps(used.ru_utime + used.ru_stime), encoding="utf-8")
+        return None
+
+    def results(self, run: Run) -> dict[str, Any]:
+        """Return the results of a finished run, with what it took; nothing of another."""
+        folder, found = self.out / run.folder, dict[str, Any]()
+        if is_finished(folder):
+            # Runs of earlier versions have all in the second.
+            for path in (folder / "timing.json", folder / "results.json"):
+                found |= json.loads(path.read_text("utf-8")) if path.exists() else {}
+            found["cpu_s"] = (
+                json.loads((folder / CPU).read_text()) if (folder / CPU).exists() else None
+            )
+        return found
+
+    def cut(self, data_dir: Path | None) -> Path | None:
+        """Return a data folder whose files are the first lines of the real ones, if there is one.
+
+        Raises:
+            FileNotFoundError: One of the files is not there.
+        """
+        if "cut" not in self.grid or data_dir is None:
+            return None
+        for name, most in self.grid["cut"].items():
+            target = self.out / "data" / name
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with (data_dir / name).open(encoding="utf-8") as text:
+                    target.write_text("".join(islice(text, most)), encoding="utf-8")
+        return self.out / "data"
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether a run directory is complete."""
+    try:
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return bool(status == "finished")
+
+
+def _file_name(row: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", row)
+
+
+# ------------------------------------------------------------------------------------- showing
+
+
+def error(results: Sequence[Results], split: str, seeds: int = 0) -> str:
+    """Return mean ± sample deviation of the error rate; say what failed and what is missing.
+
+    A failed run is one that learnt next to nothing. It counts, and is marked.
+    """
+    if not results:
+        return "no run finished"
+    shown = spread([float(each["measures"][split]["error_rate"]) for each in results])
+    failed = sum(each.get("failed") is not None for each in results)
+    if failed:
+        shown += f" {FAILED_MARK} {failed} of {len(results)} failed"
+    return shown if len(results) >= seeds else f"{shown} ({len(results)} of {seeds} runs)"
+
+
+def spread(values: Sequence[float], sign: str = "") -> str:
+    """Return mean ± sample deviation."""
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{sign}.1f}{deviation}"
+
+
+def forgetting(results: Sequence[Results]) -> str:
+    """Return the mean perplexity on the source text before and after; of masked tokens, if so."""
+    noted = [each["forgetting"] for each in results if each.get("forgetting")]
+    names = ("token_perplexity", "masked_token_perplexity")
+    means = [
+        statistics.mean(
+            next(each[when][name] for name in names if name in each[when]) for each in noted
+        )
+        for when in ("before", "after")
+        if noted
+    ]
+    return " → ".join(f"{mean:.1f}" for mean in means) or NONE
+
+
+def own_measure(results: Sequence[Results]) -> str:
+    """Return the mean of what a kind of pretraining is measured by."""
+    names = ("token_perplexity", "masked_token_perplexity", "detect_excess", "restored_perplexity")
+    measures = [each["measures"]["validation"] for each in results]
+    name = next((name for name in names if measures and name in measures[0]), None)
+    return f"{name} {statistics.mean(each[name] for each in measures):.3g}" if name else NONE
+
+
+def size(size_bytes: float) -> str:
+    """Return a size with the unit that suits it, powers of 1000."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size_bytes >= limit:
+            return f"{size_bytes / limit:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def mean_of(path: str, show: Callable[[float], str]) -> Callable[[Sequence[Results]], str]:
+    """Return what writes the mean of a value of the results, where it is known."""
+
+    def column(results: Sequence[Results]) -> str:
+        known = []
+        for value in results:
+            for key in path.split("."):
+                value = value.get(key) if value else None  # type: ignore[assignment]
+            known += [] if value is None else [value]
+        return show(statistics.mean(known)) if known else NONE  # type: ignore[type-var]
+
+    return column
+
+
+COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
+    "test error, %": lambda results: error(results, "test"),
+    "validation error, %": lambda results: error(results, "validation"),
+    "validation loss": lambda results: " ".join(
+        f"{each['measures']['validation']['loss']:.3f}" for each in results
+    ),
+    "parameters trained": mean_of("parameters.trainable", "{:,.0f}".format),
+    "stored": mean_of("stored_bytes", size),
+    "seconds": mean_of("seconds", "{:.0f}".format),
+    "CPU-seconds": mean_of("cpu_s", "{:.0f}".format),
+    "peak memory": mean_of("peak_memory_bytes", size),
+    "forgetting: token perplexity before → after": forgetting,
+    "steps": mean_of("seen.steps", "{:.0f}".format),
+    "tokens": mean_of("cost.tokens", lambda mean: f"{mean / 1e6:.2f}M"),
+    "TFLOP": mean_of("cost.flops", lambda mean: f"{mean / 1e12:.2f}"),
+    "own measure": own_measure,
+}
+"""What a table can show of the finished runs of a row."""
+
+
+def table(
+    found: Mapping[str, Sequence[Results]], columns: Sequence[str], seeds: int, reference: str = ""
+) -> str:
+    """Return the Markdown table of the finished runs of each row."""
+    rows = []
+    for name, results in found.items():
+        cells = [name]
+        for column in columns:
+            if column.endswith(" error, %"):
+                cells.append(error(results, column.split()[0], seeds))
+            elif column.startswith("over "):
+                of_row = "" if name == reference else over(results, found.get(reference, ()))
+                cells.append(of_row)
+            else:
+                cells.append(COLUMNS[column](results))
+        rows.append(cells)
+    return markdown(["", *columns], rows)
+
+
+def over(results: Sequence[Results], reference: Sequence[Results]) -> str:
+    """Return how far a row is above the reference: errors seed by seed, or the mean of losses."""
+    if not results or not reference:
+        return ""
+    if "test" in results[0]["measures"]:
+        # Those that share a seed have the same labels.
+        own, base = (
+            [each["measures"]["test"]["error_rate"] for each in of] for of in (results, reference)
+        )
+        return (
+            spread([a - b for a, b in zip(own, base, strict=True)], "+")
+            if len(own) == len(base)
+            else ""
+        )
+    own, base = (
+        [each["measures"]["validation"]["loss"] for each in of] for of in (results, reference)
+    )
+    return f"{statistics.mean(own) - statistics.mean(base):+.3f}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; all columns but the first are aligned on the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+# ---------------------------------------------------------------------------- one kind of run
+
+
+def runs_of(
+    comparison: Comparison, rows: Sequence[str], seeds: Sequence[int], rates: Sequence[float] = ()
+) -> dict[str, list[Run]]:
+    """Return the runs of each table of a grid."""
+    grid, found = comparison.grid, dict[str, list[Run]]()
+    for title, of_table in grid.get("tables", {"": []}).items():
+        runs = []
+        for row in rows:
+            own = grid["rows"][row]
+            own = own[title] if isinstance(own, dict) else own
+            words = comparison.words([*grid["words"], *of_table, *own])
+            named = [(f"{row} lr={rate:g}", [f"optimizer.lr={rate:g}"]) for rate in rates]
+            for name, more in named or [(row, [])]:
+                runs += [comparison.run(name, _file_name(title), n, [*words, *more]) for n in seeds]
+        found[title] = runs
+    return found
+
+
+def compare(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
+    """Run what is missing and print a table for each of the grid's; yield what went wrong."""
+    tables = runs_of(comparison, asked.rows, asked.seeds, asked.rates)
+    yield from comparison.perform(run for runs in tables.values() for run in runs)
+    columns = ["validation error, %", "seconds"] if asked.rates else comparison.grid["columns"]
+    for title, runs in tables.items():
+        by_row: dict[str, list[Results]] = {run.row: [] for run in runs}
+        for run in runs:
+            by_row[run.row] += [results] if (results := comparison.results(run)) else []
+        reference = comparison.grid.get("reference", "")
+        shown = table(by_row, columns, len(asked.seeds), reference)
+        print(f"\n### {title or 'All'}, seeds {', '.join(map(str, asked.seeds))}\n\n{shown}")
+        if FAILED_MARK in shown:
+            print(f"\n{FAILED_MARK} learnt next to nothing (results.json: failed); counted as well")
+
+
+# --------------------------------------------------------------------- pretraining, and then
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Pretrainings of equal cost, each of which is fine-tuned.
+
+    Args:
+        comparison: The grid has `then`, which says how.
+        seeds: Of all runs.
+    """
+
+    comparison: Comparison
+    seeds: Sequence[int]
+
+    def pretraining(self, row: str, steps: int, seed: int = 0) -> Run:
+        """Return a pretraining of so many steps."""
+        grid = self.comparison.grid
+        words = self.comparison.words([*grid["words"], *grid["rows"][row], f"loop.steps={steps}"])
+        return self.comparison.run(row, f"pretraining-{steps}", seed, words)
+
+    def value(self, run: Run, *keys: str) -> float:
+        """Return a value of a finished run's results."""
+        found: Any = self.comparison.results(run)
+        for key in keys:
+            found = found[key]
+        return float(found)
+
+    def of_equal_flops(self, rows: Sequence[str], steps: int) -> dict[str, list[Run]]:
+        """Return the runs that take the operations of `steps` of the reference."""
+        taken = {
+            row: self.value(self.pretraining(row, SHORT), "cost", "flops")
+            - self.value(self.pretraining(row, FIRST), "cost", "flops")
+            for row in rows
+        }
+        base = taken[self.comparison.grid["reference"]]
+        return self._runs({row: round(steps * base / taken[row]) for row in rows})
+
+    def of_equal_time(self, found: Mapping[str, Sequence[Run]], steps: int) -> dict[str, list[Run]]:
+        """Return the runs that take the CPU time of the reference, given those of equal flops."""
+        per_step, done = {}, {}
+        for row, runs in found.items():
+            short = self.value(self.pretraining(row, SHORT), "cpu_s")
+            done[row] = round(self.value(runs[0], "seen", "steps"))
+            long = statistics.mean(self.value(run, "cpu_s") for run in runs)
+            per_step[row] = (long - short) / (done[row] - SHORT)
+        base = per_step[self.comparison.grid["reference"]]
+        wanted = {row: steps * base / per_step[row] for row in found}
+        return self._runs({
+            row: done[row] if abs(number / done[row] - 1) <= SAME else round(number)
+            for row, number in wanted.items()
+        })  # fmt: skip
+
+    def _runs(self, steps: Mapping[str, int]) -> dict[str, list[Run]]:
+        return {
+            row: [self.pretraining(row, number, seed) for seed in self.seeds]
+            for row, number in steps.items()
+        }
+
+    def starts(self, found: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, Sequence[Run]]]:
+        """Return what is fine-tuned by the names of rows: fresh weights, then what was learnt."""
+        scratch = self.comparison.grid["then"]["scratch"]
+        fresh = {name: ("scratch", found[row]) for name, row in scratch.items() if row in found}
+        return fresh | {row: ("pretrained", runs) for row, runs in found.items()}
+
+    def fine_tuning(self, name: str, kind: str, start: Run, labels: str, rate: float) -> Run:
+        """Return a fine-tuning of one start."""
+        then, comparison = self.comparison.grid["then"], self.comparison
+        words = comparison.words(
+            [*then["words"], *then["tables"][labels]], start=comparison.out / start.folder
+        )
+        words += [f"optimizer.lr={rate:g}", *(["init=scratch"] if kind == "scratch" else [])]
+        # Fresh weights do not depend on what was learnt, so not on its steps either.
+        place = "scratch" if kind == "scratch" else start.folder.partition("/")[0]
+        place = f"{_file_name(labels)}/{place}/lr-{rate:g}"
+        return comparison.run(name, place, start.seed, words, then["command"])
+
+    def tune(
+        self, starts: Mapping[str, tuple[str, Sequence[Run]]], labels: str
+    ) -> dict[str, tuple[float, list[Run]]]:
+        """Try each rate with the first seed, then run the others at the best; return all at that.
+
+        Raises:
+            RuntimeError: A run failed.
+        """
+        rates, best = list(map(float, self.comparison.grid["then"]["rates"])), {}
+        tried = {
+            (name, rate): self.fine_tuning(name, kind, runs[0], labels, rate)
+            for name, (kind, runs) in starts.items()
+            for rate in rates
+        }
+        stop_at(self.comparison.perform(tried.values()))
+        for name, (kind, runs) in starts.items():
+            keys = ("measures", "validation", "error_rate")
+            rate = min(rates, key=lambda rate: self.value(tried[name, rate], *keys))
+            best[name] = rate, [self.fine_tuning(name, kind, run, labels, rate) for run in runs]
+        stop_at(self.comparison.perform(run for _, runs in best.values() for run in runs))
+        return best
+
+    def table(self, found: Mapping[str, Sequence[Run]]) -> str:
+        """Fine-tune all; return the Markdown table.
+
+        Raises:
+            RuntimeError: A run failed.
+        """
+        grid, starts = self.comparison.grid, self.starts(found)
+        reference, head = grid["reference"], ["start", *grid["columns"]]
+        cells = {}
+        for name, (kind, runs) in starts.items():
+            results = [self.comparison.results(run) for run in runs] if kind != "scratch" else []
+            cells[name] = [
+                COLUMNS[column](results) if results else "" for column in grid["columns"]
+            ]
+        for labels in grid["then"]["tables"]:
+            head += [f"error, {labels}", f"over {reference}", "rate"]
+            best = self.tune(starts, labels)
+            errors = {
+                name: [self.value(run, "measures", "test", "error_rate") for run in runs]
+                for name, (_, runs) in best.items()
+            }
+            for name, values in errors.items():
+                # Seed by seed: those that share one have the same labels.
+                over = [one - base for one, base in zip(values, errors[reference], strict=True)]
+                shown = "" if name == reference else spread(over)
+                cells[name] += [spread(values), shown, f"{best[name][0]:g}"]
+        return markdown(head, [[name, *values] for name, values in cells.items()])
+
+
+def stop_at(reasons: Sequence[str]) -> None:
+    """Stop where nothing came of a run.
+
+    Raises:
+        RuntimeError: It is so.
+    """
+    if reasons:
+        raise RuntimeError(reasons[0])
+
+
+def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
+    """Pretrain at equal cost, fine-tune, and print the table; yield what went wrong."""
+    made = Chain(comparison, asked.seeds)
+    reference = comparison.grid["reference"]
+    rows = list(dict.fromkeys((reference, *asked.rows)))
+    steps = int({**comparison.grid["with"], **comparison.given}["steps"])
+    try:
+        # Alone, since it makes the tokenizer and encodes the text for the others.
+        stop_at(comparison.perform([made.pretraining(reference, FIRST)]))
+        # The time of the short ones counts, so nothing is left to encode for them.
+        for number in (FIRST, SHORT):
+            stop_at(comparison.perform(made.pretraining(row, number) for row in rows))
+        found = made.of_equal_flops(rows, steps)
+        stop_at(comparison.perform(run for runs in found.values() for run in runs))
+        if asked.equal == "time":
+            found = made.of_equal_time(found, steps)
+            stop_at(comparison.perform(run for runs in found.values() for run in runs))
+        print(f"\n### At equal {asked.equal}\n\n{made.table(found)}")
+    except RuntimeError as error:
+        yield str(error)
+
+
+# -------------------------------------------------------------------------------- command line
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("grid", help="one of scripts/grids, or a file")
+    parser.add_argument("out", type=whole_path, help="folder for the run directories")
+    parser.add_argument("--data-dir", type=whole_path, help="where data sets lie")
+    parser.add_argument("--with", nargs="+", default=[], dest="given", metavar="KEY=VALUE")
+    parser.add_argument("--rows", nargs="+", help="of the grid; by default all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="by default those of the grid")
+    parser.add_argument("--rates", type=float, nargs="+", default=[], help="to choose among")
+    parser.add_argument("--equal", choices=("flops", "time"), default="flops")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    asked = parser.parse_args(words)
+    file = GRIDS / f"{asked.grid}.yaml"
+    asked.grid = yaml.safe_load((file if file.exists() else Path(asked.grid)).read_text("utf-8"))
+    asked.given = dict(word.split("=", 1) for word in asked.given)
+    asked.rows, asked.seeds = (
+        asked.rows or list(asked.grid["rows"]),
+        asked.seeds or asked.grid["seeds"],
+    )
+    if unknown := [row for row in asked.rows if row not in asked.grid["rows"]]:
+        parser.error(f"no row is called {unknown[0]!r}; there are {', '.join(asked.grid['rows'])}")
+    if missing := [key for key in asked.grid.get("needs", ()) if key not in asked.given]:
+        parser.error(f"--with {missing[0]}=... is missing")
+    return asked
+
+
+def whole_path(word: str) -> Path:
+    """Return a path that means the same in every folder."""
+    return Path(word).expanduser().resolve()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what is missing and print the tables; return 1 where a run came to nothing."""
+    asked = arguments(words)
+    given = {**asked.given, **({"data": asked.data_dir} if asked.data_dir else {})}
+    for key in {"start", "forgetting"} & given.keys():
+        given[key] = whole_path(given[key])
+    comparison = Comparison(asked.grid, asked.out, given, asked.jobs)
+    if cut := comparison.cut(asked.data_dir):
+        comparison = replace(comparison, given={**given, "cut": cut})
+    broken = list((chain if "then" in asked.grid else compare)(comparison, asked))
+    for reason in broken:
+        print(f"nothing came of {reason}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
