@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.task_kinds import CITIES, KINDS, THINGS
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
 
@@ -25,9 +26,6 @@ LOOP = ("device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3
         "checkpoint.every=2 steps", "checkpoint.keep=2")  # fmt: skip
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
-
-CITIES = ("Lima", "Oslo", "Quito", "Riga", "Turin", "Vaduz")
-THINGS = ("bridge", "market", "harbour", "garden", "tower")
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -189,6 +187,18 @@ def pretrained(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def masked(tmp_path_factory, corpus):
+    """Return a run directory of a masked language model of four blocks."""
+    run = tmp_path_factory.mktemp("masked") / "run"
+    finished(
+        "pretrain", "data=text", f"data.train={corpus}", *TINY, "model.depth=4", "model.dropout=0",
+        "device=cpu", "loop.batch=8", "loop.steps=4", "schedule=constant", "objective=mlm",
+        "optimizer.lr=1e-2", f"run.dir={run}",
+    )  # fmt: skip
+    return run
+
+
+@pytest.fixture(scope="session")
 def finetuned(pretrained):
     """Return a run directory of `finetune` from `pretrained`, on the embedded sample."""
     run = pretrained.with_name("finetuned")
@@ -210,6 +220,40 @@ def short_run(tmp_path_factory, corpus):
 def read_json():
     """Return how to read a JSON file."""
     return lambda path: json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def task_file(tmp_path_factory):
+    """Return where the file of a kind of task lies."""
+    folder = tmp_path_factory.mktemp("tasks")
+
+    def file_of(name):
+        file = folder / name / KINDS[name].file
+        if not file.exists():
+            file.parent.mkdir()
+            file.write_text(KINDS[name].text())
+        return file
+
+    return file_of
+
+
+@pytest.fixture(scope="session")
+def task_words(pretrained, task_file):
+    """Return how to write the words that fine-tune a model for a kind of task."""
+    return lambda name: KINDS[name].typed(task_file(name), pretrained)
+
+
+@pytest.fixture(scope="session")
+def task_run(task_file, task_words):
+    """Return how to have a finished run of a kind of task; each is trained once."""
+
+    def run_of(name):
+        run = task_file(name).with_name("run")
+        if not run.exists():
+            finished(*task_words(name), f"run.dir={run}")
+        return run
+
+    return run_of
 
 
 # --- adaptation --------------------------------------------------------------------------------

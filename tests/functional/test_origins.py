@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.conftest import CITIES, LOOP, THINGS, TINY, finished
+from tests.functional.conftest import LOOP, TINY, finished
+from tests.task_kinds import CITIES, THINGS
 
 pytestmark = pytest.mark.functional
 
