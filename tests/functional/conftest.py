@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.origins import rows, write_table
 from tests.task_kinds import CITIES, KINDS, THINGS
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
@@ -214,6 +215,25 @@ def short_run(tmp_path_factory, corpus):
     words = ("data=text", f"data.train={corpus}", "schedule=constant", *TINY, *LOOP)
     finished("pretrain", *words, "loop.steps=2", f"run.dir={run}")
     return run
+
+
+@pytest.fixture(scope="session")
+def begun(tmp_path_factory):
+    """Return a folder with data, a run that read them, and one that adapts that run."""
+    folder = tmp_path_factory.mktemp("begun")
+    with contextlib.chdir(folder):
+        write_table("train.csv", rows())
+        write_table("test.csv", rows()[:12])
+        lines = [f"{text}\n" for text, _ in rows()]
+        Path("a.txt").write_text("".join(lines * 4))
+        Path("held_out.txt").write_text("".join(lines[:20]))
+        usual = (*LOOP, "schedule=constant", "loop.steps=2")
+        text = ("data=text", "data.train=[a.txt]", "data.validation=held_out.txt", "data.length=16")
+        finished("pretrain", *text, *TINY, *usual, "run.dir=language")
+        table = ("data=table", "data.train=train.csv", "data.test=test.csv")
+        more = ("adaptation=full", "adaptation/penalty=l2_sp", "forgetting.data=source")
+        finished("finetune", "init_from=language", *table, *usual, *more, "run.dir=questions")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ A row has these keys:
 - `files`: by name, in this order, each a text, or `{hex: ...}`, or `{text: ..., encoding: ...,
   before: ..., times: N}`: the text so many times after what stands before it, or
   `{make: NAME, ...}`: a function of the Python file beside the table, which gets the path and the
-  other keys, or `{copy: PLACE, without: [...]}`: a copy of a run less some of it, or
-  `{set: {KEY: VALUE}}`: other values in a YAML or JSON file that is there, or `{remove: true}`, or
-  `{link: PLACE}`.
+  other keys, or `{copy: PLACE, without: [...]}`: a copy of a run less some of it, which a function
+  may change further, or `{set: {KEY: VALUE}}`: other values in a YAML or JSON file that is there,
+  or `{remove: true}`, or `{link: PLACE}`.
 - `command`: what is typed in the folder of these files. `{run}` is a fine-tuned run, `{model}` a
   pretrained one, `{tiny}` the words of a fine-tuning of two steps from fresh weights, `{small}`
   those of a pretraining, `{loop}` those of either, less its model, `{adapting PRESET}` those of a
@@ -98,14 +98,13 @@ def joined(row, own, case, words):
 def write(path, content, makers, places):
     """Write a file of a row."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if "make" in content:
-        getattr(makers(), content["make"])(
-            path, **{key: value for key, value in content.items() if key != "make"}
-        )
-    elif "copy" in content:
-        shutil.copytree(places[content["copy"]], path)
-        for name in content.get("without", ()):
+    content = {"text": content} if isinstance(content, str) else dict(content)
+    if "copy" in content:
+        shutil.copytree(places[content.pop("copy")], path, dirs_exist_ok=True)
+        for name in content.pop("without", ()):
             remove(path / name)
+    if "make" in content:
+        getattr(makers(), content.pop("make"))(path, **content)
     elif "remove" in content:
         remove(path)
     elif "link" in content:
@@ -113,7 +112,7 @@ def write(path, content, makers, places):
         path.symlink_to(Path(content["link"]).absolute())
     elif "set" in content:
         set_values(path, content["set"])
-    else:
+    elif content:
         path.write_bytes(bytes_of(content))
 
 

@@ -264,9 +264,6 @@ def test_a_run_that_refers_to_another_can_be_planned_from(transfer, adapting, ad
     assert "added.0 ... head.class" in ended.out
 
 
-# --- refused -----------------------------------------------------------------------------------
-
-
 def test_help_says_what_a_plan_is(transfer):
     ended = transfer("plan", "--help")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,72 +25,54 @@ pytestmark = pytest.mark.functional
 ROOT = Path(__file__).parents[2]
 
 KINDS = {
-    "clm": ("pretrain", "data=text", "data.train={corpus}", "objective=clm"),
-    "mlm": ("pretrain", "data=text", "data.train={corpus}", "objective=mlm"),
+    "clm": "pretrain data=text data.train={corpus} objective=clm",
+    "mlm": "pretrain data=text data.train={corpus} objective=mlm",
     "memory": (
-        "pretrain",
-        "data=text",
-        "data.train={corpus}",
-        "data.documents=separate",
-        "model.position_kind=relative",
-        "model.recurrence=70",
-        "loop.micro_batch=3",
+        "pretrain data=text data.train={corpus} data.documents=separate "
+        "model.position_kind=relative model.recurrence=70 loop.micro_batch=3"
     ),
-    "static": (
-        "pretrain",
-        "data=text",
-        "data.train={corpus}",
-        "objective=mlm",
-        "objective.masks=static",
-        "objective.copies=2",
-        "objective.spans=true",
-        "data.validation_share=0.5",  # so that an epoch ends
+    "static": (  # half of the text, so that an epoch ends
+        "pretrain data=text data.train={corpus} objective=mlm objective.masks=static "
+        "objective.copies=2 objective.spans=true data.validation_share=0.5"
     ),
     "pairs": (
-        "pretrain",
-        "data=sample_text",
-        "data.pairs=nsp",
-        "objective=mlm",
-        "+objective@losses.pair=sentence_pair",
+        "pretrain data=sample_text data.pairs=nsp objective=mlm "
+        "+objective@losses.pair=sentence_pair"
     ),
     "corrupted": (
-        "pretrain",
-        "data=text",
-        "data.train={corpus}",
-        "objective=prefix_lm",
-        "objective.corrupt=0.15",
-        "tokenizer.sentinels=9",
+        "pretrain data=text data.train={corpus} objective=prefix_lm objective.corrupt=0.15 "
+        "tokenizer.sentinels=9"
     ),
-    "full": ("finetune", "data=sample_questions", "init_from={pretrained}"),
-    "frozen": ("finetune", "data=sample_questions", "init_from={pretrained}", "adaptation=frozen"),
+    "full": "finetune data=sample_questions init_from={pretrained}",
+    "frozen": "finetune data=sample_questions init_from={pretrained} adaptation=frozen",
     "unlabelled": (
-        "finetune",
-        "data=sample_questions",
-        "init_from={pretrained}",
-        "adaptation=uda",
-        "data.labelled=30",
-        "losses.rest.perturb=tfidf",
+        "finetune data=sample_questions init_from={pretrained} adaptation=uda "
+        "data.labelled=30 losses.rest.perturb=tfidf"
     ),
     "views and slices": (
-        "finetune",
-        "data=sample_questions",
-        "init_from={pretrained}",
-        "adaptation=cvt",
-        "data.labelled=30",
-        "objective.annealing=exp",
-        "+objective@losses.slices=slice_heads",
-        "losses.slices.weight=0.5",
+        "finetune data=sample_questions init_from={pretrained} adaptation=cvt "
+        "data.labelled=30 objective.annealing=exp +objective@losses.slices=slice_heads "
+        "losses.slices.weight=0.5"
     ),
     "taught": (
-        "finetune",
-        "data=sample_questions",
-        "init_from={pretrained}",
-        "adaptation=distil",
-        "adaptation.teachers=[{finetuned}]",
-        "data.labelled=30",
+        "finetune data=sample_questions init_from={pretrained} adaptation=distil "
+        "adaptation.teachers=[{finetuned}] data.labelled=30"
     ),
-    "bucketed": ("finetune", "data=sample_questions", "init_from={pretrained}", "loop.bucket=true"),
+    "bucketed": "finetune data=sample_questions init_from={pretrained} loop.bucket=true",
+    "strided": (
+        "pretrain data=sample_text model.attention=strided model.window=8 "
+        "model.attention_dropout=0.1"
+    ),
+    "words": (
+        "finetune data=table data.train={few_questions} init_from={deep} adaptation=pet "
+        "'objective.words={{place: where, person: who}}'"
+    ),
+    "masked words": (
+        "finetune data=table data.train={few_questions} init_from={masked} "
+        "adaptation=pet 'objective.words={{place: tower, person: bridge}}'"
+    ),
 }
+"""Command lines, by what is particular to a run."""
 
 
 @pytest.fixture
@@ -104,12 +87,13 @@ def stopped(transfer, at_record):
 
 
 @pytest.fixture
-def words_of(corpus, pretrained, finetuned, tiny, loop):
+def words_of(request, tiny, loop):
     """Return the command line of a kind of run."""
+    places = ("corpus", "pretrained", "finetuned", "few_questions", "deep", "masked")
 
     def words(kind, *more):
-        places = {"corpus": corpus, "pretrained": pretrained, "finetuned": finetuned}
-        command, *rest = (word.format(**places) for word in KINDS[kind])
+        values = {n: request.getfixturevalue(n) for n in places if f"{{{n}}}" in KINDS[kind]}
+        command, *rest = shlex.split(KINDS[kind].format(**values))
         model = tiny if command == "pretrain" else ()
         return (command, *rest, *model, *loop, "schedule=constant", *more)
 
@@ -170,7 +154,10 @@ def wait_for_records(process, run):
         ("full", 3),
         ("bucketed", 3),
         pytest.param("unlabelled", 3, marks=pytest.mark.slow),
-        pytest.param("taught", 3, marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, 3, marks=pytest.mark.slow)
+            for kind in ("taught", "strided", "words", "masked words")
+        ),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("clm", 6), ("frozen", 3))),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.origins import CHANGES, rows, write_table
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.tokenizer import WordPiece
 
@@ -71,3 +72,10 @@ def weights(path, value, words="we", without=None):
             tensors["backbone.token_embedding.weight"][token] = float(value)
     save_file(tensors, file)
     (path / "meta.json").unlink()
+
+
+def changed(path, how):
+    """Change the tables that a run was made from."""
+    for name, count in (("train.csv", None), ("test.csv", 12)):
+        if name == "train.csv" or how.startswith("a label"):
+            write_table(path / name, CHANGES[how](rows()[:count]))
