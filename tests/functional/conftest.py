@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.origins import rows, write_table
+from tests.task_kinds import CITIES, KINDS, THINGS
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
 
@@ -25,9 +27,6 @@ LOOP = ("device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3
         "checkpoint.every=2 steps", "checkpoint.keep=2")  # fmt: skip
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
-
-CITIES = ("Lima", "Oslo", "Quito", "Riga", "Turin", "Vaduz")
-THINGS = ("bridge", "market", "harbour", "garden", "tower")
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -189,6 +188,18 @@ def pretrained(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def masked(tmp_path_factory, corpus):
+    """Return a run directory of a masked language model of four blocks."""
+    run = tmp_path_factory.mktemp("masked") / "run"
+    finished(
+        "pretrain", "data=text", f"data.train={corpus}", *TINY, "model.depth=4", "model.dropout=0",
+        "device=cpu", "loop.batch=8", "loop.steps=4", "schedule=constant", "objective=mlm",
+        "optimizer.lr=1e-2", f"run.dir={run}",
+    )  # fmt: skip
+    return run
+
+
+@pytest.fixture(scope="session")
 def finetuned(pretrained):
     """Return a run directory of `finetune` from `pretrained`, on the embedded sample."""
     run = pretrained.with_name("finetuned")
@@ -207,9 +218,62 @@ def short_run(tmp_path_factory, corpus):
 
 
 @pytest.fixture(scope="session")
+def begun(tmp_path_factory):
+    """Return a folder with data, a run that read them, and one that adapts that run."""
+    folder = tmp_path_factory.mktemp("begun")
+    with contextlib.chdir(folder):
+        write_table("train.csv", rows())
+        write_table("test.csv", rows()[:12])
+        lines = [f"{text}\n" for text, _ in rows()]
+        Path("a.txt").write_text("".join(lines * 4))
+        Path("held_out.txt").write_text("".join(lines[:20]))
+        usual = (*LOOP, "schedule=constant", "loop.steps=2")
+        text = ("data=text", "data.train=[a.txt]", "data.validation=held_out.txt", "data.length=16")
+        finished("pretrain", *text, *TINY, *usual, "run.dir=language")
+        table = ("data=table", "data.train=train.csv", "data.test=test.csv")
+        more = ("adaptation=full", "adaptation/penalty=l2_sp", "forgetting.data=source")
+        finished("finetune", "init_from=language", *table, *usual, *more, "run.dir=questions")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def read_json():
     """Return how to read a JSON file."""
     return lambda path: json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def task_file(tmp_path_factory):
+    """Return where the file of a kind of task lies."""
+    folder = tmp_path_factory.mktemp("tasks")
+
+    def file_of(name):
+        file = folder / name / KINDS[name].file
+        if not file.exists():
+            file.parent.mkdir()
+            file.write_text(KINDS[name].text())
+        return file
+
+    return file_of
+
+
+@pytest.fixture(scope="session")
+def task_words(pretrained, task_file):
+    """Return how to write the words that fine-tune a model for a kind of task."""
+    return lambda name: KINDS[name].typed(task_file(name), pretrained)
+
+
+@pytest.fixture(scope="session")
+def task_run(task_file, task_words):
+    """Return how to have a finished run of a kind of task; each is trained once."""
+
+    def run_of(name):
+        run = task_file(name).with_name("run")
+        if not run.exists():
+            finished(*task_words(name), f"run.dir={run}")
+        return run
+
+    return run_of
 
 
 # --- adaptation --------------------------------------------------------------------------------

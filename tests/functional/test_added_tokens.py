@@ -53,21 +53,3 @@ def test_a_run_with_new_tokens_goes_on_answers_and_is_started_from(transfer, wor
 
     assert [each.code for each in (goes_on, answered, started)] == [0, 0, 0], started.err
     assert json.loads(answered.out)["label"]
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["tokenizer.add=[[MASK]]"], "tokenizer.add"),
-        (["tokenizer.add=['the']"], "cannot get the token 'the': it is there"),
-        (["tokenizer.add=[a_b,a_b]"], "cannot get the token 'a_b': it is there"),
-        (["init=scratch", "init_from=null"], "model: a fresh model (init=scratch) needs one"),
-        (["init=scratch", "init_from=null", "model=tiny"], "tokenizer: a fresh model (init="),
-    ],
-)
-def test_what_cannot_be_added_is_refused(transfer, words, more, said, tmp_path):
-    ended = transfer(*words, *more, "run.dir=run")
-
-    assert ended.code == 2
-    assert said in ended.err
-    assert list(tmp_path.iterdir()) == []

@@ -42,12 +42,3 @@ def test_pairs_are_made_where_none_are_named(transfer, pretrained, read_json):
         "agreement/none", "agreement/same", "agreement/other", "agreement/two others",
     ]  # fmt: skip
     assert {each["count"] for each in groups} == {3}
-
-
-def test_a_model_that_is_no_language_model_is_refused(transfer, finetuned):
-    ended = transfer("analyze", finetuned, *HERE, "output=out")
-
-    assert ended.code == 2
-    assert "no language model (Classification)" in ended.err
-    assert len(ended.err.strip().splitlines()) == 1
-    assert not Path("out").exists()

@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 FEW = ("analysis.attributions.faithfulness=2", "device=cpu", "output=found")
 
 
@@ -39,31 +37,3 @@ def test_a_language_model_explains_the_token_that_it_goes_on_with(
     assert ended.code == 0, ended.err
     (text,) = read_json(tmp_path / "found" / "analyses" / "attributions.json")["texts"]
     assert "".join(text["words"]) == "Whereisthe"
-
-
-@pytest.mark.parametrize(
-    ("run", "words", "said"),
-    [
-        (
-            "finetuned",
-            ("input=t.txt", "analysis.attributions.only_wrong=true"),
-            "only_wrong: .*no r",
-        ),
-        ("finetuned", ("data=sample_tags",), "data: .* this is tagging; name data of its task"),
-        ("finetuned", ("analysis.attributions.label=x",), "label: .*'x'"),
-        ("finetuned", ("analysis.attributions.removal=x",), "analysis.attributions.removal: .*'x'"),
-        ("pretrained", (), "data: .*running text.*input=FILE"),
-    ],
-)
-def test_what_cannot_be_explained_is_refused(transfer, request, tmp_path, run, words, said):
-    (tmp_path / "t.txt").write_text("Where is it ?\n")
-
-    path = request.getfixturevalue(run)
-    ended = transfer("analyze", f"run={path}", "analysis=attributions", *FEW, *words)
-
-    assert ended.code == 2
-    # Running text may have to be encoded before.
-    *earlier, reason = ended.err.strip().splitlines()
-    assert all(line.startswith(("Encoding", "Encoded")) for line in earlier), ended.err
-    assert re.search(said, reason), ended.err
-    assert not (tmp_path / "found").exists()

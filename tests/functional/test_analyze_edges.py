@@ -37,14 +37,3 @@ def test_spans_are_probed_with_the_layers_up_to_each(
     assert found["targets"] == {"train": 40, "chosen_on": 40, "scored": 40}
     assert sum(found["mix"]["shares"]) == pytest.approx(1)
     assert "Edge probes" in (tmp_path / "page.html").read_text()
-
-
-def test_a_label_that_training_lacks_is_named(transfer, finetuned, files, tmp_path):
-    path = tmp_path / "test.jsonl"
-    path.write_text(path.read_text().replace("animal", "disease"))
-
-    ended = transfer("analyze", f"run={finetuned}", "analysis=edges", "output=found", *files)
-
-    assert ended.code == 2
-    assert "test.jsonl: training has no label disease" in ended.err
-    assert not (tmp_path / "found").exists()

@@ -61,10 +61,3 @@ def test_texts_stand_with_their_labels(found, finetuned):
     assert vectors.shape == (20, 32)
     assert [row["label"] for row in rows] == content["pca"]["labels"]
     assert 0 <= content["values"]["nearest of the same label"] <= 1
-
-
-def test_a_word_that_the_vocabulary_lacks_is_named(transfer, pretrained):
-    ended = transfer("analyze", pretrained, *HERE, 'analysis.embeddings.words=["\u0416\u0416"]')
-
-    assert ended.code == 2
-    assert "has no '\u0416\u0416'" in ended.err

@@ -33,14 +33,6 @@ def test_units_are_described_by_contexts_and_properties(transfer, finetuned, rea
     assert "<mark>" in Path("page.html").read_text()
 
 
-def test_a_block_that_is_not_there_is_named(transfer, finetuned):
-    ended = transfer("analyze", finetuned, *HERE, "output=out", "analysis.neurons.blocks=[0,4]")
-
-    assert ended.code == 2
-    assert "has the blocks 0 to 0, got 4" in ended.err
-    assert not Path("out").exists()
-
-
 def test_a_text_with_markup_is_shown_as_text(transfer, pretrained):
     Path("texts.txt").write_text("<b>water</b> & wine\nWhere is it ?\n")
     words = (*HERE, "output=out", "input=texts.txt", "--html", "page.html")

@@ -1,7 +1,5 @@
 """`transfer analyze analysis=probes`."""
 
-import re
-
 import pytest
 
 from tests.functional.conftest import finished
@@ -69,29 +67,6 @@ def test_a_language_model_is_probed_for_what_texts_alone_tell(probes, pretrained
                    "analysis.probes.controls=[]", "analysis.probes.most=400")  # fmt: skip
 
     assert accuracies(found, None)[0] > 2 * found["baselines"]["majority"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "data: this text has no labels to learn from; give labelled data"),
-        (("data=sample_numbers",), "data: .* is of regression, and probes look for one label"),
-        (("data=sample_questions", "split=train"), "split: train is what probes learn from"),
-        (("data=sample_questions", "analysis.probes.layers=[5]"), "there is no layer 5; .* 1 is"),
-        (("data=sample_questions", "analysis.probes.controls=[types]"), "types are of words"),
-        (("data=sample_questions", "analysis.probes.task=lenght"), "'lenght'.*'length'"),
-        (("data=sample_questions", "analysis.probes.probe=mlp", "analysis.probes.mdl=true"),
-         "mdl is computed with probe=linear"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_probed_is_refused(transfer, pretrained, tmp_path, words, said):
-    ended = transfer("analyze", f"run={pretrained}", "analysis=probes", "device=cpu",
-                     "output=found", *words)  # fmt: skip
-
-    assert ended.code == 2
-    assert len(ended.err.strip().splitlines()) == 1
-    assert re.search(said, ended.err), ended.err
-    assert not (tmp_path / "found").exists()
 
 
 @pytest.fixture(scope="module")

@@ -67,11 +67,3 @@ def test_models_that_read_other_tokens_are_compared_by_texts(found, transfer, fi
     assert ended.code == 2
     assert "do not read these texts as the same tokens" in ended.err
     assert not Path("two").exists()
-
-
-def test_a_run_that_began_with_no_other_needs_one(transfer, pretrained):
-    ended = transfer("analyze", pretrained, *HERE)
-
-    assert ended.code == 2
-    assert "give other=RUN" in ended.err
-    assert len(ended.err.strip().splitlines()) == 1

@@ -1,7 +1,6 @@
 """`objective=cloze`: labels as words in a gap, from shell to answers."""
 
 import json
-import signal
 from hashlib import sha256
 from pathlib import Path
 
@@ -115,22 +114,6 @@ def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, tr
     assert sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["clm", "mlm"])
-def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
-    objective, adapt, transfer, at_record
-):
-    adapt("loop.steps=8", objective=objective, run="whole")
-    at_record("after", "validation", 3, lambda: signal.raise_signal(signal.SIGTERM))
-    adapt("loop.steps=8", objective=objective, run="cut", ends=75)
-
-    resumed = transfer("finetune", "resume=cut")
-
-    assert resumed.code == 0, resumed.err
-    for file in ("model/weights.safetensors", "metrics.jsonl", "items.jsonl"):
-        assert digest(f"cut/{file}") == digest(f"whole/{file}"), file
-
-
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -209,43 +192,6 @@ def test_teachers_that_differ_by_their_pattern_alone_are_told_apart(adapt, start
     assert digest(f"plain/{weights}") == digest(f"asked/{weights}")
     one, other = (student["heads.class.linear.weight"] for student in students)
     assert not one.equal(other)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("objective.pattern={text} It",), "objective: pattern '{text} It' has no {mask}"),
-        (("objective.pattern={text} {maks}",), "objective: pattern has {maks}, and there are"),
-        (("objective.pattern={text} {mask} .",), "objective.pattern: '{text} {mask} .' goes on"),
-        (("objective.pattern={text} {pair} {mask}",), "objective.pattern: examples have one text"),
-        (("objective.words={cty: city}",), "objective.words: 'cty' is no label; there are animal, "
-         "city, disease, mineral, person, river. Did you mean 'city'?"),
-        (("objective.words={city: city}",), "objective.words: says nothing of animal, disease"),
-        (("data=sample_numbers",), "objective: Cloze needs examples of the task classification"),
-        (("data.length=2", "objective.pattern={text} It is the {mask}"), "the pattern alone has"),
-        (("init=scratch", "model=tiny", "tokenizer=wordpiece", "init_from=null"),
-         "objective.words: "),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_mistake_ends_in_a_line(words, line, adapt):
-    ended = adapt(*words, ends=2)
-
-    assert line in ended.err.splitlines()[-1]
-    assert "Traceback" not in ended.err
-    assert not Path("run").exists()
-
-
-def test_a_start_without_a_language_model_is_refused(adapt, transfer):
-    adapt("objective=classification", "loop.steps=2", run="class")
-
-    ended = transfer(
-        "finetune", "init_from=class", "data=sample_questions", "adaptation=pet", "device=cpu"
-    )
-
-    assert ended.code == 2
-    assert "objective: Cloze asks" in ended.err
-    assert "transfer pretrain init_from=" in ended.err
 
 
 def test_what_cannot_be_exported_says_so_in_a_line(adapt, transfer):

@@ -71,28 +71,6 @@ def test_a_sliding_window_scores_the_same_tokens_with_more_before_them(
     assert len({round(loss, 6) for loss in losses.values()}) == 3
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["evaluation.context=64"], "evaluation.context: 64 tokens and 1 that are scored"),
-        (["evaluation.context=-1"], "evaluation.context: must be 0 or more"),
-        (["evaluation.stride=4"], "evaluation.stride: is for evaluation.context="),
-    ],
-)
-def test_a_context_that_makes_no_sense_is_refused(transfer, short_run, words, said):
-    ended = transfer("evaluate", f"run={short_run}", "device=cpu", *words)
-
-    assert ended.code == 2
-    assert said in ended.err
-
-
-def test_a_run_that_reads_no_running_text_has_no_context(transfer, finetuned):
-    ended = transfer("evaluate", f"run={finetuned}", "device=cpu", "evaluation.context=4")
-
-    assert ended.code == 2
-    assert "evaluation.context: is for language models that read running text" in ended.err
-
-
 def test_the_measures_are_written_to_a_file(transfer, finetuned, tmp_path, read_json):
     ended = transfer("evaluate", f"run={finetuned}", "batch=1", "output=out.json", "device=cpu")
 
@@ -231,89 +209,11 @@ def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, t
     assert "input: scored 2 of 2 examples of one.csv" in ended.out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["input=new.csv"],
-            "new.csv, line 62: a new label, 'planet', 'star'. This run knows animal",
-        ),
-        (["input=new.csv", "label=n"], ": a new label"),
-        (["input=new.csv", "label=kin"], "no column 'kin'; there are 'question', 'kind', 'n'. Did"),
-        (["input=new.csv", "errors=ignore"], "errors: 'ignore' is not one of stop, skip"),
-        (["input=new.csv", "data=table", "data.train=new.csv"], "data: does not go with input="),
-        (["input=new.csv", "header=false", "label=9"], "new.csv, line 1: no column '9'; there are"),
-        (["input=ragged.csv"], "ragged.csv, line 3: 1 column, but the header in line 1 has 2. Put"),
-        (["input=two.csv"], "two.csv: which column is the text? (say text=COLUMN label=COLUMN)."),
-        (["input=nwe.csv"], "nwe.csv does not exist. Did you mean 'new.csv'?"),
-        (["text=question"], "text: is for input=FILE; for data=table say data.text="),
-        (["output=out.foo"], "output: '.foo' of out.foo is not an ending of what is written, whi"),
-    ],
-)
-def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, tmp_path, words, message):
-    own("Which ?;planet;1", "Which ?;star;1")
-    (tmp_path / "ragged.csv").write_text("text,label\nWho ?,person\nWho ?\n")
-    (tmp_path / "two.csv").write_text("n,label\n1,person\n2,person\n")
-
-    ended = transfer("evaluate", f"run={finetuned}", "device=cpu", *words)
-
-    assert ended.code == 2
-    assert message in ended.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["split=tset"],
-            "split: this data has no tset split; type split= with one of train, validation, test",
-        ),
-        (["baseline=unigrm"], "baseline: 'unigrm' is not one of none, unigram. Did you mean"),
-        (["baseline=unigram"], "baseline: unigram scores text, and this run classifies"),
-        (["batch=0"], "batch: must be at least 1, got 0"),
-        (["data=sample_text"], "data: this is text without labels"),
-        (
-            ["data=table", "data.train={questions}", "split=train"],
-            "a new label, 'place'. This run knows",
-        ),
-        (
-            ["output=nowhere/out.json"],
-            "output: there is no folder nowhere; make it, or name another",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(transfer, finetuned, questions, tmp_path, words, message):
-    words = [word.format(questions=questions) for word in words]
-
-    ended = transfer("evaluate", f"run={finetuned}", "device=cpu", *words)
-
-    assert ended.code == 2
-    assert message in ended.err
-    assert "Traceback" not in ended.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_split_that_there_is_not_is_named(transfer, pretrained, corpus):
-    words = ("evaluate", f"run={pretrained}", "data=text", f"data.train={corpus}")
-
-    ended = transfer(*words, "split=test")
-
-    assert ended.code == 2
-    assert "split: this data has no test split; type split= with one of train" in ended.err
-
-
 def test_without_a_test_split_validation_is_scored(transfer, short_run):
     ended = transfer("evaluate", str(short_run), "device=cpu")
 
     assert ended.code == 0, ended.err
     assert set(measured(ended.out)) == {"validation"}
-
-
-def test_a_run_that_is_no_run_is_refused(transfer, tmp_path):
-    ended = transfer("evaluate", f"run={tmp_path}")
-
-    assert ended.code == 2
-    assert f"run: {tmp_path} is no run directory" in ended.err
 
 
 def test_the_data_is_looked_for_where_the_run_found_it(
@@ -351,30 +251,6 @@ def test_slices_are_scored_beside_the_whole(transfer, finetuned, read_json):
     assert found["accuracy/slice/wrong"] == 0
     assert found["count/slice/wrong"] == round((1 - found["accuracy"]) * (short + long))
     assert f"count/slice/short        {short}" in ended.out
-
-
-@pytest.mark.parametrize(
-    ("word", "line"),
-    [
-        (
-            "slices.a.lenght=3",
-            "slices.a.lenght: Slice has no option 'lenght'. Did you mean 'length'?",
-        ),
-        ("slices.a.length=[4,2]", "slices.a: length is [4, 2], expected [LEAST, MOST]"),
-        ("slices.a.file=nowhere", "slices.a: nowhere cannot be read: No such file or directory"),
-        (
-            "slices.a={column: kind, value: a}",
-            "slices.a: sample_questions: its examples are no rows of a table, so they have no "
-            "column 'kind'",
-        ),
-        ("slices.a.column=kind", "slices.a: column and value go together"),
-    ],
-)
-def test_a_mistake_in_a_slice_ends_in_a_line(word, line, transfer, finetuned):
-    ended = transfer("evaluate", f"run={finetuned}", word)
-
-    assert ended.code == 2
-    assert line in ended.err.splitlines()[-1]
 
 
 TABLE = [f"text number {n} of {'one' if n % 2 else 'two'},{'one' if n % 2 else 'two'}"

@@ -8,7 +8,7 @@ import pytest
 
 from transfer_cli.config.locate import conf_dir
 
-pytestmark = [pytest.mark.functional, pytest.mark.slow]
+pytestmark = pytest.mark.functional
 
 PRESETS = sorted(
     path.stem
@@ -26,6 +26,9 @@ KINDS = {
     "sample_dialog": ("next_utterance", {"history": ["Where ?"], "candidates": ["Here .", "No ."]}),
     "sample_text_pairs": ("prefix_lm", {"text": "Where is it ?"}),
 }
+
+QUICK = ("sample_numbers", "sample_choices", "sample_text_pairs")
+"""Of which stopped runs are gone on with in the quick tests."""
 
 OF_PARTS = ("span", "prefix_lm")
 """Objectives that say nothing of a text, of choices or of a word."""
@@ -60,6 +63,7 @@ def words_of(adapting):
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("data", KINDS)
 def test_a_preset_works_on_a_task(data, preset, transfer, words_of, read_json):
@@ -96,7 +100,9 @@ def test_a_preset_works_on_a_task(data, preset, transfer, words_of, read_json):
     assert len(Path("said.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize("data", KINDS)
+@pytest.mark.parametrize(
+    "data", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in KINDS]
+)
 def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
     data, transfer, words_of, at_record
 ):
@@ -112,6 +118,7 @@ def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
         assert Path("cut", name).read_bytes() == Path("whole", name).read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("data", KINDS)
 def test_two_processes_do_what_one_does(data, transfer, words_of, shell, read_json):

@@ -23,7 +23,6 @@ from transfer_cli.batch import with_facts
 from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import pip_install
 from transfer_cli.interop import inputs
 from transfer_cli.objectives.base import Encoding
 
@@ -485,21 +484,6 @@ def test_a_graph_that_is_refused_leaves_nothing(transfer, finetuned, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_onnx_without_its_packages(transfer, finetuned, tmp_path, monkeypatch):
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
-    )
-
-    ended = transfer("export", f"run={finetuned}", "to=graph", "format=onnx")
-
-    assert ended.code == 2
-    assert pip_install("onnx") in ended.err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_text_with_a_gap_has_the_same_tokens_after_an_export(transfer, tmp_path, family):
     publish(tmp_path / "first", family, "MaskedLM")
@@ -531,16 +515,6 @@ def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretra
     out = tmp_path / "new" / "folder" / "out"
     modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
     assert modes["model.safetensors"] == modes["config.json"]
-
-
-def test_a_published_model_without_a_head_says_so(transfer, tmp_path):
-    publish(tmp_path / "first", "bert")
-
-    ended = transfer("fill", "run=first", "the [MASK] is")
-
-    assert ended.code == 2
-    assert "without the head of its pretraining" in ended.err
-    assert len(ended.err.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -102,39 +102,6 @@ def test_a_published_model_fills_gaps_as_its_own_implementation_does(transfer, t
     assert found == pytest.approx(best.values.tolist(), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "text: needs a value. Add text=VALUE"),
-        (["text="], "text: is empty; give one with a gap"),
-        (["  "], "text: is empty; give one with a gap"),
-        (["no gap here"], "text: has no gap; write [MASK] where a word is missing"),
-        (["[MASK]", "top=0"], "top: must be at least 1, got 0"),
-        (["[MASK]", "tops=1"], "tops: no such key. Did you mean 'top'?"),
-        (["[MASK]", "output=no/such/folder"], "output: there is no folder no/such"),
-        (["[MASK] " * 100], "text: is 102 tokens long, and the model has 64 positions"),
-    ],
-)
-def test_what_cannot_work_is_refused_in_one_line(transfer, masked, tmp_path, words, message):
-    ended = transfer("fill", f"run={masked}", "device=cpu", *words)
-
-    assert ended.code == 2
-    assert ended.err.startswith("transfer fill: ")
-    assert message in ended.err
-    assert (ended.out, ended.err.count("\n")) == ("", 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_generate_and_fill_name_each_other(transfer, masked, pretrained):
-    generated = transfer("generate", f"run={masked}", "x", "device=cpu")
-    filled = transfer("fill", f"run={pretrained}", "[MASK]", "device=cpu")
-
-    assert (generated.code, filled.code) == (2, 2)
-    assert f"use transfer fill run={masked}" in generated.err
-    assert f"use transfer generate run={pretrained}" in filled.err
-    assert generated.err.count("\n") == filled.err.count("\n") == 1
-
-
 def test_a_classifier_fills_nothing(transfer, finetuned):
     ended = transfer("fill", f"run={finetuned}", "[MASK]", "device=cpu")
 

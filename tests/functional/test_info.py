@@ -30,10 +30,3 @@ def test_people_get_lines(transfer):
 
     assert (ended.code, ended.err) == (0, "")
     assert {"versions", "devices", "folders"} <= set(ended.out.splitlines())
-
-
-def test_an_unknown_flag_is_refused(transfer):
-    ended = transfer("info", "--jsn")
-
-    assert ended.code == 2
-    assert ended.err == "transfer info: --jsn: no such flag. Did you mean '--json'?\n"

@@ -75,10 +75,3 @@ def test_what_the_masked_objective_hides_is_shown(transfer, corpus):
 
     assert ended.code == 0, ended.err
     assert "[MASK]" in ended.out
-
-
-def test_a_negative_number_of_samples_is_refused(transfer, questions):
-    ended = transfer("inspect", "data=table", f"data.train={questions}", "samples=-1")
-
-    assert (ended.code, ended.out) == (2, "")
-    assert "samples: must be 0 or more, got -1" in ended.err

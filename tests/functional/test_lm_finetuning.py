@@ -70,13 +70,6 @@ def test_the_number_of_labels_cannot_shrink_the_texts(transfer, pretrained, loop
     assert "labelled" in ended.err
 
 
-def test_texts_are_for_pretrain_and_labels_for_finetune(transfer, pretrained, loop):
-    ended = transfer("finetune", TEXTS, f"init_from={pretrained}", *loop)
-
-    assert ended.code == 2
-    assert "data: this is text without labels" in ended.err
-
-
 def test_prepare_counts_the_texts(transfer):
     ended = transfer("prepare", TEXTS, "tokenizer.size=600")
 

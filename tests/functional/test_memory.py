@@ -68,26 +68,6 @@ def test_labelled_texts_are_learnt_without_a_memory(transfer, run, loop):
     assert ended.code == 0, ended.err
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("objective=mlm",), "model: position_kind=relative: these distances look back alone"),
-        (("model.position_kind=rotary",), "model: recurrence=48: a memory has no positions"),
-        (("adaptation/edits=pals",), "adaptation.edits: an attention beside the blocks"),
-        (("+objective@losses.more=clm",), "losses: more beside the main one"),
-        (
-            ("objective=prefix_lm", "objective.corrupt=0.15", "tokenizer.sentinels=40"),
-            "objective: one that does not predict each next token of the text",
-        ),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_with_a_memory_is_refused(transfer, words, given, said):
-    ended = transfer(*words, *given, "run.dir=no")
-
-    assert ended.code == 2
-    assert said in ended.err
-
-
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_do_what_one_does_and_one_takes_up_what_they_remember(

@@ -64,24 +64,3 @@ def test_a_resume_goes_on_with_the_time_that_is_left(transfer, bounded):
     assert seconds(bounded) >= 2 * SECONDS
     # Half of the time is used when it goes on.
     assert rates(bounded)[steps] <= 0.51e-3
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["loop.minutes=0"], "loop.minutes: must be above 0"),
-        (["loop.minutes=[5,10]"], "for one after the other type -m loop.minutes=5,10"),
-    ],
-)
-def test_times_that_cannot_be_are_refused(transfer, corpus, tiny, words, message):
-    ended = transfer("pretrain", "data=text", f"data.train={corpus}", *tiny, *words)
-
-    assert ended.code == 2
-    assert message in ended.err
-
-
-def test_time_does_not_bound_stages_that_are_counted_in_steps(transfer, adapting):
-    ended = transfer("plan", "finetune", *adapting("gradual_unfreezing"), "loop.minutes=1")
-
-    assert ended.code == 2
-    assert "stages counted in steps" in ended.err

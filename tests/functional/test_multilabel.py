@@ -2,8 +2,6 @@
 
 import csv
 import json
-import re
-import shlex
 
 import numpy as np
 import pytest
@@ -11,58 +9,24 @@ import tokenizers
 import torch
 
 from tests.published import TEXT, publish, reference
-from transfer_cli.config.locate import conf_dir
+from tests.task_kinds import PLACES
 
 pytestmark = pytest.mark.functional
 
-WORDS = ("red", "blue", "old", "new")
-LABELS = ("color", "color;cold", "age", "")
+
+@pytest.fixture
+def words(task_words):
+    """Return a command line that fine-tunes a model for it."""
+    return task_words("multilabel")
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """Return a table of texts whose words tell their labels."""
-    file = tmp_path_factory.mktemp("labels") / "texts.csv"
-    with file.open("w", newline="") as out:
-        write = csv.writer(out).writerow
-        write(["text", "labels"])
-        for n in range(120):
-            write([f"the {WORDS[n % 4]} bridge", LABELS[n % 4]])
-    return file
-
-
-@pytest.fixture(scope="module")
-def words(pretrained, table, loop):
-    """Return a command line that fine-tunes on it."""
-    return ("finetune", "data=labels", "objective=multilabel", f"data.train={table}", *loop,
-            "data.separator=semicolon", f"init_from={pretrained}", "optimizer.lr=3e-3",
-            "loop.steps=60", "objective.thresholds=fit", "loop.batch=16",
-            "loop.evaluate_every=30 steps", "checkpoint.every=30 steps")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(words, tmp_path_factory):
+@pytest.fixture
+def run(task_run):
     """Return a finished run."""
-    from tests.functional.conftest import finished
-
-    place = tmp_path_factory.mktemp("runs") / "labels"
-    finished(*words, f"run.dir={place}")
-    return place
+    return task_run("multilabel")
 
 
-def test_labels_are_learnt_and_measured(run, read_json):
-    results = read_json(run / "results.json")
-
-    measures = results["measures"]["validation"]
-    assert measures["micro_f1"] > 0.9
-    assert measures["exact_match"] > 0.9
-    assert {f"macro_f1/{label}" for label in ("age", "cold", "color")} < measures.keys()
-    assert [each["name"] for each in results["metrics"] if each["headline"]] == ["micro_f1"]
-    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
-    assert {item["label"] for item in items} == {"color", "cold|color", "age", ""}
-
-
-def test_fitted_thresholds_are_stored_and_decide(run, read_json, transfer, table, tmp_path):
+def test_fitted_thresholds_are_stored_and_decide(run, read_json, transfer, tmp_path):
     task = read_json(run / "model" / "model.json")["task"]
 
     assert len(task["fitted"]["thresholds"]) == 3
@@ -113,7 +77,7 @@ def test_new_texts_get_labels_and_runs_answer_together(transfer, run, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_on_a_column_for_each_label_scores_and_answers_tables(transfer, words, tmp_path):
-    rows = [f"the {WORDS[n % 4]} bridge {n},{n % 2},{int(n % 4 == 0)}" for n in range(40)]
+    rows = [f"the {PLACES[n % 4]} bridge {n},{n % 2},{int(n % 4 == 0)}" for n in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["text,even,fourth", *rows]) + "\n")
     own = [word for word in words if not word.startswith(("data.", "objective.thresholds"))]
     transfer(*own, "data.train=a.csv", "data.label=[even,fourth]", "loop.steps=2", "run.dir=run")
@@ -127,25 +91,6 @@ def test_a_run_on_a_column_for_each_label_scores_and_answers_tables(transfer, wo
     assert "40 of 40" in scored.out
     first = json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])
     assert set(first["probabilities"]) == {"even", "fourth"}
-
-
-def test_a_table_is_scored_with_the_separator_of_the_run(transfer, run, table, read_json, tmp_path):
-    ended = transfer("evaluate", str(run), str(table), "output=out.json", "device=cpu")
-
-    assert ended.code == 0, ended.err
-    assert "input: scored 120 of 120 examples" in ended.out
-    assert read_json(tmp_path / "out.json")["measures"]["input"]["micro_f1"] > 0.9
-
-
-def test_data_are_looked_at(transfer, pretrained, table):
-    ended = transfer(
-        "inspect", "data=labels", f"data.train={table}", f"init_from={pretrained}",
-        "data.separator=semicolon",
-    )  # fmt: skip
-
-    assert ended.code == 0, ended.err
-    assert "the blue bridge" in ended.out
-    assert "color" in ended.out
 
 
 def test_a_linear_head_on_frozen_features_is_solved(transfer, words, read_json, tmp_path):
@@ -163,25 +108,6 @@ def test_a_run_that_learnt_nothing_says_so(transfer, words):
                      "run.dir=run")  # fmt: skip
 
     assert "no better than always answering" in ended.err
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["objective=classification"], "choose objective=multilabel"),
-        (["data=sample_questions"], "objective: Multilabel needs examples of the task"),
-        (["objective.thresholds=sure"], "objective.thresholds: "),
-    ],
-)
-def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
-    other = {"objective=classification": "objective.", "data=sample_questions": "data."}
-    kept = [word for word in words if not word.startswith(other.get(more[0], " "))]
-
-    ended = transfer(*kept, *more, "run.dir=run")
-
-    assert ended.code == 2
-    assert said in ended.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def graph_input(tokenizer, text):
@@ -236,19 +162,3 @@ def test_a_published_model_is_read(transfer, tmp_path, labels):
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)["probabilities"].values()
     assert list(found) == pytest.approx(expected[0].tolist(), abs=2e-5)
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(transfer, tmp_path):
-    page = (conf_dir().parent / "docs" / "tasks" / "multilabel.md").read_text(encoding="utf-8")
-    typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]
-    (tmp_path / "questions.txt").write_text("Why do so many people write about Kadru ?\n")
-
-    for words in typed[1:]:  # the first is about a file of one's own
-        ended = transfer(*words, *([] if words[0] == "export" else ["device=cpu"]))
-        assert ended.code == 0, (words, ended.err)
-
-    commands = {words[0] for words in typed}
-    assert commands == {"pretrain", "finetune", "evaluate", "predict", "export"}
-    measures = json.loads((tmp_path / "runs" / "traits" / "results.json").read_text())["measures"]
-    assert measures["test"]["micro_f1"] > 0.95

@@ -1,7 +1,6 @@
 """What is no number is named, and is nobody's answer."""
 
 import json
-import math
 import shutil
 
 import pytest
@@ -33,30 +32,6 @@ def spoilt(tmp_path):
         return copied
 
     return copy
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("predict", "run=spoilt", "input=in.txt", "output=out.jsonl"),
-        ("evaluate", "run=spoilt"),
-        ("export", "run=spoilt", "to=out.jsonl"),
-        ("finetune", "init_from=spoilt", "data=sample_questions", "run.dir=out.jsonl"),
-    ],
-)
-def test_weights_that_are_no_numbers_are_refused(
-    transfer, finetuned, spoilt, tmp_path, words, value
-):
-    (tmp_path / "in.txt").write_text("\n".join(TEXTS))
-    spoilt(finetuned, value, "we")
-
-    ended = transfer(*words)
-
-    assert ended.code == 2
-    assert "backbone.token_embedding.weight holds numbers that are not finite" in ended.err
-    assert len(ended.err.splitlines()) == 1
-    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize("words", [(), ("run=[finetuned,spoilt]",), ("output_format=csv",)])
@@ -103,17 +78,6 @@ def test_a_text_that_cannot_be_scored_ends_the_training_as_diverged(
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert "NaN" not in records
     assert json.loads(records.splitlines()[0])["loss"] is None
-
-
-def test_no_text_is_generated_from_what_is_no_number(transfer, pretrained, spoilt):
-    spoilt(pretrained, LARGEST, "we")
-
-    ended = transfer(
-        "generate", "run=spoilt", "prompt=Who are we", "device=cpu", "output=out.jsonl"
-    )
-
-    assert ended.code == 2
-    assert "run: its prediction is not finite" in ended.err
 
 
 def test_a_column_that_json_cannot_hold_is_not_kept(transfer, finetuned, tmp_path):

@@ -1,12 +1,9 @@
 """Pairs of texts, from the data to the prediction."""
 
-import json
 import re
-import shlex
 
 import pytest
 
-from transfer_cli.config.locate import conf_dir
 from transfer_cli.data import sample
 
 pytestmark = pytest.mark.functional
@@ -51,25 +48,3 @@ def test_answers_to_a_test_set_of_glue_are_handed_in(transfer, tmp_path, tiny):
         ended = transfer("predict", "run", *words, "output_format=glue", "device=cpu")
         assert (ended.code, said in ended.err.splitlines()[-1]) == (2, True), ended.err
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["STS-B.tsv"]
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(transfer, tmp_path):
-    page = (conf_dir().parent / "docs" / "tasks" / "pairs.md").read_text(encoding="utf-8")
-    typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]
-    (tmp_path / "pairs.csv").write_text("text,pair\nWhat is Kadru ?,Who is Mavazu ?\n")
-
-    # The others are about files of one's own.
-    for words in (each for each in typed if any("runs/" in word for word in each)):
-        ended = transfer(*words, *([] if words[0] == "export" else ["device=cpu"]))
-        assert ended.code == 0, (words, ended.err)
-
-    assert {words[0] for words in typed} >= {
-        "pretrain",
-        "finetune",
-        "evaluate",
-        "predict",
-        "export",
-    }
-    measures = json.loads((tmp_path / "runs" / "pairs" / "results.json").read_text())["measures"]
-    assert measures["test"]["accuracy"] > 0.75

@@ -319,29 +319,6 @@ def test_many_bad_rows_are_counted(transfer, finetuned, tmp_path):
     assert ended.err.endswith("skipped 500 of 501 rows, which cannot be read\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("in.jsonl", "{\n[]\n", "in.jsonl: none of its 2 rows can be read. The first: in.jsonl,"),
-        ("in.csv", "a,b\n1,2\n3,4\n", "in.csv: which column is the text?"),
-        ("in.csv", "text\n", "in.csv has no rows"),
-        ("nothing.csv", None, "nothing.csv does not exist"),
-    ],
-)
-def test_where_nothing_can_be_read_skipping_does_not_help(
-    transfer, finetuned, tmp_path, name, content, message
-):
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    words = (f"input={name}", "errors=skip", "output=out.csv")
-
-    ended = transfer("predict", f"run={finetuned}", "device=cpu", *words)
-
-    assert ended.code == 2
-    assert message in ended.err.splitlines()[-1]
-    assert not (tmp_path / "out.csv").exists()
-
-
 # --- several runs ------------------------------------------------------------------------------
 
 
@@ -402,18 +379,6 @@ def test_labels_of_another_order_are_matched_by_name(predict, finetuned, relabel
     )
 
 
-def test_runs_with_other_labels_are_refused(transfer, finetuned, relabelled):
-    run = relabelled([*LABELS[:-1], "lake"])
-
-    ended = transfer("predict", f"run=[{finetuned},{run}]", "device=cpu", "input=-")
-
-    assert ended.code == 2
-    assert (
-        f"run: the labels differ, 'river' only in {finetuned} and 'lake' only in {run}" in ended.err
-    )
-    assert ended.err.count("\n") == 1
-
-
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model, tmp_path, many):
@@ -428,88 +393,3 @@ def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model,
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [answer["text"] for answer in answers] == many[:50]
     assert shares_of(answers) == pytest.approx(shares_of(alone), abs=2e-6)
-
-
-# --- what is refused ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "words", "message"),
-    [
-        (b"", [], "in.txt is empty."),
-        (b"caf\xe9\n", ["encoding=utf-8"], "in.txt, line 1: byte 0xE9 at offset 3"),
-        (b"a,b\n1,2\n", ["format=csv"], "header=1"),
-        (b"a,b\n1,2\n", ["format=csv", "text=c"], "no column 'c'; there are 'a', 'b'."),
-        (b"text\na,b\n", ["format=csv"], "line 2: 2 columns, but the header in line 1 has 1."),
-        (b"{\n", ["format=jsonl"], "in.txt, line 1: not JSON"),
-        (
-            b"a\n",
-            ["format=xml"],
-            "format: 'xml' is not one of auto, text, jsonl, csv, tsv, par",
-        ),
-        (b"a\n", ["batch=0"], "batch: must be at least 1, got 0"),
-        (
-            b"a\n",
-            ["output=nowhere/x"],
-            "output: there is no folder nowhere; make it, or name another",
-        ),
-        (b"a\n", ["output=."], "output: . is a folder; name a file in it"),
-        (b"a\n", ["output_format=glue"], "output_format: glue is for runs of data=glue; take"),
-        (
-            b"a\n",
-            ["output_format=xml"],
-            "output_format: 'xml' is not one of auto, jsonl, csv, tsv, glue.",
-        ),
-        (b"a\n", ["errors=ignore"], "errors: 'ignore' is not one of stop, skip."),
-        (b"a\n", ["pair=b"], "pair: plain text has no column 'b'"),
-        (b"a\n", ["output=out.csv.gz"], "output: out.csv.gz would not be packed"),
-        (b"a\n", ["run=[]"], "run: expected a run directory, or several as [RUN,RUN], got []"),
-        (b"a\n", ["run=null"], "run: expected a run directory, or several"),
-        (b"a\n", ["output=x.foo"], "output: '.foo' of x.foo is not an ending of what is written"),
-        (b"a\n", ["delimiter=semi"], "delimiter is 'semi', expected a character or one of comma,"),
-        (b"a\n", ["encoding=utf8x"], "encoding is 'utf8x', which Python does not know."),
-        (
-            b'text,n\n"a\tb",1\n',
-            ["format=csv", "output_format=tsv"],
-            "in.txt, line 2: a tab or the end of a line in a value, which TSV cannot hold",
-        ),
-    ],
-)
-def test_what_cannot_be_read_or_written_is_refused(
-    transfer, finetuned, tmp_path, content, words, message
-):
-    (tmp_path / "in.txt").write_bytes(content)
-
-    ended = transfer(
-        "predict", f"run={finetuned}", "device=cpu", "input=in.txt", "output=out", *words
-    )
-
-    assert ended.code == 2
-    assert message in ended.err
-    assert ended.err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
-
-
-def test_a_missing_input_is_refused(transfer, finetuned):
-    ended = transfer("predict", f"run={finetuned}", "input=nothing.txt")
-
-    assert ended.code == 2
-    assert "nothing.txt does not exist" in ended.err
-
-
-def test_a_language_model_has_no_labels_to_give(transfer, pretrained):
-    ended = transfer("predict", f"run={pretrained}", "input=-")
-
-    assert ended.code == 2
-    assert "has learnt from text without labels; predict needs a fine-tuned run" in ended.err
-
-
-def test_the_output_never_replaces_the_input(transfer, finetuned, tmp_path):
-    file = tmp_path / "texts.txt"
-    file.write_text("What do we know about Miryar ?\n")
-
-    ended = transfer("predict", f"run={finetuned}", f"input={file}", "output=texts.txt")
-
-    assert ended.code == 2
-    assert "would be lost" in ended.err
-    assert file.read_text() == "What do we know about Miryar ?\n"

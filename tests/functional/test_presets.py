@@ -31,10 +31,3 @@ def test_people_get_a_block_for_each_group(transfer):
     assert ended.out.startswith("model=\n")
     assert "  tiny " in ended.out
     assert "data=" not in ended.out
-
-
-def test_a_group_that_there_is_not_is_refused(transfer):
-    ended = transfer("presets", "modle")
-
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "transfer presets: there is no group 'modle'. Did you mean 'model'?\n"

@@ -45,32 +45,6 @@ def test_it_trains_as_it_stands_and_says_what_lacks_segments(kind, transfer):
     assert "pairs of" in inspected.out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("data.pairs=sop", "objective=clm"), "data.pairs: pairs of texts are for a model that"),
-        ((PAIR,), "losses.pair: it needs pairs of running text"),
-        (("objective=sentence_pair", "data.pairs=nsp"), "objective: whether texts belong together"),
-        (("data.pairs=nps",), "data.pairs: expected one of nsp, sop; got 'nps'"),
-        (("data.pairs=nsp", "data.length=4"), "data.length: 4 leaves no room for two texts"),
-        (
-            ("data=text", "data.train=one.txt", "data.validation=one.txt", "data.pairs=nsp"),
-            "data.pairs=nsp: the train text, cut into units of a sentence, is one document",
-        ),
-    ],
-)
-def test_what_cannot_be_paired_is_refused_in_one_line(words, said, transfer):
-    Path("one.txt").write_text("a b c .\nd e f .\n" * 9)
-    Path("other.txt").write_text("a b c .\nd e f .\n" * 8)
-    words = [word.replace("validation=one", "validation=other") for word in words]
-
-    ended = transfer(*WORDS, *words, "run.dir=run")
-
-    assert ended.code == 2
-    assert said in ended.err.splitlines()[-1]
-    assert not Path("run").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shape", "architecture"),

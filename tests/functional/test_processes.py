@@ -298,34 +298,3 @@ def test_every_preset_gives_the_weights_of_one_process(preset, parallel, words, 
 
 def losses(run):
     return [r["loss"] for r in read_metrics(Path(run) / "metrics.jsonl") if r["kind"] == "train"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("devices=0",), "devices: must be at least 1, got 0"),
-        (("devices=2", "restarts=1"), "give resume=auto"),
-        (("timeout_minutes=0",), "timeout_minutes: must be above 0"),
-        (("parallel=fdsp",), "parallel: 'fdsp' is not one of ddp, fsdp. Did you mean 'fsdp'?"),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused(transfer, words, said):
-    ended = transfer("pretrain", "data=sample_text", *words)
-
-    assert ended.code == 2
-    assert said in ended.err
-
-
-def test_torchrun_and_devices_must_agree(transfer, monkeypatch):
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "x",
-        "MASTER_PORT": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
-
-    assert "torchrun has started 2" in transfer("pretrain", "data=sample_text", "devices=3").err
-    swept = transfer("pretrain", "data=sample_text", "seed=1,2", "-m")
-    assert swept.code == 2
-    assert "devices=N -m" in swept.err

@@ -109,43 +109,6 @@ def test_the_head_is_no_worse_than_one_that_was_trained_in_steps(quick, transfer
     assert train_loss("solved") <= train_loss("stepped") + 1e-3
 
 
-@pytest.mark.parametrize(
-    ("more", "problem"),
-    [
-        (("adaptation=full",), "the states of the texts change (give adaptation=frozen"),
-        (("objective.dropout=0.1",), "its head is random (objective.dropout=0"),
-        (("objective.batch_norm=true",), "objective.batch_norm=false"),
-        (("loop.batch=8",), "a step sees 8 of 27 texts (loop.batch=27)"),
-        (("loop.steps=3",), "a step is for one of 11 weight decays (loop.steps=11)"),
-        (("precision=bf16",), "bf16 is too coarse (precision=fp32)"),
-        (("optimizer.weight_decay=-1",), "weight_decay must be 0 or more"),
-    ],
-)
-def test_a_loss_that_changes_is_refused_in_a_line(transfer, table, more, problem):
-    ended = transfer("finetune", "experiment=quick", *table, *more, "run.dir=run")
-
-    assert ended.code == 2
-    assert problem in ended.err.splitlines()[-1]
-    assert "Traceback" not in ended.err
-    assert not Path("run").exists()
-
-
-def test_one_line_names_all_that_the_optimizer_needs(transfer, table):
-    ended = transfer("finetune", "optimizer=lbfgs", *table, "run.dir=run")
-
-    assert ended.code == 2
-    (line,) = [line for line in ended.err.splitlines() if "L-BFGS" in line]
-    for cure in ("adaptation=frozen", "objective.dropout=0", "loop.batch=27", "experiment=quick"):
-        assert cure in line
-
-
-def test_there_is_no_rate_to_find(transfer, table):
-    ended = transfer("lr-find", "finetune", "experiment=quick", *table)
-
-    assert ended.code == 2
-    assert "lr-find looks for a rate, and L-BFGS needs none" in ended.err
-
-
 def test_a_plan_tells_the_steps(transfer, table):
     ended = transfer("plan", "finetune", "experiment=quick", *table)
 

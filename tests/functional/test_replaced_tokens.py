@@ -144,31 +144,6 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(transfer):
     assert measures("whole") == measures("stopped")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("model.direction=causal",), "objective: ReplacedTokens needs a bidirectional model"),
-        (("objective.width=0.25",), "objective.width=0.25 of 2 heads are 0.5; give a share"),
-        (("objective.mode=detct",), "objective.mode: expected one of detect, all_tokens"),
-        (("objective.width=null",), "objective.width: null is no generator"),
-    ],
-)
-def test_what_cannot_train_is_refused_in_one_line(words, said, transfer):
-    refused = transfer(*WORDS, *words, "run.dir=run")
-
-    assert refused.code == 2
-    assert said in refused.err.splitlines()[-1]
-    assert not Path("run").exists()
-
-
-def test_a_part_that_is_not_there_is_refused_in_one_line(transfer, pretrained):
-    refused = transfer("export", f"run={pretrained}", "part=generator", "to=out")
-
-    assert refused.code == 2
-    assert "has no part 'generator', nor any other; leave part= out" in refused.err
-    assert not Path("out").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

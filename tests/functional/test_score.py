@@ -130,39 +130,6 @@ def test_a_masked_model_fills_the_gap(score, masked):
     assert 0 <= measures["accuracy"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["prompt.item=say {label}"], r"prompt.item: 'say \{label\}' has to hold \{text\}"),
-        (["prompt.words={rivr: a}"], r"'rivr' is no label.*Did you mean 'river'"),
-        (["prompt.shots=-1"], r"prompt.shots: expected a number"),
-        (["prompt.shots=99"], r"prompt.shots: of one label there are only"),
-        (["prompt.norm=letters"], r"prompt.norm: .*none"),
-        (["split=tests"], r"split: this data has no tests split"),
-        (["data=sample_text"], r"data: this is text; score takes pairs"),
-        (["data=sample_numbers"], r"data: it holds examples of the task regression"),
-        (["data=sample_choices", "prompt.calibrate=true"], r"prompt.calibrate: is for labels"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused_in_one_line(words, message, transfer, pretrained):
-    ended = transfer(
-        "score", f"run={pretrained}", "data=sample_questions", "output=out", "device=cpu", *words
-    )
-
-    assert ended.code == 2
-    assert re.search(message, ended.err)
-    assert ended.err.count("\n") == 1
-    assert not Path("out").exists()
-
-
-def test_a_classifier_is_no_language_model(transfer, finetuned):
-    ended = transfer("score", str(finetuned), "data=agreement", "device=cpu")
-
-    assert ended.code == 2
-    assert "is no language model (Classification)" in ended.err
-    assert not Path("runs").exists()
-
-
 def cloze_file(*rows):
     Path("cloze.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return ("data=cloze", "data.files=cloze.jsonl")
@@ -213,38 +180,6 @@ def test_a_masked_model_says_words_of_one_token_and_skips_others(score, masked):
     assert [item.label for item in items] == ["river"]
     assert measures["accuracy"] == 1.0  # the only word that may be said
     assert "1 skipped" in out
-
-
-@pytest.mark.parametrize(
-    ("row", "words", "message"),
-    [
-        (
-            {"text": "the [MASK] is old", "answer": "it"},
-            [],
-            "a causal model says what is at the end",
-        ),
-        ({"text": "the river"}, ["data.among=none.txt"], "none.txt"),
-        ({"text": "a " * 400 + "river"}, [], "tokens long, and the model has"),
-    ],
-)
-def test_gaps_that_cannot_be_asked_for_are_refused(row, words, message, transfer, pretrained):
-    ended = transfer(
-        "score", f"run={pretrained}", "output=out", "device=cpu", *cloze_file(row), *words
-    )
-
-    assert ended.code == 2
-    assert message in ended.err
-    assert ended.err.count("\n") == 1
-    assert not Path("out").exists()
-
-
-@pytest.mark.parametrize("command", ["inspect", "prepare", "pretrain", "finetune"])
-def test_pairs_are_for_score_alone(command, transfer, pretrained):
-    start = [f"init_from={pretrained}"] if command == "finetune" else []
-    ended = transfer(command, "data=agreement", *start)
-
-    assert ended.code == 2
-    assert "which only score takes: type transfer score run=RUN" in ended.err
 
 
 def test_a_published_model_scores_pairs(score, tmp_path):

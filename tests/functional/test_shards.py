@@ -76,14 +76,6 @@ def test_weights_say_what_an_epoch_is_made_of(transfer, folder, tiny, loop):
     assert "wiki, which has" in said[0]
 
 
-def test_one_line_says_what_is_wrong_with_weights(transfer, folder):
-    ended = transfer("prepare", "data=text", f"data.train={folder}", "data.weights=[1,2]")
-
-    assert ended.code == 2
-    assert ended.err.count("\n") == 1
-    assert "data.weights" in ended.err.replace("data: weights", "data.weights")
-
-
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_after_a_kill_what_is_whole_is_kept_and_the_rest_is_made(tmp_path):

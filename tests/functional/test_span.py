@@ -3,16 +3,13 @@
 import csv
 import io
 import json
-import re
-import shlex
-import signal
 
 import numpy as np
 import pytest
 import torch
 
-from tests.functional.conftest import CITIES, THINGS
 from tests.published import publish, reference
+from tests.task_kinds import CITIES, asked
 from transfer_cli.config.locate import conf_dir
 
 pytestmark = pytest.mark.functional
@@ -21,66 +18,16 @@ OF_WHOLE_TEXTS = {"distil", "self_training", "uda", "cvt", "pet"}
 PRESETS = sorted({p.stem for p in (conf_dir() / "adaptation").glob("*.yaml")} - OF_WHOLE_TEXTS)
 
 
-def question(n):
-    """Return a question about a city; every fourth text has none."""
-    city, thing = CITIES[n % 6], THINGS[n % 5]
-    context = f"The {thing} of {city} is {n} years older ." if n % 4 else f"The {thing} is {n} ."
-    answers = [{"text": city, "answer_start": context.index(city)}] if n % 4 else []
-    return {"id": n, "question": "Which city ?", "context": context, "answers": answers}
+@pytest.fixture
+def words(task_words):
+    """Return a command line that fine-tunes a model for it."""
+    return task_words("span")
 
 
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory):
-    """Return a file of questions whose answers are cities."""
-    file = tmp_path_factory.mktemp("spans") / "questions.jsonl"
-    file.write_text("\n".join(json.dumps(question(n)) for n in range(160)))
-    return file
-
-
-@pytest.fixture(scope="module")
-def words(pretrained, questions, loop):
-    """Return a command line that fine-tunes on it."""
-    return ("finetune", "data=squad", "objective=span", f"data.train={questions}", *loop,
-            "data.length=24", "data.question_length=6", "data.step=6",
-            f"init_from={pretrained}", "optimizer.lr=1e-2", "loop.steps=90", "loop.batch=16",
-            "objective.null_threshold=fit", "loop.evaluate_every=30 steps",
-            "checkpoint.every=30 steps")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(words, tmp_path_factory):
+@pytest.fixture
+def run(task_run):
     """Return a finished run."""
-    from tests.functional.conftest import finished
-
-    place = tmp_path_factory.mktemp("runs") / "spans"
-    finished(*words, f"run.dir={place}")
-    return place
-
-
-def test_answers_are_learnt_measured_and_noted(run, read_json):
-    results = read_json(run / "results.json")
-    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
-
-    measures = results["measures"]["validation"]
-    assert measures["f1"] > 90
-    assert {"exact_match/HasAns", "f1/NoAns"} <= measures.keys()
-    assert [each["name"] for each in results["metrics"] if each["headline"]] == ["f1"]
-    assert "null_threshold" in read_json(run / "model" / "model.json")["task"]["fitted"]
-    assert {item["label"] for item in items} <= {*CITIES, "(no answer)"}
-    assert 100 * np.mean([item["score"] for item in items]) == pytest.approx(measures["f1"])
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
-    transfer, words, run, at_record, tmp_path, read_json
-):
-    at_record("after", "validation", 30, lambda: signal.raise_signal(signal.SIGTERM))
-    assert transfer(*words, "run.dir=again").code == 75
-    ended = transfer("finetune", "resume=again")
-
-    assert ended.code == 0, ended.err
-    ours, theirs = (read_json(place / "results.json") for place in (tmp_path / "again", run))
-    assert ours["measures"] == theirs["measures"]
+    return task_run("span")
 
 
 def test_answers_have_their_place_in_the_text(transfer, run, tmp_path):
@@ -111,73 +58,25 @@ def test_a_table_of_questions_gets_columns_of_answers(transfer, run, tmp_path):
     assert (other["answer"], other["start"]) == ("", "")
 
 
-def test_a_question_without_a_text_is_refused_or_left_out(transfer, run, tmp_path):
+def test_a_question_without_a_text_may_be_left_out(transfer, run, tmp_path):
     lines = [{"question": "Which ?"}, {"question": "Which ?", "context": "The tower of Riga ."}]
     (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
-    ended = transfer("predict", str(run), "new.jsonl", "pair=context", "device=cpu")
-    skipped = transfer(
-        "predict", str(run), "new.jsonl", "pair=context", "errors=skip", "device=cpu"
-    )
-    text = transfer("predict", str(run), "new.jsonl", "format=text", "device=cpu")
+    ended = transfer("predict", str(run), "new.jsonl", "pair=context", "errors=skip", "device=cpu")
 
-    assert (ended.code, ended.out) == (2, "")
-    assert "new.jsonl, line 1: no column 'context'" in ended.err
-    assert len(skipped.out.splitlines()) == 1
-    assert "line 1: a question needs its text" in text.err
+    assert len(ended.out.splitlines()) == 1
 
 
-def test_every_question_of_a_file_is_scored(transfer, run, questions, read_json, tmp_path):
-    found = [json.loads(line) for line in questions.read_text().splitlines()]
+def test_every_question_of_the_published_format_is_scored(transfer, run, read_json, tmp_path):
+    found = [asked(n) for n in range(160)]
     paragraphs = [{"context": each["context"], "qas": [each]} for each in found]
     (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
 
-    for name in (str(questions), "squad.json"):
-        ended = transfer("evaluate", str(run), name, "output=out.json", "device=cpu")
-        assert ended.code == 0, ended.err
-        assert "input: scored 160 of 160 examples" in ended.out
-        assert read_json(tmp_path / "out.json")["measures"]["input"]["exact_match"] > 90
-    ended = transfer("evaluate", str(run), "squad.json", "header=true")
-    assert "header: is for tables, and files of span are none" in ended.err
-
-
-def test_scores_do_not_depend_on_the_batch(transfer, run, read_json, tmp_path):
-    for batch in (1, 7, 64):
-        transfer("evaluate", str(run), f"batch={batch}", f"output={batch}.json", "device=cpu")
-    found = [read_json(tmp_path / f"{batch}.json")["measures"] for batch in (1, 7, 64)]
-
-    assert found[0].keys() == found[1].keys() == found[2].keys()
-    for split, measures in found[0].items():
-        for other in found[1:]:
-            assert other[split] == pytest.approx(measures, abs=1e-4)
-
-
-def test_data_are_looked_at(transfer, pretrained, questions):
-    ended = transfer("inspect", "data=squad", f"data.train={questions}", f"init_from={pretrained}")
+    ended = transfer("evaluate", str(run), "squad.json", "output=out.json", "device=cpu")
 
     assert ended.code == 0, ended.err
-    assert "Oslo: Which city ? | The market of Oslo is 1 years older ." in ended.out
-    assert "(no answer): Which city ? | The bridge is 0 ." in ended.out
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["data.step=30"], "data.step is 30 and data.question_length is 6: of data.length=24"),
-        (["objective=classification", "~objective.null_threshold"], "choose objective=span"),
-        (["data=sample_numbers", "~data"], "SpanExtraction needs examples of the task span"),
-        (["objective.n_best=0"], "objective: n_best must be at least 1"),
-        (["data.null_windows=some"], "data.null_windows: expected one of keep, drop"),
-    ],
-)
-def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
-    left_out = tuple(word[1:] for word in more if word[0] == "~") or ("~",)
-    typed = [word for word in words if not word.startswith(left_out)]
-    ended = transfer(*typed, *(word for word in more if word[0] != "~"), "run.dir=run")
-
-    assert ended.code == 2
-    assert said in ended.err
-    assert list(tmp_path.iterdir()) == []
+    assert "input: scored 160 of 160 examples" in ended.out
+    assert read_json(tmp_path / "out.json")["measures"]["input"]["exact_match"] > 90
 
 
 def best_pair(start_T, end_T, first, past):
@@ -311,16 +210,9 @@ def test_only_a_pretrained_model_answers_the_sample(transfer, read_json, tmp_pat
     assert found["scratch"]["exact_match"] <= 35  # measured: 19 to 26
 
 
-@pytest.mark.slow
-def test_every_command_of_the_page_runs(transfer, tmp_path):
-    page = (conf_dir().parent / "docs" / "tasks" / "spans.md").read_text(encoding="utf-8")
-    typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]
-    asked = re.search(r"^\$ echo '(.+)' > questions.jsonl$", page, re.MULTILINE)
-    (tmp_path / "questions.jsonl").write_text(asked[1])
+def test_items_have_the_scores_of_the_run_and_a_threshold_is_fitted(run, read_json):
+    measures = read_json(run / "results.json")["measures"]["validation"]
+    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
 
-    for words in typed[1:]:  # the first is about a file of one's own
-        ended = transfer(*words, *([] if words[0] == "export" else ["device=cpu"]))
-        assert ended.code == 0, (words, ended.err)
-
-    measures = json.loads((tmp_path / "runs" / "names" / "results.json").read_text())["measures"]
-    assert measures["test"]["f1"] > 90
+    assert "null_threshold" in read_json(run / "model" / "model.json")["task"]["fitted"]
+    assert 100 * np.mean([item["score"] for item in items]) == pytest.approx(measures["f1"])

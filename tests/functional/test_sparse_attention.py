@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -53,39 +51,6 @@ def test_a_plan_counts_the_pairs_that_are_computed(transfer):
     # the heads 8 x 8 x 16 pairs are left of 64 x 64, of half 8 x 8 x 8.
     saved = 8 * 2 * 4 * 16 * 3 * (64 * 64 - (1024 + 512) / 2) / 1e6
     assert found["full"] - found["strided"] == pytest.approx(saved, abs=0.2)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("objective=mlm",), "model: attention=fixed looks back alone"),
-        (("data.documents=separate",), "data.documents: separate puts texts into a row"),
-        (("loop.pack=true",), "loop.pack: true puts texts into a row"),
-        (("objective=prefix_lm", "objective.corrupt=0.15"), "model.attention: fixed looks back"),
-        (("model.heads=1",), "halves the heads, and there are 1"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_written(words, said, transfer):
-    ended = transfer(*WORDS, "model.attention=fixed", *words, "loop.steps=2", "run.dir=run")
-
-    assert ended.code == 2
-    assert said in ended.err.splitlines()[-1]
-    assert not Path("run").exists()
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(transfer, at_record):
-    words = (*WORDS, "model.attention=strided", "model.attention_dropout=0.1", "loop.steps=8")
-    assert transfer(*words, "run.dir=whole").code == 0
-    at_record("after", "validation", 3, lambda: signal.raise_signal(signal.SIGTERM))
-    assert transfer(*words, "run.dir=cut").code == 75
-
-    resumed = transfer("pretrain", "resume=cut")
-
-    assert resumed.code == 0, resumed.err
-    for file in ("model/weights.safetensors", "metrics.jsonl"):
-        of_cut, of_whole = (sha256(Path(run, file).read_bytes()) for run in ("cut", "whole"))
-        assert of_cut.digest() == of_whole.digest(), file
 
 
 @pytest.mark.multiprocess

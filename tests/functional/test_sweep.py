@@ -58,19 +58,6 @@ def test_a_job_that_fails_for_our_own_fault_leaves_its_traceback(capfd, tmp_path
     assert "Traceback" in Path("sweep/job-1.log").read_text()
 
 
-def test_an_own_class_needs_the_flag(capsys, tmp_path):
-    (tmp_path / "own" / "data").mkdir(parents=True)
-    (tmp_path / "own" / "data" / "mine.yaml").write_text("# Mine\n_target_: a_lab.Text\n")
-
-    code = main(["pretrain", "--config-dir", "own", "data=mine", "device=cpu"])
-
-    assert code == 2
-    assert capsys.readouterr().err == (
-        "transfer pretrain: data: a_lab.Text is not trusted. "
-        "Name your package with --plugin to trust it (--plugin a_lab)\n"
-    )
-
-
 # --- jobs of their own -------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import re
-import shlex
 import signal
 from hashlib import sha256
 from pathlib import Path
@@ -15,77 +14,31 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tests.functional.conftest import CITIES, THINGS, finished
+from tests.functional.conftest import finished
 from tests.published import publish, reference
 from tests.records import read_metrics
+from tests.task_kinds import CITIES, sentence
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.batch import IGNORE
-from transfer_cli.config.locate import conf_dir
 from transfer_cli.data.loader import StepDataLoader
 
 pytestmark = pytest.mark.functional
 
 
-def sentence(n):
-    """Return the lines of a sentence about a city, or two words that are one; some have none."""
-    city, thing = CITIES[n % 6], THINGS[n % 5]
-    name = [f"{city} B-CITY", *([f"{CITIES[n % 4]} I-CITY"] if n % 3 == 1 else [])]
-    name = [f"{thing} O"] if n % 4 == 0 else name
-    return "\n".join(["The O", f"{thing} O", "of O", *name, "is O", f"{n} O", ". O"])
+@pytest.fixture
+def words(task_words):
+    """Return a command line that fine-tunes a model for it."""
+    return task_words("tagging")
+
+
+@pytest.fixture
+def run(task_run):
+    """Return a finished run."""
+    return task_run("tagging")
 
 
 def digest(folder):
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory):
-    """Return a file of sentences whose entities are cities."""
-    file = tmp_path_factory.mktemp("tags") / "cities.conll"
-    file.write_text("\n\n".join(map(sentence, range(160))))
-    return file
-
-
-@pytest.fixture(scope="module")
-def words(pretrained, sentences, loop):
-    """Return a command line that fine-tunes on it."""
-    return ("finetune", "data=conll", "objective=tagging", f"data.train={sentences}", *loop,
-            f"init_from={pretrained}", "optimizer.lr=1e-2", "loop.steps=90", "loop.batch=16",
-            "loop.evaluate_every=30 steps", "checkpoint.every=30 steps")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(words, tmp_path_factory):
-    """Return a finished run."""
-    place = tmp_path_factory.mktemp("runs") / "tags"
-    finished(*words, f"run.dir={place}")
-    return place
-
-
-def test_tags_are_learnt_measured_and_noted(run, read_json):
-    results = read_json(run / "results.json")
-    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
-
-    measures = results["measures"]["validation"]
-    assert measures["entity_f1"] > 0.7
-    assert measures["entity_f1"] == measures["entity_f1/CITY"]
-    assert 0.9 < measures["accuracy"] <= 1
-    assert np.sum(results["tables"]["validation"]["confusion"]) == sum(i["targets"] for i in items)
-    assert {item["label"] for item in items} & {"(none)"}
-    assert any(item["label"].startswith("CITY: ") for item in items)
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
-    transfer, words, run, at_record, tmp_path, read_json
-):
-    at_record("after", "validation", 30, lambda: signal.raise_signal(signal.SIGTERM))
-    assert transfer(*words, "run.dir=again").code == 75
-    ended = transfer("finetune", "resume=again")
-
-    assert ended.code == 0, ended.err
-    ours, theirs = (read_json(place / "results.json") for place in (tmp_path / "again", run))
-    assert ours["measures"] == theirs["measures"]
 
 
 def test_a_line_gets_a_tag_for_each_word_and_entities_by_characters(transfer, run, tmp_path):
@@ -123,30 +76,6 @@ def test_tokens_and_tables_are_answered_as_well(transfer, run, tmp_path):
     assert row["who"] == "me"
 
 
-def test_a_file_is_scored_whatever_the_batch_and_the_windows_are(
-    transfer, run, sentences, read_json, tmp_path
-):
-    for batch in (1, 7):
-        ended = transfer("evaluate", str(run), str(sentences), f"batch={batch}",
-                         f"output={batch}.json", "device=cpu")  # fmt: skip
-        assert ended.code == 0, ended.err
-    one, other = (read_json(tmp_path / f"{n}.json")["measures"]["input"] for n in (1, 7))
-
-    assert "input: scored 160 of 160 examples" in ended.out
-    assert one == pytest.approx(other, abs=1e-4)
-    assert one["entity_f1"] > 0.7
-    (tmp_path / "other.conll").write_text("a B-TOWN\nb O\n")
-    refused = transfer("evaluate", str(run), "other.conll", "device=cpu")
-    assert (refused.code, "new label" in refused.err) == (2, True)
-
-
-def test_data_are_looked_at(transfer, pretrained, sentences):
-    ended = transfer("inspect", "data=conll", f"data.train={sentences}", f"init_from={pretrained}")
-
-    assert ended.code == 0, ended.err
-    assert "O O O B-CITY I-CITY O O O: The market of Oslo Oslo is 1 ." in ended.out
-
-
 def test_parts_of_speech_are_judged_by_accuracy(transfer, words, read_json, tmp_path):
     rows = [f"{n}\t{word}\t_\t{tag}\t_\t_\t0\t_\t_\t_" for n, (word, tag) in enumerate(
         [("The", "DET"), ("tower", "NOUN"), ("is", "VERB")], start=1)]  # fmt: skip
@@ -164,45 +93,6 @@ def test_parts_of_speech_are_judged_by_accuracy(transfer, words, read_json, tmp_
     (tmp_path / "new.txt").write_text("The market is")
     found = json.loads(transfer("predict", "run", "new.txt", "device=cpu").out)
     assert (found["tags"], found["entities"]) == (["DET", "NOUN", "VERB"], [])
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["data.stride=-1"], "data: stride must be 0 or more"),
-        (["data.piece=middle"], "data.piece: expected one of auto, first, last"),
-        (["objective=classification"], "choose objective=tagging"),
-        (["data=sample_numbers", "~data"], "TokenTagging needs examples of the task tagging"),
-        (["data.scheme=bioes"], "is followed by O, as no entity of BIOES is"),
-    ],
-)
-def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
-    left_out = tuple(word[1:] for word in more if word[0] == "~") or ("~",)
-    typed = [word for word in words if not word.startswith(left_out)]
-    ended = transfer(*typed, *(word for word in more if word[0] != "~"), "run.dir=run")
-
-    assert ended.code == 2
-    assert said in ended.err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        *([f"adaptation={name}"] for name in (
-            "adapters", "bias_only", "chain_thaw", "discriminative", "ewc", "feature_extraction",
-            "frozen", "gradual_unfreezing", "l2_sp", "lm_auxiliary", "lora", "siatl",
-            "source_distillation", "ulmfit",
-        )),
-        ["+objective@losses.lm=clm", "data.length=8", "data.label_all=true"],
-    ],
-)  # fmt: skip
-def test_every_scheme_trains_for_it(transfer, words, more, read_json, tmp_path):
-    ended = transfer(*words, *more, "loop.steps=8", "run.dir=run")
-
-    assert ended.code == 0, ended.err
-    assert "entity_f1" in read_json(tmp_path / "run" / "results.json")["measures"]["validation"]
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra"])
@@ -436,26 +326,22 @@ def test_two_processes_learn_without_tags_what_one_does(preset, transfer, few, r
         assert np.allclose(two[name], weight, rtol=0, atol=1e-6), name
 
 
-def test_a_teacher_of_something_else_is_refused(transfer, few, finetuned, tmp_path):
-    ended = transfer(*few("distil", f"adaptation.teachers=[{finetuned}]"), "run.dir=run")
+def test_every_word_is_counted_and_an_item_names_the_entities(run, read_json):
+    results = read_json(run / "results.json")
+    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
 
-    assert ended.code == 2
-    assert "losses.teacher.teachers: " in ended.err
-    assert "is a run of classification, and this run one of tagging" in ended.err
-    assert not (tmp_path / "run").exists()
+    measures = results["measures"]["validation"]
+    assert measures["entity_f1"] == measures["entity_f1/CITY"]
+    assert np.sum(results["tables"]["validation"]["confusion"]) == sum(i["targets"] for i in items)
+    assert {item["label"] for item in items} & {"(none)"}
+    assert any(item["label"].startswith("CITY: ") for item in items)
 
 
 @pytest.mark.slow
-def test_every_command_of_the_page_runs(transfer, tmp_path):
-    page = (conf_dir().parent / "docs" / "tasks" / "tagging.md").read_text(encoding="utf-8")
-    typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]
-    asked = re.search(r"^\$ echo '(.+)' > questions.txt$", page, re.MULTILINE)
-    (tmp_path / "questions.txt").write_text(asked[1])
+def test_windows_and_a_language_model_beside_it_train(transfer, words, read_json, tmp_path):
+    more = ("+objective@losses.lm=clm", "data.length=8", "data.label_all=true", "loop.steps=8")
 
-    for words in typed:
-        if "MODEL" not in " ".join(words):  # about files of one's own
-            ended = transfer(*words, *([] if words[0] == "export" else ["device=cpu"]))
-            assert ended.code == 0, (words, ended.err)
+    ended = transfer(*words, *more, "run.dir=run")
 
-    measures = json.loads((tmp_path / "runs" / "names" / "results.json").read_text())["measures"]
-    assert measures["test"]["entity_f1"] > 0.9
+    assert ended.code == 0, ended.err
+    assert "entity_f1" in read_json(tmp_path / "run" / "results.json")["measures"]["validation"]

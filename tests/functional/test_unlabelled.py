@@ -44,11 +44,6 @@ def adapt(transfer, adapting):
     return call
 
 
-def line_of(ended):
-    (line,) = ended.err.splitlines()[-1:]
-    return line
-
-
 def digest(folder):
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()}
 
@@ -64,36 +59,6 @@ def test_the_labels_of_what_is_left_out_never_reach_a_batch(preset, adapt, steps
             assert ("teacher_rest" in batch) == (name == "rest" and preset in TEACHING)
     assert steps
     assert all("rest" in micro for step in steps for micro in step)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("data.labelled=null",), "streams.rest.data: all examples of the main data keep their "
-         "labels; say how many do by data.labelled=N"),
-        (("streams.rest.with=rest",), "streams.rest.with: 'rest' is neither main, whose steps it "
-         "joins, nor null, for steps of its own"),
-        (("adaptation.teachers=[nowhere]",), "losses.teacher.teachers: there is no folder nowhere"),
-        (("~adaptation.teachers",), "adaptation.teachers"),
-        (("adaptation.teachers=[]",), "teachers is empty; give one run or more"),
-        (("objective=clm",), "losses.teacher: it is about what the main objective says of a text"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_mistake_ends_in_a_line(words, line, adapt):
-    ended = adapt("distil", *words, ends=2)
-
-    assert line in line_of(ended)
-    assert not Path("run").exists()
-
-
-def test_text_has_no_rest(transfer, corpus, tiny, loop):
-    words = ("data=text", f"data.train={corpus}", "+data@streams.rest.data=rest")
-    loss = ("+objective@losses.rest=clm", "+losses.rest.stream=rest")
-    ended = transfer("pretrain", *words, *loss, *tiny, *loop, "loop.steps=2", "run.dir=run")
-
-    assert ended.code == 2
-    assert "streams.rest.data: the main data have no labels, so there is no rest" in ended.err
 
 
 def test_a_stream_of_what_is_left_out_may_have_steps_of_its_own(adapt, steps):
@@ -169,22 +134,6 @@ def test_a_language_model_is_no_teacher_of_labels(adapt, deep):
         f"transfer finetune: losses.teacher.teachers: {deep} is a language model, which answers no "
         "task; give a run of transfer finetune, or a published model with a head for the task\n"
     )
-
-
-def test_a_plan_knows_that_a_teacher_is_missing(transfer, adapting):
-    words = adapting("distil", "adaptation.teachers=[nowhere]")
-
-    ended = transfer("plan", "finetune", *words)
-
-    assert ended.code == 2
-    assert "losses.teacher.teachers: there is no folder nowhere" in ended.err
-
-
-def test_a_teacher_of_other_labels_is_refused(adapt, finetuned):
-    ended = adapt("distil", f"adaptation.teachers=[{finetuned}]", ends=2)
-
-    assert line_of(ended).startswith("transfer finetune: losses.teacher.teachers: ")
-    assert "labels" in line_of(ended)
 
 
 @pytest.mark.slow

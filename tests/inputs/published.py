@@ -1,10 +1,12 @@
 """Published folders as they are found, for the table beside."""
 
 import json
+import os
 import warnings
+import zipfile
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.published import publish
 
@@ -14,20 +16,26 @@ POINTER = (
 )
 
 
-def model(path, family, options=None, config=None, files=None, without=(), pointer=None):
+def model(
+    path, family, kind="", options=None, config=None, files=None, without=(), pointer=None,
+    tensors=None, cut=None,
+):  # fmt: skip
     """Write a small model.
 
     Args:
         path: Its folder.
         family: Its `model_type`.
+        kind: What its head is for, as the end of its class is called.
         options: Of the config that it is made with.
         config: What its `config.json` says in addition; "gone": it lacks the key.
         files: Further files, or what replaces those that are there: texts, or JSON objects, which
             a JSON file that is there takes up.
         without: Files to leave out.
         pointer: A file that is a pointer of Git LFS.
+        tensors: Shapes of other tensors by their names; "gone": the weights lack it.
+        cut: The share of the weights' file that is left.
     """
-    publish(path, family, **(options or {}))
+    publish(path, family, kind, **(options or {}))
     for name, content in {"config.json": config or {}, **(files or {})}.items():
         file = path / name
         if isinstance(content, dict):
@@ -39,6 +47,14 @@ def model(path, family, options=None, config=None, files=None, without=(), point
         (path / name).unlink()
     if pointer:
         (path / pointer).write_text(POINTER)
+    weights = path / "model.safetensors"
+    if tensors:
+        ours = {n: torch.zeros(*shape) for n, shape in tensors.items() if shape != "gone"}
+        kept = {n: t for n, t in load_file(weights).items() if tensors.get(n) != "gone"}
+        save_file({**kept, **ours}, weights)
+    if cut is not None:
+        data = weights.read_bytes()
+        weights.write_bytes(data[: int(len(data) * cut)])
 
 
 def token_without_row(path):
@@ -60,15 +76,58 @@ def cased(path):
     (path / "tokenizer_config.json").unlink()
 
 
-def quantized(path):
-    """Write a BERT whose weights are a pickle of quantized tensors."""
-    publish(path, "bert")
-    tensors = load_file(path / "model.safetensors")
-    (path / "model.safetensors").unlink()
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("marker",)
+
+
+def _quantized(tensor):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        packed = {n: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8) for n, t in tensors.items()}
-        torch.save(packed, path / "pytorch_model.bin")
+        return torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
+
+
+PICKLES = {
+    "code": lambda tensors: {"a": Bomb()},
+    "quantized": lambda tensors: {name: _quantized(each) for name, each in tensors.items()},
+    "meta": lambda tensors: {name: each.to("meta") for name, each in tensors.items()},
+    "packed": lambda tensors: {"a": torch.zeros(2**16)},
+    "sparse": lambda tensors: {"a": torch.eye(3).to_sparse()},
+    "a list": lambda tensors: [torch.ones(1)],
+    "integers": lambda tensors: {
+        **tensors, "bert.embeddings.LayerNorm.weight": torch.ones(16, dtype=torch.int32)
+    },
+    "integers in the head": lambda tensors: {
+        **tensors, "classifier.weight": torch.zeros(2, 16, dtype=torch.int64)
+    },
+}  # fmt: skip
+"""What a pickle of weights holds, by what is wrong with it."""
+
+
+def pickled(path, kind):
+    """Write a BERT whose weights are a pickle."""
+    publish(path, "bert", "SequenceClassification")
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    file = path / "pytorch_model.bin"
+    torch.save(PICKLES[kind](tensors), file)
+    if kind == "packed":
+        with zipfile.ZipFile(file) as whole:
+            members = {name: whole.read(name) for name in whole.namelist()}
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
+
+
+def more_tokens(path):
+    """Write a BERT with more tokens in its vocabulary than it has rows."""
+    publish(path, "bert")
+    file = path / "vocab.txt"
+    lines = file.read_text().splitlines()
+    more = [f"extra{n}" for n in range(230 - len(lines))]
+    file.write_text("\n".join([*lines, *more]) + "\n")
 
 
 def random_merges(path):

@@ -56,10 +56,6 @@ def test_help_is_asked_for_in_several_ways(capsys, words, said):
     assert out.startswith(said)
 
 
-def test_help_on_no_command_is_refused(capsys):
-    assert call(capsys, "help", "fintune")[2].startswith("transfer: there is no command 'fintune'.")
-
-
 def test_without_a_command_the_help_is_an_error(capsys):
     code, out, err = call(capsys)
 
@@ -148,14 +144,6 @@ def test_the_completion_script_names_the_program(capsys, shell):
     assert code == 0
     assert "transfer" in out
     assert "-sc query=" in out
-
-
-@pytest.mark.parametrize("words", [["completion"], ["completion", "ksh"], ["-sc", "query=ksh"]])
-def test_an_unknown_shell_is_refused(capsys, words):
-    code, _, err = call(capsys, *words)
-
-    assert code == 2
-    assert "bash, zsh, fish" in err
 
 
 def test_hydras_flags_work_on_a_command(capsys):

@@ -216,17 +216,6 @@ def test_adapters_of_the_feed_forward_part_leave_the_other_site_alone():
         assert not isinstance(block.sites["after_feed_forward"], nn.Identity)
 
 
-def test_a_second_set_of_adapters_is_refused_with_a_helpful_sentence():
-    model = edited(Adapters(placement="ffn_only"))
-
-    message = (
-        "after_feed_forward of block 0 is taken by another Adapter; "
-        "choose one kind of adapters, or placements that do not overlap"
-    )
-    with pytest.raises(ValueError, match=message):
-        Adapters(placement="ffn_only")(model, SPECIAL)
-
-
 @pytest.mark.parametrize("residual", EVERY_RESIDUAL)
 def test_a_parallel_adapter_reads_what_the_feed_forward_layer_reads(residual):
     model = edited(ParallelAdapters(4, scale=3.0), residual=residual)
@@ -388,11 +377,6 @@ def test_fresh_blocks_keep_what_other_edits_put_into_them():
     added = {name for name in before if ".sites." in name or ".lora." in name}
     assert not added & reported
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in added)
-
-
-def test_fresh_top_needs_as_many_blocks():
-    with pytest.raises(ValueError, match="blocks is 4, but the model has 3"):
-        FreshTop(4)(edited(), SPECIAL)
 
 
 # NewRows.

@@ -164,12 +164,6 @@ def test_a_penalty_on_weights_of_which_none_trains_has_no_gradient():
     assert not value.requires_grad
 
 
-@pytest.mark.parametrize("make", [L2SP, EWC])
-def test_with_nothing_inherited_a_penalty_says_what_to_give(make):
-    with pytest.raises(ConfigError, match=r"^adaptation\.penalty: .*nothing.*init_from=RUN"):
-        started(make(), tiny.model(CausalLM()), inherited=())
-
-
 @pytest.mark.parametrize(("factor", "what"), [(0.0, "0"), (float("nan"), "not finite")])
 @pytest.mark.parametrize("normalise", ["mean", "none"])
 def test_information_that_holds_nothing_is_refused(factor, what, normalise):

@@ -154,11 +154,6 @@ def test_top_blocks_train_with_the_heads(count, groups, wanted):
     assert trains(TopBlocks(count), groups) == [wanted]
 
 
-def test_more_blocks_than_there_are_are_refused():
-    with pytest.raises(ConfigError, match=r"adaptation\.plan\.count: the model has 3 blocks, got"):
-        TopBlocks(4)(GROUPS)
-
-
 # --- several stages ----------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from transfer_cli.batch import with_facts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import DataError, NotFiniteError
+from transfer_cli.errors import NotFiniteError
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.report.analyses_page import Shown, analyses_page
@@ -224,11 +224,6 @@ def test_a_model_that_is_not_finite_is_refused():
 
     with pytest.raises(NotFiniteError, match="the model's attention is not finite"):
         AttentionMaps()(subject(model))
-
-
-def test_a_split_without_a_text_is_refused():
-    with pytest.raises(DataError, match="input holds no text"):
-        AttentionMaps()(subject(attending.model(), ()))
 
 
 @pytest.mark.parametrize("option", ["texts", "longest", "corpus"])

@@ -17,11 +17,9 @@ from transfer_cli.analysis.attributions.chosen_texts import ChosenTexts
 from transfer_cli.analysis.attributions.explained_text import Explainer, words_of
 from transfer_cli.analysis.attributions.faithfulness import faithfulness
 from transfer_cli.data.labelled import Example
-from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
@@ -243,17 +241,7 @@ def test_texts_are_shown_as_texts():
     assert "<b>" not in section
 
 
-def test_a_label_that_is_not_there_ends_in_an_error():
-    with pytest.raises(ConfigError, match=r"label: .*'evn'"):
-        Attributions(label="evn", faithfulness=0)(looked_at())
-
-
 def test_paths_begin_at_a_token_that_the_model_has_learnt():
     assert Explainer(looked_at()).baseline == "mask"
     assert Explainer(looked_at(direction="causal")).baseline == "pad"
     assert Explainer(looked_at(), baseline="zero").baseline == "zero"
-
-
-def test_a_masked_language_model_is_refused():
-    with pytest.raises(ConfigError, match="explain one number for a text"):
-        Attributions()(looked_at(MaskedLM()))

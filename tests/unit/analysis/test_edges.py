@@ -8,7 +8,6 @@ import torch
 from transfer_cli.analysis.edges.edge_data import EdgeTarget, read_edges
 from transfer_cli.analysis.edges.edges import expected_layer
 from transfer_cli.analysis.edges.span_probe import Spans, micro_f1, trained
-from transfer_cli.errors import DataError
 
 
 def write(path, *lines):
@@ -35,32 +34,6 @@ def test_targets_are_read_as_jiant_writes_them(tmp_path):
         EdgeTarget(0, ((1, 2), (0, 1)), ("A",)),
         EdgeTarget(2, ((1, 2), (0, 2)), ("A", "B")),
     ]
-
-
-@pytest.mark.parametrize(
-    ("targets", "said"),
-    [
-        ([], "has no targets"),
-        ("A", "line 1: there is no list of targets"),
-        ([{"label": "A"}], "line 1: a target has no span1"),
-        ([target(span1=[1, 5])], r"line 1: span1 is \[1, 5\], expected the first of the text's 2"),
-        ([target(span1=[1, 1])], r"line 1: span1 is \[1, 1\]"),
-        ([target(span2=[True, 2])], "line 1: span2 is"),
-        ([target(label=3)], "line 1: the label 3 is neither"),
-    ],
-)
-def test_targets_that_are_none_are_named_by_line(tmp_path, targets, said):
-    path = write(tmp_path / "a.jsonl", {"text": "a b", "targets": targets})
-
-    with pytest.raises(DataError, match=said):
-        read_edges(path)
-
-
-def test_targets_of_one_span_are_not_mixed_with_those_of_two(tmp_path):
-    lines = [{"text": "a b", "targets": [each]} for each in (target(), target(span2=[0, 1]))]
-
-    with pytest.raises(DataError, match="line 2: some targets have a span2 and some none"):
-        read_edges(write(tmp_path / "a.jsonl", *lines))
 
 
 def test_f1_counts_each_label_of_each_target():

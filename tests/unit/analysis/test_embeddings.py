@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transfer_cli.analysis.embeddings import Embeddings, principal_components
+from transfer_cli.analysis.embeddings import principal_components
 
 
 def test_components_lie_where_vectors_vary_and_point_to_the_positive():
@@ -25,11 +25,3 @@ def test_of_vectors_that_are_all_the_same_nothing_varies():
 
     assert not found.any()
     assert shares == [0, 0]
-
-
-@pytest.mark.parametrize(
-    "options", [{"of": "layers"}, {"most": 2}, {"order": "last"}, {"of": "texts", "words": ["a"]}]
-)
-def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(ValueError, match=r"."):
-        Embeddings(**options)

@@ -10,7 +10,6 @@ from tests import subjects, tiny
 from transfer_cli.analysis.importance.head_gradients import head_gradients, importance_of
 from transfer_cli.analysis.importance.importance import Importance
 from transfer_cli.data.split import Split
-from transfer_cli.errors import ConfigError
 from transfer_cli.model.gates import all_heads, gated
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -190,11 +189,3 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     assert [each.requires_grad for each in model.parameters()] == needs
     assert all(each.grad is None for each in model.parameters())
     assert model.backbone.gates is None
-
-
-def test_text_without_labels_does_not_judge_a_classifier():
-    objective = Classification()
-    given = subjects.subject(lively(objective), objective, tiny.blocks(120), task=None)
-
-    with pytest.raises(ConfigError, match="this is text without labels; name data of its task"):
-        Importance()(given)

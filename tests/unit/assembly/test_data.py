@@ -82,12 +82,6 @@ def test_a_block_is_as_long_as_it_is_told_or_as_the_model_has_positions(length, 
     assert datasets.block_length(length, 24) == found
 
 
-@pytest.mark.parametrize("length", [0, 25])
-def test_a_block_that_does_not_fit_the_model_is_refused(length):
-    with pytest.raises(ConfigError, match=rf"^data\.length: {length} does not fit .* 24 positions"):
-        datasets.block_length(length, 24)
-
-
 # --- text --------------------------------------------------------------------------------------
 
 
@@ -192,20 +186,6 @@ def test_of_a_stream_fewer_examples_may_be_scored_but_all_are_trained_on(tmp_pat
     ).splits
 
     assert [len(splits[name].order) for name in ("train", "validation", "test")] == [20, 3, 3]
-
-
-@pytest.mark.parametrize("option", ["batch", "scored"])
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "3"])
-def test_a_count_of_a_stream_is_a_whole_number_of_1_or_more(tmp_path, option, value):
-    assert getattr(source(configs.text(tmp_path), **{option: 12}), option) == 12
-
-    with pytest.raises(ConfigError, match=rf"^streams\.second[:.] ?{option}.* got "):
-        source(configs.text(tmp_path), **{option: value})
-
-
-def test_an_option_that_a_stream_has_not_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(ConfigError, match=r"^streams\.second\.bach: .*Did you mean 'batch'"):
-        source(configs.text(tmp_path), bach=3)
 
 
 def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):

@@ -12,7 +12,6 @@ import torch
 from tests import tiny
 from tests.published import TEXT, config_of, publish, reference, sentence_pieces
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained, usual_lines
 from transfer_cli.data.shards import encode_text
@@ -20,7 +19,6 @@ from transfer_cli.data.text import TextFiles
 from transfer_cli.data.tokenizer import BytePairs, Tokenizer, WordPiece
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import ConfigError
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.weights import ModelDescription
 
@@ -265,16 +263,6 @@ def test_a_prompt_is_read_as_the_text_was(lines, expected):
 
     assert layout.encode("a\nb") == expected
     assert layout.text_end == (None if lines == "end" else GPT2.sep)
-
-
-def test_to_keep_lines_needs_a_tokenizer_that_has_them(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("a b\nc\n")
-    data = TextFiles(train=str(path), validation_share=0.5, lines="keep")
-    place = DataPlace(str(tmp_path), 0)
-
-    with pytest.raises(ConfigError, match=r"data\.lines: keep .*data\.lines=join"):
-        datasets.text(data, place, tiny.shape(), WordPiece(60))
 
 
 def llama(folder):

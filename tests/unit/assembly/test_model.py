@@ -7,7 +7,6 @@ from omegaconf import OmegaConf
 from tests import configs, tiny
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
 from transfer_cli.engine.step import Loss
-from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 
@@ -48,13 +47,6 @@ def test_losses_that_name_the_same_head_share_it():
     assert list(model.heads) == ["lm"]
 
 
-def test_a_head_that_two_losses_want_in_two_shapes_is_refused():
-    wide = Classification(hidden=[7])
-
-    with pytest.raises(ConfigError, match=r"^losses\.further0: its head 'class' has another shape"):
-        build_model(tiny.shape(), SIZE, losses(Classification(), wide), 0)
-
-
 def test_edits_are_made_in_their_order_and_tell_what_they_are():
     model = tiny.model(Classification())
 
@@ -66,11 +58,6 @@ def test_edits_are_made_in_their_order_and_tell_what_they_are():
     top = {n for n, _ in model.named_parameters() if ".blocks.2." in n and ".lora." not in n}
     assert top <= fresh
     assert not any("blocks.0" in name for name in fresh)
-
-
-def test_an_edit_that_cannot_be_made_is_named_by_its_key():
-    with pytest.raises(ConfigError, match=r"^adaptation\.edits\.mine: .*9"):
-        make_edits(tiny.model(), {"mine": {**FRESH_TOP, "blocks": 9}}, tiny.VOCABULARY)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.optim.layer_scale import Geometric, PerGroup, Uniform
+from transfer_cli.optim.layer_scale import Geometric, Uniform
 
 
 def made(layer_scale=None, penalty=None):
@@ -101,11 +101,6 @@ def test_groups_know_how_high_they_stand():
     assert scales == {
         "embeddings": 2**-4, "block.0": 2**-3, "block.1": 2**-2, "block.2": 2**-1, "head.class": 1,
     }  # fmt: skip
-
-
-def test_a_layer_scale_that_fits_no_group_is_refused():
-    with pytest.raises(ConfigError, match=r"block\.9"):
-        made(PerGroup({"block.9": 0.1}))
 
 
 def test_device_and_precision_are_made_from_two_words():

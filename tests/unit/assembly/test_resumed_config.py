@@ -120,22 +120,6 @@ def test_a_run_whose_weights_were_kept_by_the_default_of_an_earlier_version_goes
     assert config_to_resume(config, run, command, TABLE).loop.monitor == "loss"
 
 
-@pytest.mark.parametrize(
-    ("word", "named"),
-    [("seed=3", "seed=3 "), ("optimizer.betas=[0.5,0.9]", "optimizer.betas=[0.5, 0.9] "),
-     ("adaptation=frozen", "adaptation."),
-     ("loop.monitor=loss", "loop.monitor=loss "), ("init_from=OTHER", "init_from=OTHER ")],
-)  # fmt: skip
-def test_what_differs_is_named(tmp_path, word, named):
-    run = begun(tmp_path / "run", "init_from=RUN")
-    config, command = composed(run.path, "init_from=RUN", word)
-
-    with pytest.raises(ConfigError) as refused:
-        config_to_resume(config, run, command, CommandLine.of_this_command().overrides)
-
-    assert str(refused.value).startswith(f"resume: {named}")
-
-
 def test_where_no_run_was_begun_auto_finds_none(tmp_path):
     config, _ = composed(tmp_path / "run", "init_from=RUN")
 

@@ -10,7 +10,6 @@ from tests import configs, tiny
 from transfer_cli.adaptation.penalties import EWC, L2SP
 from transfer_cli.assembly.run import build_run
 from transfer_cli.engine.features.cached import CachedFeatures
-from transfer_cli.errors import ConfigError
 from transfer_cli.model.weights import backbone_hash, read_weights
 
 HEADS = {"_target_": f"{configs.PLANS}.Only", "train": ["head.*"]}
@@ -285,18 +284,6 @@ def test_streams_have_their_own_batch_and_order(put, tmp_path):
 
 
 # --- refused -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"loop__monitor": "acuracy"}, r"^loop\.monitor: .*Did you mean 'accuracy'"),
-     ({"optimizer__lr": -1}, r"^optimizer\.lr: must be a number above 0"),
-     ({"forgetting__data": "nothing"}, r"^forgetting\.data: expected `source` or the path"),
-     ({"objective": configs.MLM}, r"^objective: MaskedLM needs a bidirectional model")],
-)  # fmt: skip
-def test_what_cannot_work_is_refused_before_the_first_batch(put, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        put(**changes)
 
 
 def test_a_warm_up_longer_than_the_run_is_warned_of(put, caplog):

@@ -3,7 +3,6 @@ import json
 import pytest
 
 from transfer_cli.commands.info import info
-from transfer_cli.errors import ConfigError
 
 
 @pytest.fixture
@@ -36,8 +35,3 @@ def test_people_get_lines(capsys, tmp_path, monkeypatch):
     out = capsys.readouterr().out
     assert "torch" in out
     assert "not there yet" in out
-
-
-def test_an_unknown_flag_is_refused():
-    with pytest.raises(ConfigError, match=r"--jsn: no such flag\. Did you mean '--json'\?"):
-        info(["--jsn"])

@@ -1,10 +1,7 @@
 import json
 
-import pytest
-
 from transfer_cli.commands.presets import presets
 from transfer_cli.config.describe import options
-from transfer_cli.errors import ConfigError
 
 
 def test_every_option_is_listed_with_its_line(capsys):
@@ -44,18 +41,3 @@ def test_own_options_say_where_they_lie(capsys, tmp_path):
     out = capsys.readouterr().out
     assert f"My own  ({tmp_path}/model/mine.yaml)" in out
     assert "not used: a packaged option has this name" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["modle"], "there is no group 'modle'. Did you mean 'model'?"),
-        (["--jsn"], "--jsn: no such flag. Did you mean '--json'?"),
-        (["--config-dir", "nowhere"], "--config-dir: there is no folder nowhere"),
-    ],
-)
-def test_mistakes_are_refused(words, message):
-    with pytest.raises(ConfigError) as caught:
-        presets(words)
-
-    assert str(caught.value) == message

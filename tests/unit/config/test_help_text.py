@@ -7,7 +7,6 @@ from transfer_cli.config import commands
 from transfer_cli.config.describe import offered, options
 from transfer_cli.config.flags import parse
 from transfer_cli.config.help_text import command_help
-from transfer_cli.errors import ConfigError
 
 COMPOSING = {name: each for name, each in commands.ALL.items() if each.composes}
 ABOUT = {f"{each.typed_as}": each for about in commands.ABOUT.values() for each in about.values()}
@@ -150,11 +149,6 @@ def test_the_help_shows_in_spite_of_wrong_overrides():
 
 def test_a_wrong_option_has_no_keys():
     assert "Keys of" not in help_of("finetune", "data=tabel")
-
-
-def test_a_folder_of_own_configs_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"^--config-dir: there is no folder .*nowhere$"):
-        help_of("finetune", "--config-dir", str(tmp_path / "nowhere"))
 
 
 def test_the_usage_speaks_of_options_where_there_are_some():

@@ -88,12 +88,6 @@ def test_other_keys_are_hydras():
     )
 
 
-@pytest.mark.parametrize("words", [["Once", "upon"], ["Once", "prompt=upon"]])
-def test_two_texts_are_refused(words):
-    with pytest.raises(ConfigError, match="prompt: is given 2 times, as 'Once' and 'upon'"):
-        as_overrides(["run=RUN", *words], ("run", "prompt"), "prompt")
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -105,12 +99,6 @@ def test_two_texts_are_refused(words):
 )
 def test_values_without_a_key_have_their_places(words, expected):
     assert as_overrides(words, ("run", "input")) == expected
-
-
-@pytest.mark.parametrize("words", [["RUN", "in.csv", "out.csv"], ["run=RUN", "in.csv", "out.csv"]])
-def test_more_values_than_places_are_refused(words):
-    with pytest.raises(ConfigError, match=r"^out\.csv: expected KEY=VALUE"):
-        as_overrides(words, ("run", "input"))
 
 
 def test_a_run_and_a_text_may_stand_alone():

@@ -96,20 +96,3 @@ def test_a_text_draws_the_same_whoever_is_beside_it():
 
     assert drawn(1) == drawn(3)[:1]
     assert drawn(3)[0] != drawn(3)[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": -0.1}, "temperature: must be 0"),
-        ({"temperature": math.nan}, "temperature: must be 0"),
-        ({"temperature": math.inf}, "temperature: must be 0"),
-        ({"top_k": 0}, "top_k: must be at least 1"),
-        ({"top_p": 0.0}, "top_p: must be above 0"),
-        ({"top_p": 1.01}, "top_p: must be above 0"),
-        ({"top_p": math.nan}, "top_p: must be above 0"),
-    ],
-)
-def test_what_cannot_work_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(**options)

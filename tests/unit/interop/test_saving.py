@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from tests import tiny
 from tests.published import TEXT, reference, wordpiece
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.errors import CheckpointError
 from transfer_cli.interop import saving
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
@@ -295,16 +295,6 @@ def test_a_head_that_a_family_does_not_have_is_named(tmp_path, tokenizer):
 
     with pytest.raises(CheckpointError, match="a head for speech"):
         write_folder(Ours(CAUSAL, tensors, tokenizer, "speech", None, "lines", 32), tmp_path)
-
-
-def test_a_family_that_is_asked_for_is_written_or_refused(tmp_path, tokenizer):
-    model = ours(CAUSAL, model_of(CAUSAL, tokenizer).state_dict(), tokenizer, None)
-
-    with pytest.raises(ConfigError, match=r"'gpt-2' is not one of .*Did you mean 'gpt2'"):
-        write_folder(model, tmp_path, "gpt-2")
-    with pytest.raises(CheckpointError, match="no BERT: residual=pre"):
-        write_folder(model, tmp_path, "bert")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)

@@ -2,7 +2,6 @@ import errno
 import json
 import logging
 import os
-import pickle
 import re
 import shutil
 from pathlib import Path
@@ -59,13 +58,6 @@ def cut(file):
 
 class Killed(BaseException):
     """Stands for a kill: nothing but `finally` runs after it, and what that does is undone."""
-
-
-class Evil:
-    """What runs code when it is read from a pickle."""
-
-    def __reduce__(self):
-        return os.mkdir, ("pwned",)
 
 
 # Writing.
@@ -528,28 +520,6 @@ def test_a_folder_that_cannot_take_the_new_ones_place_leaves_the_old_one(tmp_pat
 
 
 # Reading what is not right.
-
-
-def test_a_state_with_code_in_it_is_refused_and_does_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = written(tmp_path)
-    torch.save({"step": Evil()}, found / STATE)
-
-    with pytest.raises(CheckpointError, match="damaged or holds more than plain values"):
-        read_state(found)
-
-    assert not (tmp_path / "pwned").exists()
-
-
-def test_a_bare_pickle_with_code_in_it_is_refused_and_does_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = written(tmp_path)
-    (found / STATE).write_bytes(pickle.dumps(Evil(), protocol=2))
-
-    with pytest.raises(CheckpointError, match="damaged or holds more than plain values"):
-        read_state(found)
-
-    assert not (tmp_path / "pwned").exists()
 
 
 def test_a_later_format_is_refused(tmp_path):

@@ -61,19 +61,3 @@ def test_no_examples_are_no_error():
     for said in ({"length": (0, 3)}, {"regex": "a"}, {"word": "a"}, cell):
         found = Slice(**said).members("test", [], lambda name: [])
         assert (found.shape, found.dtype) == ((0,), np.bool_)
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ({}, r"give length=\[LEAST,MOST\], regex=, word=, column= and value=, or file="),
-        ({"column": "source"}, "column and value go together"),
-        ({"length": (3, 2)}, r"length is \[3, 2\]"),
-        ({"length": (-1, None)}, "length is"),
-        ({"regex": "("}, r"regex: '\(' is no regular expression"),
-        ({"file": "a", "where": "right"}, "where: 'right' is not one of wrong"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(said, message):
-    with pytest.raises(ValueError, match=message):
-        Slice(**said)

@@ -15,7 +15,7 @@ from transfer_cli.config.build import build
 from transfer_cli.data.labelled import TaskData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError, ConfigError, DivergedError, FinishedError
+from transfer_cli.errors import CheckpointError, FinishedError
 from transfer_cli.runs.checkpoint import newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
 
@@ -241,20 +241,6 @@ def test_patience_ends_a_run_early_and_a_resume_finds_it_finished(tmp_path, pret
         configs.run(configs.following(pretrained, tmp_path), "finetune", run.path)
 
 
-def test_a_finished_run_says_how_to_give_it_more(jumping, tmp_path, pretrained):
-    with pytest.raises(FinishedError, match=r"is finished after 6 steps; .*loop\.steps=12$"):
-        configs.run(configs.following(pretrained, tmp_path), "finetune", jumping.path)
-
-
-def test_a_finished_run_without_checkpoints_cannot_go_on(jumping, tmp_path, pretrained):
-    copy = tmp_path / "copy"
-    shutil.copytree(jumping.path, copy)
-    shutil.rmtree(copy / "checkpoints")
-
-    with pytest.raises(CheckpointError, match="none of its checkpoints is left"):
-        configs.run(configs.following(pretrained, tmp_path), "finetune", copy)
-
-
 def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
     lora = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
     new = {"_target_": f"{configs.PLANS}.NewWeights"}
@@ -275,26 +261,3 @@ def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
 
     with pytest.raises(CheckpointError, match="put the original back"):
         configs.run(configs.following(base, tmp_path), "finetune", cut.path)
-
-
-# --- ending otherwise --------------------------------------------------------------------------
-
-
-def test_a_run_that_fails_before_its_first_step_leaves_nothing(tmp_path, pretrained):
-    config = configs.following(pretrained, tmp_path, loop__monitor="nothing")
-
-    with pytest.raises(ConfigError, match=r"^loop\.monitor: there is no measure 'nothing'"):
-        configs.run(config, "finetune", tmp_path / "run")
-
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_that_diverges_says_so_in_its_directory(tmp_path, pretrained):
-    config = configs.following(pretrained, tmp_path, optimizer__lr=1e30, loop__clip=None,
-                               loop__max_bad_steps=1, loop__steps=20)  # fmt: skip
-
-    with pytest.raises(DivergedError) as ended:
-        configs.run(config, "finetune", tmp_path / "run")
-
-    found = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert found == {"status": "failed", "reason": str(ended.value)}

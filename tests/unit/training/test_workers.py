@@ -2,12 +2,9 @@
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
-from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.errors import RunError
 from transfer_cli.training import workers
-
-ONE = {"device": "cpu", "devices": 1, "timeout_minutes": 30.0, "resume": None}
 
 
 def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
@@ -29,20 +26,6 @@ def test_only_a_process_that_no_torchrun_has_started_starts_others(monkeypatch, 
     monkeypatch.setattr(workers.distributed, "started_by_torchrun", lambda: world is not None)
 
     assert [workers.wanted(devices) for devices in (1, 2)] == wanted
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"devices": 0}, r"^devices: must be at least 1"),
-     ({"timeout_minutes": 0}, r"^timeout_minutes: must be above 0"),
-     ({"parallel": "fdsp"}, r"^parallel: 'fdsp' is not one of ddp, fsdp\. Did you mean 'fsdp'"),
-     ({"restarts": 1}, r"^restarts: .* give resume=auto")],
-)  # fmt: skip
-def test_numbers_of_processes_that_cannot_be_are_refused(changes, message):
-    workers.check(OmegaConf.create(ONE))
-
-    with pytest.raises(ConfigError, match=message):
-        workers.check(OmegaConf.create({**ONE, **changes}))
 
 
 def test_processes_with_other_configs_are_refused(monkeypatch):

@@ -124,29 +124,6 @@ def test_a_line_that_is_too_long_is_left_out_in_bounded_memory(monkeypatch):
     assert [error[:20] for error in errors] == ["a, line 2: longer th"]
 
 
-@pytest.mark.parametrize(
-    ("table_format", "content", "message"),
-    [
-        ("csv", b"", "a is empty"),
-        ("csv", b"question\nwho\nwhere\n", "line 2: no column 'text'"),
-        ("csv", b'te"xt\xff,n\na,1\n', "line 1: byte 0xFF"),
-        ("csv", b"text,text\na,1\n", "the column 'text' is there twice"),
-        ("csv", b"text\n", "has no rows"),
-        ("text", "text".encode("utf-16"), "UTF-16"),
-    ],
-)
-def test_an_input_without_a_header_or_the_column_is_refused_all_the_same(
-    table_format, content, message
-):
-    with pytest.raises(DataError, match=message):
-        read(content, table_format)
-
-
-def test_a_row_that_stops_says_how_to_go_on():
-    with pytest.raises(DataError, match=r"line 2: byte 0xFF .* With errors=skip such rows"):
-        list(rows_of(table_of(b"a\n\xff\n", "text"), TEXT, stop))
-
-
 def test_other_columns_are_kept_where_they_are_asked_for():
     table = table_of(b'{"text": "a", "n": [1], "x": null}\n', "jsonl")
 
@@ -191,14 +168,6 @@ def test_the_first_bad_rows_are_named_and_the_others_counted(caplog):
         "further rows that cannot be read are only counted",
         "skipped 100 of 2,000 rows, which cannot be read",
     ]
-
-
-def test_where_no_row_can_be_read_that_is_an_error():
-    skipped = Skipped()
-    skipped(DataError("a, line 1: bad"))
-
-    with pytest.raises(DataError, match=r"a: none of its 1 rows can be read. The first: a, line 1"):
-        skipped.say(0, "a")
 
 
 # -------------------------------------------------------------------------------------- windows

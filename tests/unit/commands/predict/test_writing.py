@@ -153,8 +153,3 @@ def test_an_ending_that_is_not_written_is_refused_with_those_that_are(ending):
         ConfigError, match=rf"^output: '\.{ending}' of a\.{ending} .* \.csv, \.tsv;"
     ):
         format_of("auto", f"a.{ending}")
-
-
-def test_an_ending_that_promises_a_packed_file_is_refused():
-    with pytest.raises(ConfigError, match=r"a.csv.gz would not be packed"):
-        format_of("auto", "a.csv.gz")
