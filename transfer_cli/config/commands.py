@@ -17,7 +17,6 @@ FLAGS = (
     ("--plugin PACKAGE", "Let configs name classes of a package of your own."),
     ("-m", "One run for each value of a,b,c or range(1,4)."),
     ("--debug", "Show the traceback of every error."),
-    ("--hydra-help", "Hydra's own flags."),
 )
 """What every command that takes overrides takes besides."""
 

@@ -36,8 +36,8 @@ _FORMATS = {"predict": "auto text jsonl csv tsv", "export": "hf onnx"}
 _RUNS = ("run", "init_from", "resume", "base")
 _FILES = ("input", "output", "forgetting.data", "to", "run.dir", "run.root", "data_dir")
 _OF_FLAGS = {
-    "--cfg": "job hydra all",
-    "--info": "all config defaults defaults-tree plugins searchpath",
+    "--cfg": "job",
+    "--info": "defaults",
 }
 _MOST = 2000
 """Entries of a folder that are looked at."""

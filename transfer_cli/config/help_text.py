@@ -16,7 +16,6 @@ from transfer_cli.config import launch
 from transfer_cli.config.commands import FLAGS, Command, examples, heading
 from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
 from transfer_cli.config.flags import Request
-from transfer_cli.errors import ConfigError
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
 WIDTH = 100
@@ -41,8 +40,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     Raises:
         ConfigError: There is no folder of own configs.
     """
-    if request.config_dir is not None and not request.config_dir.is_dir():
-        raise ConfigError(f"--config-dir: there is no folder {request.config_dir}")
+    launch.check_folder(request)
     chosen = _chosen(request)
     config = _composed(name, request, chosen)
     plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
