@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config import launch
-from transfer_cli.config.commands import FLAGS, Command, examples, heading
+from transfer_cli.config.commands import FLAGS, Command, examples, guide_of, heading
 from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
 from transfer_cli.config.flags import Request
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
@@ -50,6 +50,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     texts = _Meanings(name, request, {*config.hydra.runtime.choices.items()})
     words = [f"{group}={option}" for group, option in chosen.items()]
     typed, places = command.typed_as or name, tuple(_places(chosen))
+    guide = typed.split()[0]  # of `plan finetune`, that of `plan`
     start = [
         *heading(typed, command, _usage(command, found)),
         *_part(
@@ -57,14 +58,14 @@ def command_help(name: str, command: Command, request: Request) -> Page:
             texts.entries(config, command.keys),
         ),
         BLANK,
-        *examples(command),
+        *examples(guide),
     ]
     own = _part(
         f"Keys of {' '.join(words)}:",
         texts.entries(config, [key for key in _keys(config) if key.startswith(places)]),
     )
     further = _further(config, unmet)
-    about: list[Renderable] = [BLANK, Prose(command.text)]
+    about: list[Renderable] = [BLANK, Prose(guide_of(guide).text)]
     if request.asks_all:
         every = [key for key in _keys(config) if not key.startswith(command.ignores)]
         return Page(
