@@ -1,6 +1,6 @@
 # `transfer` in a container; docs/install.md says how to build and run it.
 
-# An image with Python 3.11 to 3.13. One that brings PyTorch along, for CUDA say, keeps its PyTorch.
+# An image with Python 3.11 or later. One that brings PyTorch along, for CUDA say, keeps its PyTorch.
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 

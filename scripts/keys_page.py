@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from transfer_cli.config.commands import ALL, SPOKEN
-from transfer_cli.config.describe import KeyText, Option, declared, key_help, options
+from transfer_cli.config.describe import declared, key_help, options
 
 PAGE = Path(__file__).parents[1] / "docs" / "keys.md"
 
@@ -57,23 +57,14 @@ def _with_options() -> Iterator[str]:
         values, texts = defaultdict(dict), {}
         for option in found:
             yield f"- `{option.name}`: {_text(option.line)}"
-            for each in _own_keys(option):
-                values[each.key][option.name] = _value(each.value)
-                texts[each.key] = texts.get(each.key) or each.line
+            for key in option.typed_keys():
+                values[key.name][option.name] = _value(key.value)
+                texts[key.name] = texts.get(key.name) or key.line
         if values:
             yield "\n| key | by default | what it is |\n|---|---|---|"
         for key, of in values.items():
             yield _row(f"`{key}`", _values(of), texts[key])
         yield ""
-
-
-def _own_keys(option: Option) -> Iterator[KeyText]:
-    found = [each for each in option.key_texts() if "." in each.key]
-    sections = {each.key.rpartition(".")[0] for each in found}
-    for each in found:
-        last = each.key.rpartition(".")[2]
-        if not last.startswith("_") and "defaults" not in each.key and each.key not in sections:
-            yield each
 
 
 def _value(text: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from hydra._internal import config_loader_impl as loading
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import Overrides
-from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 
@@ -18,8 +17,7 @@ def compose_once(patch):
     """Have Hydra put the files of a config together once for each choice of options.
 
     The values that are typed are set in a copy of that, by Hydra itself. Files that have changed
-    since are read again. A first time, Hydra composes only to learn whether a config itself asks
-    for a sweep; ours do not.
+    since are read again.
     """
     loaded, chosen, built = {}, {}, {}
     load, create, build = (
@@ -63,7 +61,6 @@ def compose_once(patch):
     patch.setattr(loading, "CachingConfigRepository", Repository)
     patch.setattr(loading, "create_defaults_list", create_defaults_list)
     patch.setattr(loading.ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_config)
-    patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
 
 
 class _Addresses:

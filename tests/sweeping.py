@@ -6,10 +6,10 @@ from omegaconf import DictConfig
 
 from transfer_cli.cli import _metrics
 from transfer_cli.config.flags import parse
-from transfer_cli.config.launch import launch, launch_once
-from transfer_cli.sweep import plugins
+from transfer_cli.config.launch import composed
 from transfer_cli.sweep.folder import chosen_folder
 from transfer_cli.sweep.jobs import Jobs
+from transfer_cli.sweep.loop import run_sweep
 
 
 class Recorder:
@@ -52,11 +52,10 @@ def run(
         makes_runs=command != "evaluate",
     )
     if not request.multirun:
-        launch_once(command, request, recorder)
+        recorder(composed(command, request).config)
         return recorder.configs, jobs, reported
-    plugins.register(jobs)
     with chosen_folder(jobs) as folder:
-        launch(command, request, jobs.run, folder)
+        run_sweep(jobs, folder)
         if not jobs.done:
-            jobs.read_copies(folder)
+            jobs.read_files(folder)
     return recorder.configs, jobs, reported

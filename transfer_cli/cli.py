@@ -1,4 +1,4 @@
-"""Picks the command, hands the other words to Hydra, turns errors into exit codes.
+"""Picks the command, has Hydra compose its config, turns errors into exit codes.
 
 Nothing here imports torch, and nothing imports Hydra before a command needs it: `transfer --help`
 answers at once.
@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from transfer_cli.config.flags import Request
-    from transfer_cli.config.launch import Task
     from transfer_cli.metrics import Metric
     from transfer_cli.runs.sweep import SweepJob
     from transfer_cli.sweep.jobs import Jobs
@@ -119,7 +119,7 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
             raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
         import tempfile
 
-        # A sweep of these leaves nothing behind, not even Hydra's list of it.
+        # A sweep of these leaves nothing behind.
         with tempfile.TemporaryDirectory() as folder:
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
     else:
@@ -197,7 +197,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         below = tuple(f"{key}." for key in command.named)
         typed = tuple(f"++{w}" if w.startswith(below) else w for w in request.overrides)
         request = replace(request, overrides=typed)
-    if not (request.asks_help or request.looks_only):
+    if not (request.asks_help or request.shows):
         refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
@@ -216,16 +216,14 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
             "devices=N -m"
         )
 
-    def task(config: "DictConfig") -> None:
-        # A launcher may have carried this to another process, where none of it has happened.
-        _trust_plugins(request)
-        with _console_log():
-            _perform(name, command, request, config)
-
-    if request.multirun and not request.looks_only:
-        _sweep(name, command, request, task)
+    if request.shows:
+        terminal.print_out(launch.shown(name, request))
+    elif request.multirun:
+        _sweep(name, command, request)
     else:
-        launch.launch_once(name, request, task)
+        made = launch.composed(name, request)
+        with made.typed.at_work():
+            _perform(name, command, request, made.config)
 
 
 def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
@@ -255,7 +253,6 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
     """Check a config and do the work of its command, or have the processes that it starts do it."""
     from transfer_cli.config.build import import_plugins
     from transfer_cli.config.check import check
-    from transfer_cli.config.foreign import check_environment
     from transfer_cli.runs.environment import computing_threads
 
     if name == "pretrain":
@@ -263,7 +260,6 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
         # step, which takes and gives back hundreds of MiB, is not held up by thousands of small
         # ones. Where lengths vary from step to step, such blocks leave gaps: twice the memory.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    check_environment()
     check(config, name)
     if command.scales:
         _load("transfer_cli.training.workers")
@@ -317,18 +313,17 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
     return reason
 
 
-def _sweep(name: str, command: Command, request: "Request", task: "Task") -> None:
+def _sweep(name: str, command: Command, request: "Request") -> None:
     """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
-    from transfer_cli.config import launch
-    from transfer_cli.sweep import plugins
     from transfer_cli.sweep.folder import chosen_folder
     from transfer_cli.sweep.jobs import Jobs
+    from transfer_cli.sweep.loop import run_sweep
 
+    task = partial(_perform, name, command, request)
     jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
-    plugins.register(jobs)
     with chosen_folder(jobs) as folder:
         try:
-            launch.launch(name, request, jobs.run, folder)
+            run_sweep(jobs, folder)
         except (KeyboardInterrupt, StoppedError):
             if jobs.done:
                 _end_sweep(jobs, folder)
@@ -344,7 +339,7 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
     from transfer_cli.sweep.jobs import shared
 
     if jobs.makes_runs or not jobs.done:
-        jobs.read_copies(folder)
+        jobs.read_files(folder)
     common, lines = shared([job.words for job in jobs.done]), [Line(f"sweep {jobs.sweep_dir}")]
     for job in sorted(jobs.done, key=lambda job: job.number):
         ending = job.reason or job.outcome

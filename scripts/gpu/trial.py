@@ -3,7 +3,7 @@
     python scripts/gpu/trial.py --stage check|speed|recipe|reproduce|scale [--out DIR]
         [--data-dir DIR] [--model FOLDER] [--wheels DIR] [--peers PYTHON] [--minutes 9] [--dry]
 
-Needs the repository, a folder of data sets, and Python 3.11 to 3.13 with torch for CUDA; what else
+Needs the repository, a folder of data sets, and Python 3.11 or later with torch for CUDA; what else
 is missing is installed from DIR of `--wheels`, which `wheels.sh` fills, into OUT. A stage is a list
 of jobs, the most telling first. Each has its own time, and none begins that the stage's has run out
 for: typed again, the command goes on with the next one. OUT/STAGE.jsonl gets a line for each job,

@@ -112,7 +112,7 @@ def test_a_size_a_data_set_and_a_sweep_are_one_yaml_each(transfer, mylab, deep, 
     configs = {
         "model/slim": "defaults:\n  - tiny\n  - _self_\nwidth: 8\nheads: 2\ndepth: 1\n",
         "data/quiz": f"defaults:\n  - table\n  - _self_\ntrain: {few_questions}\n",
-        "sweep/clips": "# @package _global_\nhydra: {sweeper: {params: {loop.clip: '1,2'}}}\n",
+        "sweep/clips": "# @package _global_\nsweep: {over: {loop.clip: '1,2'}}\n",
     }
     for name, text in configs.items():
         file = mylab / "conf" / f"{name}.yaml"

@@ -163,7 +163,7 @@ def test_a_folder_of_configs_has_hydra_run_nothing(transfer, tmp_path, tiny, loo
     words = ("pretrain", "--config-dir", "own", "data=sample_text", *tiny, *loop, "loop.steps=1")
 
     sweep = ("-m", "seed=1,2") if as_sweep else ("run.dir=run",)
-    if as_sweep and kind == "logging":  # the jobs run, so let them share this process
+    if kind == "logging" and as_sweep:  # the jobs run, so let them share this process
         sweep += ("sweep.isolate=false",)
     ended = transfer(*words, "experiment=evil", *sweep)
 
@@ -171,33 +171,46 @@ def test_a_folder_of_configs_has_hydra_run_nothing(transfer, tmp_path, tiny, loo
     if kind == "logging":
         assert ended.code == 0, ended.err  # which is left out, as all logging of Hydra's
     else:
-        assert ended.code == (5 if as_sweep and kind == "environment" else 2), ended.err
+        assert ended.code == 2, ended.err
         assert "hydra." in ended.err
         assert "Traceback" not in ended.err
 
 
-def test_a_callback_of_a_package_that_the_command_line_names_is_called(
-    transfer, tmp_path, tiny, loop, monkeypatch
+@pytest.mark.parametrize("part", ["launcher", "sweeper"])
+def test_a_launcher_or_sweeper_of_a_folder_of_configs_is_not_made(
+    refusal, tmp_path, tiny, loop, part
+):
+    (tmp_path / "secret").write_text("mine")
+    group = tmp_path / "own" / "hydra" / part
+    group.mkdir(parents=True)
+    (group / "mine.yaml").write_text(yaml.safe_dump(COPIES))
+
+    line = refusal(
+        "pretrain", "--config-dir", "own", "data=sample_text", *tiny, *loop, "loop.steps=1", "-m",
+        "seed=1,2", f"hydra/{part}=mine",
+    )  # fmt: skip
+
+    assert f"hydra/{part}" in line
+    assert not (tmp_path / "stolen").exists()
+
+
+def test_a_callback_is_not_called_though_its_package_is_named(
+    refusal, tmp_path, tiny, loop, monkeypatch
 ):
     monkeypatch.setattr("transfer_cli.config.build._plugins", set())
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mycallbacks.py").write_text(
-        "from hydra.experimental.callback import Callback\n"
-        "class Mine(Callback):\n"
-        "    def on_run_start(self, config, **_):\n"
-        "        open('called', 'w').close()\n"
-    )
+    (tmp_path / "mycallbacks.py").write_text("open('called', 'w').close()\nMine = object\n")
     (tmp_path / "own" / "experiment").mkdir(parents=True)
     text = yaml.safe_dump({"hydra": {"callbacks": {"x": {"_target_": "mycallbacks.Mine"}}}})
     (tmp_path / "own" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
 
-    ended = transfer(
+    line = refusal(
         "pretrain", "--config-dir", "own", "--plugin", "mycallbacks", "data=sample_text",
         "experiment=mine", *tiny, *loop, "loop.steps=1", "run.dir=run",
     )  # fmt: skip
 
-    assert ended.code == 0, ended.err
-    assert (tmp_path / "called").exists()
+    assert "hydra.callbacks" in line
+    assert not (tmp_path / "called").exists()
 
 
 def test_an_explosive_config_is_refused_whatever_is_asked(refusal, tmp_path):

@@ -1,4 +1,4 @@
-"""The scripts for Slurm, with stand-ins for the commands of a cluster."""
+"""The scripts for Slurm, and sweeps by submitit, with stand-ins for the commands of a cluster."""
 
 import json
 import os
@@ -167,3 +167,60 @@ def test_a_job_whose_time_is_up_saves_and_goes_on(submit, tmp_path, script, task
     assert "going on after step" in out
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert sorted(set(steps)) == list(range(1, 151))
+
+
+# --- sweeps ------------------------------------------------------------------------------------
+
+SUBMITIT = """
+import pickle, subprocess, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+PROGRAM = "import pickle, sys; function, job = pickle.load(sys.stdin.buffer); function(job)"
+
+class AutoExecutor:
+    def __init__(self, folder, cluster, **named):
+        Path("asked").write_text(repr((folder, cluster, named)))
+
+    def update_parameters(self, **named):
+        Path("settings").write_text(repr(named))
+
+    def map_array(self, function, jobs):
+        for job in jobs:
+            packed = pickle.dumps((function, job))
+            subprocess.run([sys.executable, "-c", PROGRAM], input=packed, check=True)
+        return [SimpleNamespace(exception=lambda: None) for _ in jobs]
+"""
+"""What stands in for submitit: it runs each job in a process of its own, one after the other."""
+
+
+@pytest.fixture
+def _submitit(tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "submitit.py").write_text(SUBMITIT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "submitit", raising=False)
+    yield
+    sys.modules.pop("submitit", None)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("_submitit")
+def test_jobs_under_slurm_leave_what_jobs_here_would(transfer, tmp_path):
+    words = (*PRETRAIN, "loop.steps=4", "loop.evaluate_every=2 steps", "-m", "seed=0,1")
+
+    here = transfer(*words, "run.dir=here")
+    there = transfer(
+        *words, "run.dir=there", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=long"
+    )
+
+    assert (here.code, there.code) == (0, 0), there.err
+    assert there.out.splitlines()[:3] == ["sweep there", "  0  seed=0  done", "  1  seed=1  done"]
+    for number in (0, 1):
+        results = [tmp_path / name / str(number) / "results.json" for name in ("here", "there")]
+        assert len({path.read_text() for path in results}) == 1
+    assert "'slurm_partition': 'long'" in (tmp_path / "settings").read_text()
+    assert "there/.submitit" in (tmp_path / "asked").read_text()

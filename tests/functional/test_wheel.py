@@ -58,8 +58,8 @@ def transfer(wheel, tmp_path_factory):
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(site), "TRANSFER_DATA": str(folder / "data")}
 
-    def call(*words):
-        return run(site / "bin" / "transfer", *words, cwd=empty, env=environment)
+    def call(*words, program=site / "bin" / "transfer"):
+        return run(program, *words, cwd=empty, env=environment)
 
     return call
 
@@ -86,7 +86,8 @@ def test_the_installed_command_lists_the_presets_in_an_empty_folder(transfer):
 
 
 def test_the_installed_command_uses_its_own_configs(transfer):
-    done = transfer("pretrain", "--info", "searchpath")
+    words = "from transfer_cli.config.locate import conf_dir; print(conf_dir())"
+    done = transfer("-c", words, program=sys.executable)
 
     assert done.returncode == 0, done.stderr
     assert str(Path("site", "transfer_cli", "conf")) in done.stdout

@@ -1,3 +1,4 @@
+import argparse
 import errno
 import gc
 import logging
@@ -5,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from hydra._internal.utils import get_args_parser
 
 import transfer_cli
 from transfer_cli import cli
@@ -158,6 +160,53 @@ def test_the_files_of_a_config_are_listed(capsys):
 
     assert code == 0
     assert "optimizer/adamw" in out
+
+
+@pytest.fixture
+def _checked_help(monkeypatch):
+    """Have argparse look at each help text when its argument is added, as from Python 3.14 on."""
+    # A name of its own, since a container of arguments adds them for parsers and groups.
+    add = argparse._ActionsContainer.add_argument
+
+    def add_argument(self, *names, **options):
+        action = add(self, *names, **options)
+        if action.help and "%" in action.help:
+            argparse.HelpFormatter("transfer")._expand_help(action)
+        return action
+
+    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_argument)
+
+
+@pytest.mark.usefixtures("_checked_help")
+def test_hydras_own_command_line_dies_where_help_is_checked():
+    """So the next test would find it."""
+    with pytest.raises(TypeError, match="LazyCompletionHelp"):
+        get_args_parser()
+
+
+@pytest.mark.usefixtures("_checked_help")
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("--help", 0),
+        ("pretrain --help", 0),
+        ("finetune --help all", 0),
+        ("pretrain --cfg job --resolve", 0),
+        ("pretrain --info defaults", 0),
+        ("presets --json", 0),
+        ("info", 0),
+        ("evaluate -m run=one,two split=test", 2),
+        ("plan finetune init_from=nowhere", 2),
+        ("report nowhere", 2),
+        ("diff one two", 2),
+        ("analyze run=nowhere --html page.html", 2),
+    ],
+)
+def test_the_command_line_works_where_argparse_checks_help(capsys, line, code):
+    found, _, err = call(capsys, *line.split())
+
+    assert found == code, err
+    assert "Traceback" not in err
 
 
 # --- what goes wrong ---------------------------------------------------------------------------

@@ -461,7 +461,7 @@ def test_a_sweep_composes_and_sweeps_keys_that_there_are(preset):
     check(config, "finetune")
 
     file = conf_dir() / "sweep" / f"{preset}.yaml"
-    swept = OmegaConf.load(file).hydra.sweeper.params
+    swept = OmegaConf.load(file).sweep.over
     assert swept
     for key in swept:
         assert OmegaConf.select(config, key, default="none") != "none", key

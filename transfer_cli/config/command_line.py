@@ -1,9 +1,10 @@
 """What the user typed and chose."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-
-from omegaconf import OmegaConf
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -11,27 +12,28 @@ class CommandLine:
     """What the user typed and chose; nothing for a config that was not composed from a shell.
 
     Args:
-        overrides: What was typed, as Hydra read it.
+        overrides: What was typed, but for words that are for the launcher of a sweep.
         presets: The option chosen for each config group.
+        config_dir: The folder with the user's own configs.
     """
 
     overrides: tuple[str, ...] = ()
     presets: Mapping[str, str] = field(default_factory=dict)
+    config_dir: Path | None = None
 
     @classmethod
     def of_this_command(cls) -> "CommandLine":
-        """Return what Hydra knows of the command at work."""
-        from hydra.core.hydra_config import HydraConfig
+        """Return that of the command at work."""
+        return _at_work.get()
 
-        if not HydraConfig.initialized():
-            return cls()
-        hydra = HydraConfig.get()
-        # As typed: an interpolation in an override means nothing where Hydra keeps it. A list of
-        # words comes out, which the annotation of `to_container` cannot say.
-        typed = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        presets = {
-            str(group): str(option)
-            for group, option in sorted(hydra.runtime.choices.items())
-            if option is not None and not str(group).startswith(("hydra/", "schema"))
-        }
-        return cls(tuple(str(override) for override in typed), presets)  # type: ignore[union-attr]
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Make this the command line of the command at work."""
+        token = _at_work.set(self)
+        try:
+            yield
+        finally:
+            _at_work.reset(token)
+
+
+_at_work: ContextVar[CommandLine] = ContextVar("command_line", default=CommandLine())  # noqa: B039

@@ -14,30 +14,24 @@ from pathlib import Path
 
 from transfer_cli.config import commands
 from transfer_cli.config.commands import Command
-from transfer_cli.config.describe import KeyText, Option, declared, groups_of, offered, options
+from transfer_cli.config.describe import (
+    Key,
+    Option,
+    above,
+    declared,
+    groups_of,
+    offered,
+    options,
+)
 
 Found = dict[str, str]
 """Whole words -> what they mean. After one that ends in `=`, `.`, `/` or `,` more is typed."""
 
-_VALUES = {
-    "device": "auto cpu cuda", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
-    "parallel": "ddp fsdp", "split": "auto train validation test all", "baseline": "none unigram",
-    "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
-    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "forgetting.data": "source",
-    "resume": "auto",
-    "sweep.on_error": "continue stop", "sweep.sampler": "tpe random", "sweep.workers": "auto",
-    "sweep.direction": "auto minimize maximize", "checkpoint.every": "auto",
-    "adaptation.store": "all trained merged", "adaptation.schedule_per": "run stage",
-    "objective.pooling": "auto cls_first cls_last mean max concat",
-}  # fmt: skip
-"""The words that a key takes, for keys of all commands; a test holds them to what is declared."""
-
-_FORMATS = {"predict": "auto text jsonl csv tsv", "export": "hf onnx"}
 _RUNS = ("run", "init_from", "resume", "base")
 _FILES = ("input", "output", "forgetting.data", "to", "run.dir", "run.root", "data_dir")
 _OF_FLAGS = {
-    "--cfg": "job hydra all",
-    "--info": "all config defaults defaults-tree plugins searchpath",
+    "--cfg": "job",
+    "--info": "defaults",
 }
 _MOST = 2000
 """Entries of a folder that are looked at."""
@@ -168,10 +162,10 @@ class _Overrides:
         found = self._options if placed else offered(self.name, self.command, self.folder)
         if of_group := {each.name: each.line for each in found if each.group == group}:
             return of_group
-        if key in (known := self._texts()) and known[key].value.lower() in ("true", "false"):
-            return {"true": "", "false": ""}
-        formats = _FORMATS.get(self.name, "") if key == "format" else ""
-        words = dict.fromkeys((formats or _VALUES.get(key, "")).split(), "")
+        choices = self._keys().get(key, Key(key, "", "")).choices(self.name)
+        words = dict.fromkeys(choices, "")
+        if "true" in words:
+            return words
         if key in _RUNS:
             return {**words, **_paths(start, _is_run)}
         if key in _FILES or key.rpartition(".")[2] in ("train", "validation", "test", "path"):
@@ -184,23 +178,20 @@ class _Overrides:
         groups = {f"{o.group}=": "" for o in self._options if o.group.split("/")[0] in taken}
         keys = {
             f"{commands.SPOKEN.get(key, key)}=": text.line
-            for key, text in self._texts().items()
+            for key, text in self._keys().items()
             if not key.startswith(self.command.ignores)
         }
         return {**keys, **groups}
 
-    def _texts(self) -> dict[str, KeyText]:
+    def _keys(self) -> dict[str, Key]:
         """Return the keys of the command itself and of the parts that are chosen."""
-        texts = {}
+        keys = {}
         for place, option in self._parts():
-            for each in option.key_texts():
-                below = each.key.removeprefix(option.package)
-                key = f"{place}{below}" if place else each.key
-                if not re.search(r"(^|\.)(_\w+|defaults|hydra)(\.|$)", key):
-                    texts[key] = each
-        sections = {above for key in texts for above in _above(key)}
-        plain = {key: text for key, text in texts.items() if key not in sections}
-        return {**plain, **declared(self.name)}
+            for key in option.typed_keys():
+                below = key.name.removeprefix(option.package)
+                keys[f"{place}{below}" if place else key.name] = key
+        sections = {section for name in keys for section in above(name)}
+        return {**{n: key for n, key in keys.items() if n not in sections}, **declared(self.name)}
 
     def _parts(self) -> Iterator[tuple[str, Option]]:
         """Yield the options that are chosen, by default or by words, and places of their own."""
@@ -227,12 +218,6 @@ class _Overrides:
             group, _, place = key.partition("@")
             take(group, place, value.strip("[]").split(","))
         yield from ((place, each) for (_, place), taken in chosen.items() for each in taken)
-
-
-def _above(key: str) -> Iterator[str]:
-    """Yield the sections in which a key stands."""
-    while key := key.rpartition(".")[0]:
-        yield key
 
 
 # --- files -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What can be chosen and what it means, read from `conf/` and the schema as text.
+"""The catalogue of options and keys, read from `conf/` and the schema as text.
 
 A config group is a folder, an option is a file, whose first line says what it is. The meaning of a
 key is the comment beside or above it there, or the text below its field in `config.schema`. No
-library reads them: this also answers the tab key.
+library reads them: this also answers the tab key, beside help, errors and the reference of keys.
 """
 
 import ast
@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from transfer_cli.config.commands import Command
+from transfer_cli.config.commands import ALL, SPOKEN, Command
 from transfer_cli.config.locate import conf_dir
 
 PACKAGED = "packaged"
@@ -26,13 +26,51 @@ _DEFAULT = re.compile(
 _KEY = re.compile(r"( *)([\w-]+):(?:\s+(.*))?$")
 
 
-@dataclass(frozen=True)
-class KeyText:
-    """A key, its value as it is written, and what it means; "" where nothing is said."""
+_NOT_TYPED = re.compile(r"(^|\.)(_\w+|defaults|hydra)(\.|$)")
+"""Keys that are for Hydra and for `config.build`."""
 
-    key: str
+CHOICES = {
+    "device": "auto cpu cuda", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
+    "parallel": "ddp fsdp", "split": "auto train validation test all", "baseline": "none unigram",
+    "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
+    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "forgetting.data": "source",
+    "resume": "auto", "sweep.on_error": "continue stop", "sweep.sampler": "tpe random",
+    "sweep.workers": "auto", "sweep.direction": "auto minimize maximize",
+    "checkpoint.every": "auto", "adaptation.store": "all trained merged",
+    "adaptation.schedule_per": "run stage",
+    "objective.pooling": "auto cls_first cls_last mean max concat",
+    "predict format": "auto text jsonl csv tsv", "export format": "hf onnx",
+}  # fmt: skip
+"""The words that a key takes, some of one command alone; a test holds them to what is declared."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, as it is typed in a config.
+
+    Args:
+        name: Its full name.
+        value: Its value as it is written, "" for a section.
+        line: What it means; "" where nothing is said.
+        kind: Its type as it is declared; "" for a key of an option.
+    """
+
+    name: str
     value: str
     line: str
+    kind: str = ""
+
+    @property
+    def takes_one(self) -> bool:
+        """Whether it is known to take one plain value, and no list."""
+        return bool(self.kind) and not re.search(r"\b(Any|dict|list)\b", self.kind)
+
+    def choices(self, command: str) -> list[str]:
+        """Return the words that it takes in a command, as far as they are known."""
+        if self.value.lower() in ("true", "false"):
+            return ["true", "false"]
+        spoken = SPOKEN.get(self.name, self.name)
+        return CHOICES.get(f"{command} {spoken}", CHOICES.get(spoken, "")).split()
 
 
 @dataclass(frozen=True)
@@ -73,11 +111,20 @@ class Option:
         named = found[1] if found else self.group.replace("/", ".")
         return "" if named == "_global_" else named
 
-    def key_texts(self) -> Iterator[KeyText]:
-        """Yield its keys, with names as they are typed, `_target_` included."""
+    def written(self) -> Iterator[Key]:
+        """Yield all keys in it, sections and `_target_` included."""
         prefix = f"{self.package}." if self.package else ""
-        for each in keys_in(self.text):
-            yield KeyText(prefix + each.key, each.value, each.line)
+        for key in keys_in(self.text):
+            yield Key(prefix + key.name, key.value, key.line)
+
+    def typed_keys(self) -> list[Key]:
+        """Return the keys in it that have a value and can be typed."""
+        sections = {section for key in self.written() for section in above(key.name)}
+        return [
+            key
+            for key in self.written()
+            if key.name not in sections and not _NOT_TYPED.search(key.name)
+        ]
 
     def choices(self) -> Iterator["Choice"]:
         """Yield the options that it is put together from."""
@@ -119,12 +166,17 @@ def description(file: Path) -> str:
 
 def options(config_dir: Path | None = None) -> list[Option]:
     """Return every option of every group, those of `config_dir` after ours, sorted by group."""
-    found = list(_options_in(conf_dir(), PACKAGED))
+    found = list(_packaged())
     packaged = {(option.group, option.name) for option in found}
     for own in _options_in(config_dir, OWN) if config_dir is not None else ():
         shadowed = (own.group, own.name) in packaged
         found.append(Option(own.group, own.name, own.line, own.file, OWN, shadowed))
     return sorted(found, key=lambda option: option.group)
+
+
+@cache
+def _packaged() -> tuple[Option, ...]:
+    return tuple(_options_in(conf_dir(), PACKAGED))
 
 
 def _options_in(folder: Path, origin: str) -> Iterator[Option]:
@@ -176,7 +228,7 @@ def _is_possible(
     ]
     return (
         all(each in known for each in wanted)
-        and {each.key.partition(".")[0] for each in option.key_texts()} <= sections
+        and {key.name.partition(".")[0] for key in option.written()} <= sections
         and all(
             _is_possible(known[each], known, sections) for each in wanted if each[0] == "experiment"
         )
@@ -192,7 +244,13 @@ def groups_of(name: str) -> dict[str, tuple[str, ...]]:
 # --- the meaning of keys -----------------------------------------------------------------------
 
 
-def keys_in(text: str) -> Iterator[KeyText]:
+def above(name: str) -> Iterator[str]:
+    """Yield the sections in which a key stands."""
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def keys_in(text: str) -> Iterator[Key]:
     """Yield the keys of a config with the comment beside or above each.
 
     Understands YAML as we write it, a key a line; what is written otherwise is passed over.
@@ -211,7 +269,7 @@ def keys_in(text: str) -> Iterator[KeyText]:
             path = [(column, each) for column, each in path if column < indent] + [(indent, name)]
             value, _, beside = f" {found[3] or ''}".partition(" #")
             said = beside or (" ".join(above) if begun else "")
-            yield KeyText(".".join(each for _, each in path), value.strip(), said.strip())
+            yield Key(".".join(each for _, each in path), value.strip(), said.strip())
             above, begun = [], True
 
 
@@ -223,33 +281,48 @@ def part_texts(found: Iterable[Option]) -> dict[tuple[str, str], str]:
     """
     texts: dict[tuple[str, str], str] = {}
     for option in found:
-        keys = list(option.key_texts())
+        keys = list(option.written())
         targets = {
-            each.key.rpartition(".")[0]: each.value
-            for each in keys
-            if each.key.endswith("_target_")
+            key.name.rpartition(".")[0]: key.value for key in keys if key.name.endswith("_target_")
         }
-        for each in keys:
-            above, _, name = each.key.rpartition(".")
-            if each.line:
-                texts[(targets[above], name) if above in targets else ("", each.key)] = each.line
+        for key in keys:
+            section, _, last = key.name.rpartition(".")
+            if key.line:
+                place = (targets[section], last) if section in targets else ("", key.name)
+                texts[place] = key.line
     return texts
 
 
-def declared(command: str) -> dict[str, KeyText]:
+@cache
+def declared(command: str) -> Mapping[str, Key]:
     """Return the plain values of a command as `config.schema` declares them, by their keys."""
     classes, commands = _schema()
-    return {each.key: each for each in _keys_of(commands[command], "", classes)}
+    return {key.name: key for key in _keys_of(commands[command], "", classes)}
 
 
 def key_help(command: str) -> dict[str, str]:
     """Return the meaning of every plain value of a command, by its full key."""
     # The same key means the same everywhere, unless a command's own class says more of it.
     every = [each for name in _schema()[1] for each in declared(name).values()]
-    return {each.key: each.line for each in (*every, *declared(command).values()) if each.line}
+    return {key.name: key.line for key in (*every, *declared(command).values()) if key.line}
 
 
-def _keys_of(kind: str, prefix: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[KeyText]:
+def keys_and_options(command: str, config_dir: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a command, and with each the option that brings it; "": it is always there.
+
+    Those of options that make no sense for the command are left out.
+    """
+    yield from ((key, "") for key in declared(command))
+    sections = {key.partition(".")[0] for key in declared(command)}
+    for option in options(config_dir):
+        hidden = option.target.startswith(ALL[command].hidden)
+        if option.package.partition(".")[0] in sections and not hidden:
+            typed = f"{option.group}={option.name}"
+            yield option.package, typed
+            yield from ((key.name, typed) for key in option.typed_keys())
+
+
+def _keys_of(kind: str, prefix: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[Key]:
     node = classes[kind]
     for base in node.bases:  # a class may say more of a key than the one it extends
         yield from _keys_of(ast.unparse(base), prefix, classes)
@@ -265,7 +338,7 @@ def _keys_of(kind: str, prefix: str, classes: Mapping[str, ast.ClassDef]) -> Ite
                 line = " ".join(said.split())
             case _:
                 line = ""
-        yield KeyText(key, ast.unparse(field.value) if field.value else "", line)
+        yield Key(key, ast.unparse(field.value) if field.value else "", line, inner)
 
 
 @cache

@@ -50,7 +50,6 @@ _OF_HYDRA = {
     r"Could not override '(.+?)'\. No match in the defaults list": r"\1: {command} takes none",
     r"Could not delete '(.+?)'\. No match in the defaults list": r"~\1: nothing is chosen there",
     r"Could not delete from config\. '(.+?)' does not exist": r"~\1: no such key",
-    r"Additional config directory '(.+?)' not found": r"--config-dir: there is no folder \1",
     r"Unsupported item value in defaults : bool": (
         "a defaults list names an option on, off, yes or no, which YAML reads as a boolean; put it "
         "in quotes"

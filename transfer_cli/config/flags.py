@@ -1,4 +1,4 @@
-"""The command line of a composing command: overrides, Hydra's flags and two of ours."""
+"""The command line of a composing command: overrides and flags, most of them named as Hydra's."""
 
 import argparse
 import re
@@ -21,11 +21,12 @@ class Request:
 
     Args:
         overrides: `key=value` words, in order.
-        hydra_flags: Hydra's own flags, in the form that Hydra takes.
         asks_help: Whether `--help` was given.
         asks_all: Whether it was `--help all`.
         multirun: Whether each comma-separated value is a run of its own.
-        looks_only: Whether Hydra prints something instead of running the command.
+        shows: What is printed instead of running the command: "config", "defaults" or nothing.
+        package: The part of the config that is printed; None: all of it.
+        resolve: Whether interpolations are filled in where the config is printed.
         config_dir: A folder with the user's own configs.
         config_name: The user's own primary config, in place of the command's.
         plugins: Packages whose classes configs may name.
@@ -33,11 +34,12 @@ class Request:
     """
 
     overrides: tuple[str, ...] = ()
-    hydra_flags: tuple[str, ...] = ()
     asks_help: bool = False
     asks_all: bool = False
     multirun: bool = False
-    looks_only: bool = False
+    shows: str = ""
+    package: str | None = None
+    resolve: bool = False
     config_dir: Path | None = None
     config_name: str | None = None
     plugins: tuple[str, ...] = ()
@@ -66,15 +68,10 @@ REPEATED = {"action": "append", "default": []}
 
 _FLAGS: Flags = {
     "--help -h": SWITCH,
-    "--hydra-help": SWITCH,
-    "--cfg -c": {"choices": ["job", "hydra", "all"]},
+    "--cfg -c": {"choices": ["job"]},
     "--resolve": SWITCH,
     "--package -p": {},
-    "--info -i": {
-        "nargs": "?",
-        "const": "all",
-        "choices": ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
-    },
+    "--info -i": {"nargs": "?", "const": "defaults", "choices": ["defaults"]},
     "--run -r": SWITCH,
     "--multirun -m": SWITCH,
     "--config-path -cp": {},
@@ -84,7 +81,6 @@ _FLAGS: Flags = {
     "--job": {},
     "--html": {},
 }
-"""Hydra's flags and ours."""
 
 
 _SPELT = {"--help=all": ("--help", "all")}
@@ -145,16 +141,15 @@ def parse(arguments: list[str], command: str = "") -> Request:
         words.remove("all")
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
-    looks_only = bool(found.cfg or found.info or found.hydra_help)
-    multirun = found.multirun or (_chooses_sweep(words) and not found.job and not looks_only)
-    hydras = ("resolve", "hydra_help", "cfg", "info", "package", "config_dir", "config_name")
+    shows = "config" if found.cfg else found.info or ""
     return Request(
         overrides=tuple(map(_declared, [*words, *([f"html={found.html}"] if found.html else [])])),
-        hydra_flags=(*_typed(found, hydras), *(["--multirun"] if multirun else [])),
         asks_help=found.help,
         asks_all=asks_all,
-        multirun=multirun,
-        looks_only=looks_only,
+        multirun=not shows and (found.multirun or (_chooses_sweep(words) and not found.job)),
+        shows=shows,
+        package=found.package,
+        resolve=found.resolve,
         config_dir=Path(found.config_dir) if found.config_dir else None,
         config_name=found.config_name,
         plugins=tuple(found.plugin),

@@ -13,10 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config import launch
-from transfer_cli.config.commands import FLAGS, Command, examples, heading
+from transfer_cli.config.commands import FLAGS, Command, examples, guide_of, heading
 from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
 from transfer_cli.config.flags import Request
-from transfer_cli.errors import ConfigError
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
 WIDTH = 100
@@ -41,8 +40,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     Raises:
         ConfigError: There is no folder of own configs.
     """
-    if request.config_dir is not None and not request.config_dir.is_dir():
-        raise ConfigError(f"--config-dir: there is no folder {request.config_dir}")
+    launch.check_folder(request)
     chosen = _chosen(request)
     config = _composed(name, request, chosen)
     plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
@@ -52,6 +50,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     texts = _Meanings(name, request, {*config.hydra.runtime.choices.items()})
     words = [f"{group}={option}" for group, option in chosen.items()]
     typed, places = command.typed_as or name, tuple(_places(chosen))
+    guide = typed.split()[0]  # of `plan finetune`, that of `plan`
     start = [
         *heading(typed, command, _usage(command, found)),
         *_part(
@@ -59,14 +58,14 @@ def command_help(name: str, command: Command, request: Request) -> Page:
             texts.entries(config, command.keys),
         ),
         BLANK,
-        *examples(command),
+        *examples(guide),
     ]
     own = _part(
         f"Keys of {' '.join(words)}:",
         texts.entries(config, [key for key in _keys(config) if key.startswith(places)]),
     )
     further = _further(config, unmet)
-    about: list[Renderable] = [BLANK, Prose(command.text)]
+    about: list[Renderable] = [BLANK, Prose(guide_of(guide).text)]
     if request.asks_all:
         every = [key for key in _keys(config) if not key.startswith(command.ignores)]
         return Page(

@@ -1,156 +1,196 @@
-"""Hands a command line to Hydra and the composed config to a command.
+"""Composes the config of a command line.
 
-Hydra composes, sweeps and prints; it writes no log and no folder for a single run. The run
-directory is ours, and so are the error messages (`config.explain`).
+Hydra puts files and overrides together, and does nothing else: it calls no class and no callback,
+sets up no log and writes no file. The loop over jobs is ours (`sweep`), and so are the error
+messages (`config.explain`). Its loader is called directly, since its compose API finds no primary
+config in a folder of one's own.
 """
 
-import logging
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import setup_globals
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from transfer_cli.config import schema
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.explain import explain
 from transfer_cli.config.flags import Request
-from transfer_cli.config.foreign import check_config_dir
-from transfer_cli.config.literal import quoted
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, TransferError
+from transfer_cli.terminal import Column, Line, Page, TextTable
 
 VERSION_BASE = "1.3"
-Task = Callable[[DictConfig], None]
+
+_HYDRAS = ("hydra.", "hydra/")
+_TAKEN = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=", "hydra.mode=")
+"""What may be typed of Hydra's own keys: who runs the jobs of a sweep, and where."""
 
 
-def launch(command: str, request: Request, task: Task, sweep_dir: Path | None = None) -> None:
-    """Compose what `request` asks for and call `task` with it; in a sweep, once for each job.
+@dataclass(frozen=True)
+class Composed:
+    """A config, and how it came about.
+
+    Args:
+        config: The config of the command.
+        typed: What was typed and chosen.
+        hydra: Hydra's own node, in which a sweep finds its launcher.
+    """
+
+    config: DictConfig
+    typed: CommandLine
+    hydra: DictConfig
+
+
+def composed(command: str, request: Request, words: Sequence[str] | None = None) -> Composed:
+    """Return the config of a command line, or of a job of a sweep.
+
+    Args:
+        command: The name of the command.
+        request: What was typed.
+        words: The overrides of the job; None: those that were typed.
 
     Raises:
         ConfigError: The config cannot be composed.
     """
-    settings = _hydra_settings(request, sweep_dir)
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    with _hydra_errors(command, request):
-        _refuse_half_overrides(request)
-        folder, words = request.config_dir, [*overrides, *request.overrides]
-        if folder is not None and folder.is_dir():  # else Hydra says that there is none
-            schema.register()
-            primary = request.config_name or command
-            check_config_dir(folder, primary, words, version_base=VERSION_BASE)
-        _call_hydra([*request.hydra_flags, *words], command, task)
+    overrides = request.overrides if words is None else tuple(words)
+    with _explained(command, request):
+        _check(request)
+        whole = compose(command, replace(request, overrides=overrides), return_hydra_config=True)
+        settings = whole.hydra
+        with open_dict(whole):
+            del whole["hydra"]
+        for key in ("callbacks", "job.env_set"):
+            if OmegaConf.select(settings, key):
+                raise ConfigError(
+                    f"hydra.{key}: a config calls nothing and sets no environment variables; "
+                    "leave it out"
+                )
+    presets = {
+        str(group): str(option)
+        for group, option in sorted(settings.runtime.choices.items())
+        if option is not None and not str(group).startswith(("hydra/", "schema"))
+    }
+    typed = CommandLine(tuple(without_hydras(overrides)), presets, request.config_dir)
+    return Composed(whole, typed, settings)
 
 
-def launch_once(command: str, request: Request, task: Task) -> None:
-    """Compose what `request` asks for and call `task` with it, once; raises what the task raises.
+def parsed(command: str, request: Request, words: Iterable[str]) -> list[Override]:
+    """Return overrides as Hydra's grammar reads them.
 
     Raises:
-        ConfigError: The config cannot be composed.
+        ConfigError: One of them is broken.
     """
-    failed: list[Exception] = []
+    with _explained(command, request):
+        _check(request)
+        return OverridesParser.create().parse_overrides(list(words))
 
-    def attempt(config: DictConfig) -> None:
-        try:
-            task(config)
-        except Exception as error:  # raised when Hydra is done, which would print and explain it
-            failed.append(error)
 
-    launch(command, request, attempt)
-    if failed:
-        raise failed[0]
+def shown(command: str, request: Request) -> Page:
+    """Return what `--cfg job` or `--info defaults` prints.
+
+    Raises:
+        ConfigError: The config cannot be composed, or has no such part.
+    """
+    with _explained(command, request):
+        _check(request)
+        if request.shows == "defaults":
+            return Page(_defaults(command, request))
+        config = compose(command, request)
+        whole = request.package in (None, "_global_")
+        part = config if whole else OmegaConf.select(config, str(request.package))
+        if part is None:
+            raise ConfigError(f"--package {request.package}: there is no such part in the config")
+        if not OmegaConf.is_config(part):
+            return Page(Line(str(part)))
+        text = OmegaConf.to_yaml(part, resolve=request.resolve)
+        head = () if whole else (Line(f"# @package {request.package}"),)
+        return Page(*head, *map(Line, text.splitlines()))
 
 
 def compose(command: str, request: Request, *, return_hydra_config: bool = False) -> DictConfig:
     """Return the config of `command` that `request` asks for; raises whatever Hydra raises."""
-    schema.register()
-    overrides = list(request.overrides)
-    if request.config_dir is not None:
-        overrides.append(f"hydra.searchpath=[file://{request.config_dir.resolve()}]")
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
-        return hydra.compose(request.config_name or command, overrides, return_hydra_config)
+    name, overrides = request.config_name or command, list(request.overrides)
+    config = _loader(request.config_dir).load_configuration(name, overrides, RunMode.RUN)
+    if not return_hydra_config:
+        with open_dict(config):
+            del config["hydra"]
+    return config
 
 
-def _call_hydra(arguments: list[str], command: str, task: Task) -> None:
-    schema.register()
-    main = hydra.main(config_path=str(conf_dir()), config_name=command, version_base=VERSION_BASE)(
-        lambda config: task(config)
-    )
-    with _process_settings(["transfer", *arguments]):
-        main()
+def check_folder(request: Request) -> None:
+    """Refuse a folder of own configs that does not exist.
 
-
-@contextmanager
-def _process_settings(argv: list[str]) -> Iterator[None]:
-    """Set what Hydra reads from the process, and restore it, and the root logger with it.
-
-    HYDRA_FULL_ERROR makes Hydra raise its errors instead of printing them and leaving with 1.
+    Raises:
+        ConfigError: It does not.
     """
-    root = logging.getLogger()
-    old_handlers, old_level = list(root.handlers), root.level
-    old_argv, old_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    known = HydraConfig.instance()
-    old_config = known.cfg
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
-    try:
-        yield
-    finally:
-        known.cfg = old_config  # --cfg leaves what it has shown
-        sys.argv = old_argv
-        if old_setting is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = old_setting
-        root.handlers[:] = old_handlers
-        root.setLevel(old_level)
+    if request.config_dir is not None and not request.config_dir.is_dir():
+        raise ConfigError(f"--config-dir: there is no folder {request.config_dir}")
+
+
+def without_hydras(words: Iterable[str]) -> list[str]:
+    """Return overrides but for those of Hydra's own keys."""
+    return [word for word in words if not word.lstrip("+~").startswith(_HYDRAS)]
+
+
+def _loader(config_dir: Path | None) -> ConfigLoaderImpl:
+    """Return what finds our configs, and after them those of a folder of one's own."""
+    version.setbase(VERSION_BASE)
+    setup_globals()  # the resolvers that configs of one's own may use, such as `now`
+    schema.register()
+    path = create_config_search_path(str(conf_dir()))
+    if config_dir is not None:
+        path.prepend("command-line", f"file://{config_dir.resolve()}", SearchPathQuery("schema"))
+    return ConfigLoaderImpl(path)
+
+
+def _defaults(command: str, request: Request) -> TextTable:
+    name, overrides = request.config_name or command, list(request.overrides)
+    loader = _loader(request.config_dir)
+    listed = loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults
+    rows = [
+        [each.config_path or "", each.package or "", str(bool(each.is_self)), each.parent or ""]
+        for each in listed
+        if not str(each.config_path).startswith("hydra/")
+    ]
+    return TextTable([Column(t) for t in ("Config path", "Package", "_self_", "Parent")], rows)
 
 
 @contextmanager
-def _hydra_errors(command: str, request: Request) -> Iterator[None]:
+def _explained(command: str, request: Request) -> Iterator[None]:
     """Turn whatever goes wrong while composing into one line."""
     try:
         yield
     except TransferError:
         raise  # said already
-    except SystemExit as left:
-        # Hydra leaves by itself after --hydra-help, and after naming a --package that is not there.
-        if left.code:
-            raise ConfigError("Hydra could not show that; see its line above") from left
     except Exception as error:
         raise ConfigError(explain(error, command, request)) from error
 
 
-def _hydra_settings(request: Request, sweep_dir: Path | None) -> dict[str, str]:
-    """Return overrides that keep Hydra from writing and logging, unless the user wants it."""
-    settings = {
-        "hydra.run.dir": ".",
-        "hydra.output_subdir": "null",
-        "hydra/job_logging": "none",
-        "hydra/hydra_logging": "none",
-        # Without a root no logging is set up, whatever a config says: handlers can be any code.
-        "hydra.job_logging.root": "null",
-        "hydra.hydra_logging.root": "null",
-        # Jobs make their own directory under the sweep's; Hydra must not make it first.
-        "hydra.sweep.subdir": ".",
-    }
-    if sweep_dir is not None:
-        settings["hydra.sweep.dir"] = quoted(str(sweep_dir))
-    for name in ("job_logging", "hydra_logging"):
-        if request.value_of(f"hydra/{name}") is not None:
-            del settings[f"hydra.{name}.root"]
-    return {key: value for key, value in settings.items() if request.value_of(key) is None}
+def _check(request: Request) -> None:
+    """Refuse overrides without a key or value, and keys of Hydra's that do nothing here.
 
-
-def _refuse_half_overrides(request: Request) -> None:
-    """Refuse overrides without a key or value: an empty shell variable, mostly."""
+    The former come of empty shell variables, mostly.
+    """
+    check_folder(request)
     for word in request.overrides:
         key, equals, value = word.partition("=")
+        bare = word.lstrip("+~")
         if not key.strip("+~"):
             raise ConfigError(f"{word}: expected KEY=VALUE, with no space around =")
         if equals and not value:
             raise ConfigError(f"{key}: has no value. For none at all write {key}=null")
+        if bare.startswith(_HYDRAS) and not bare.startswith(_TAKEN):
+            raise ConfigError(
+                f"{key}: Hydra composes configs here and does nothing else; of its own keys, "
+                "hydra/launcher and hydra.launcher.KEY can be typed"
+            )

@@ -5,18 +5,10 @@ wrong guess.
 """
 
 import difflib
-import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Set
 from pathlib import Path
-from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-
-from transfer_cli.config import schema
-from transfer_cli.config.commands import ALL
-from transfer_cli.config.describe import options
-from transfer_cli.config.flat import flat
+from transfer_cli.config.describe import keys_and_options
 
 OTHER_NAMES = {
     "optimizer.lr": "learning_rate rate eta",
@@ -107,7 +99,7 @@ def meant(name: str, command: str, config_dir: Path | None = None) -> str:
         command: The name of the command, whose keys come into question.
         config_dir: A folder with the user's own configs.
     """
-    known = {key for key, _ in _keys(command, config_dir)}
+    known = {key for key, _ in keys_and_options(command, config_dir)}
     section, _, last = name.rpartition(".")
     absent = next((said for names, said in ABSENT.items() if last in names.split()), "")
     if absent and command == "finetune":
@@ -120,7 +112,9 @@ def meant(name: str, command: str, config_dir: Path | None = None) -> str:
 
 def options_with(key: str, command: str, config_dir: Path | None = None) -> list[str]:
     """Return the options that bring a key of a command, as they are typed."""
-    return sorted({option for known, option in _keys(command, config_dir) if known == key} - {""})
+    return sorted(
+        {option for known, option in keys_and_options(command, config_dir) if known == key} - {""}
+    )
 
 
 def _meant(name: str, known: Set[str]) -> str:
@@ -133,31 +127,3 @@ def _meant(name: str, known: Set[str]) -> str:
         if inside and (section != "adaptation" or len(inside) == 1):
             return min(inside, key=lambda key: (key.count("."), key))
     return ""
-
-
-def _keys(command: str, config_dir: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a command, and with each the option that brings it; "": it is always there.
-
-    Those of options that make no sense for the command are left out.
-    """
-    declared: Any = OmegaConf.to_container(OmegaConf.structured(schema.COMMANDS[command]))
-    groups = set()
-    for key, _ in flat(declared):
-        yield key, ""
-        groups.add(key.partition(".")[0])
-    for option in options(config_dir):
-        text = option.file.read_text(encoding="utf-8", errors="replace")
-        package = re.search(r"^# @package ([\w.]+)", text, re.MULTILINE)
-        section = package[1] if package else option.group.replace("/", ".")
-        hidden = option.target.startswith(ALL[command].hidden or ("\0",))
-        if section.partition(".")[0] in groups - {"experiment", "sweep"} and not hidden:
-            typed = f"{option.group}={option.name}"
-            for key in (section, *_below(section, yaml.safe_load(text))):
-                yield key, typed
-
-
-def _below(section: str, node: Any) -> Iterator[str]:
-    for key, value in node.items() if isinstance(node, Mapping) else ():
-        if isinstance(key, str) and key != "defaults" and not key.startswith("_"):
-            yield f"{section}.{key}"
-            yield from _below(f"{section}.{key}", value)

@@ -137,6 +137,10 @@ class LrFindConfig:
 class SweepConfig:
     """How the jobs of a sweep (`-m`) run, and what a search looks for; single runs ignore it."""
 
+    over: dict[str, Any] = field(default_factory=dict)
+    """What a preset sweeps: keys, each with its values as they are typed; what is typed wins."""
+    search: bool = False
+    """Propose the values by trials (Optuna), instead of running every combination."""
     isolate: bool = True
     """Give each job a process of its own; false: one process for all, so that torch starts once."""
     workers: str = "auto"
@@ -544,27 +548,50 @@ COMMANDS: dict[str, type] = {
 }
 
 
-SWEEPERS = "hydra_plugins.transfer"
-"""Where Hydra finds our ways to sweep: see `sweep.plugins`."""
+@dataclass
+class LocalLauncher:
+    """How submitit runs the jobs of a sweep: `hydra.launcher.*`, with submitit's own names."""
+
+    submitit_folder: str = "${hydra.sweep.dir}/.submitit/%j"
+    timeout_min: int = 60
+    cpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    tasks_per_node: int = 1
+    mem_gb: int | None = None
+    nodes: int = 1
+    name: str = "transfer"
+    stderr_to_stdout: bool = False
 
 
 @dataclass
-class SweeperConfig:
-    """One of our sweepers; `sweep.*` has its settings.
+class SlurmLauncher(LocalLauncher):
+    """What Slurm takes besides."""
 
-    Args:
-        max_batch_size: How many jobs are handed to the launcher at once; None: all.
-        params: Overrides beyond those that are typed, which win.
-    """
+    partition: str | None = None
+    qos: str | None = None
+    comment: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    gres: str | None = None
+    cpus_per_gpu: int | None = None
+    gpus_per_task: int | None = None
+    mem_per_gpu: str | None = None
+    mem_per_cpu: str | None = None
+    account: str | None = None
+    signal_delay_s: int = 120
+    max_num_timeout: int = 0
+    additional_parameters: dict[str, Any] = field(default_factory=dict)
+    array_parallelism: int = 256
+    setup: list[str] | None = None
+    srun_args: list[str] | None = None
 
-    _target_: str
-    max_batch_size: int | None = None
-    params: dict[str, str] | None = None
+
+LAUNCHERS: dict[str, type] = {"submitit_local": LocalLauncher, "submitit_slurm": SlurmLauncher}
 
 
 def register() -> None:
-    """Make the classes known to Hydra as `schema/<command>`."""
+    """Make the classes known to Hydra as `schema/<command>` and `hydra/launcher/<name>`."""
     store = ConfigStore.instance()
-    for command, node in COMMANDS.items():
-        store.store(group="schema", name=command, node=node)
-    store.store(group="hydra/sweeper", name="search", node=SweeperConfig(f"{SWEEPERS}.Search"))
+    for group, classes in (("schema", COMMANDS), ("hydra/launcher", LAUNCHERS)):
+        for name, node in classes.items():
+            store.store(group=group, name=name, node=node)

@@ -1,9 +1,8 @@
 """Refuses a list where one value is meant, before Hydra reads it in its own way."""
 
-import dataclasses
 from collections.abc import Iterable
-from typing import Any, get_args, get_origin, get_type_hints
 
+from transfer_cli.config.describe import declared
 from transfer_cli.errors import ConfigError
 
 _ONE_OPTION = {
@@ -34,15 +33,5 @@ def refuse_lists(overrides: Iterable[str], command: str) -> None:
 
 def takes_one(key: str, command: str) -> bool:
     """Return whether a key of a command has one value, as far as its declaration says."""
-    if key in _ONE_OPTION:
-        return True
-    # Only here, since Hydra is slow to import.
-    from transfer_cli.config.schema import COMMANDS
-
-    kind: Any = COMMANDS[command]
-    for name in key.split("."):
-        if not dataclasses.is_dataclass(kind):
-            return False
-        kind = get_type_hints(kind).get(name, Any)
-    several = any(get_origin(each) in (dict, list) for each in (kind, *get_args(kind)))
-    return kind is not Any and not several and not dataclasses.is_dataclass(kind)
+    found = declared(command).get(key)
+    return key in _ONE_OPTION or (found is not None and found.takes_one)

@@ -4,22 +4,21 @@ import itertools
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.override_parser.types import Glob, Override
+from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.build import check_options
 from transfer_cli.config.check import check
+from transfer_cli.config.describe import options
 from transfer_cli.config.flat import flat
+from transfer_cli.config.launch import composed
 from transfer_cli.errors import ConfigError, TransferError, listed
+from transfer_cli.runs.sweep import SweepJob
 from transfer_cli.sweep.jobs import Jobs, shared
 from transfer_cli.sweep.local import settings_of, threads_each
 
@@ -35,42 +34,28 @@ _DECIDE = ("data", "tokenizer", "streams")
 """The parts of a config that decide how text is encoded."""
 
 
-class Planner(Sweeper):
-    """The part that our sweepers share: they keep what Hydra hands to a sweeper."""
+@dataclass
+class Planner:
+    """What a grid and a search share.
 
-    jobs: ClassVar[Jobs]
-    launcher: Launcher
-    hydra_context: HydraContext
-    config: DictConfig
+    Args:
+        jobs: The sweep.
+        folder: Its folder.
+        overrides: What was typed and what a preset sweeps; one for each key.
+        from_preset: The keys that a preset sweeps, and that were not typed.
+        launch: Runs jobs that agree with a config in how they are run, and returns when all have
+            ended.
+    """
 
-    def __init__(
-        self, params: Mapping[str, Any] | None = None, max_batch_size: int | None = None
-    ) -> None:
-        self._params = params or {}
-        self._most = max_batch_size
+    jobs: Jobs
+    folder: Path
+    overrides: Sequence[Override]
+    from_preset: frozenset[str]
+    launch: Callable[[Sequence[SweepJob], DictConfig], None]
 
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
-        """Take what Hydra hands to a sweeper."""
-        self.hydra_context = hydra_context
-        self.config = config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the sweep."""
-        return Path(self.config.hydra.sweep.dir)
-
-    def overrides(self, typed: Sequence[str]) -> list[Override]:
-        """Return all overrides as Hydra understands them; of several for a key, the last."""
-        words = [*(f"{key}={value}" for key, value in self._params.items()), *typed]
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        return list(
-            {each.get_key_element(): each for each in parser.parse_overrides(words)}.values()
-        )
+    def words_of(self, override: Override) -> list[str]:
+        """Return `KEY=VALUE` for each value of an override."""
+        return words_of(override, self.jobs.request.config_dir)
 
     def composed(self, all_jobs: Sequence[Sequence[str]]) -> list[DictConfig]:
         """Return the checked config of each job.
@@ -78,59 +63,49 @@ class Planner(Sweeper):
         Raises:
             ConfigError: A job's config is wrong; the message names the job.
         """
-        common, found = shared(all_jobs), []
+        common, configs = shared(all_jobs), []
         for words in all_jobs:
-            made = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
-            with open_dict(made):
-                del made["hydra"]  # as a command sees it
+            config = composed(self.jobs.command, self.jobs.request, words).config
             try:
-                check(made, self.jobs.command)
+                check(config, self.jobs.command)
                 for part in _added_to(words):
-                    check_options(made[part], part)
+                    check_options(config[part], part)
             except TransferError as error:
                 own = " ".join(word for word in words if word not in common)
                 where = f" (in the job {own})" if len(all_jobs) > 1 else ""
                 raise ConfigError(f"{error}{where}") from error
-            found.append(made)
-        return found
-
-    def launch(self, todo: Sequence[Sequence[str]]) -> None:
-        """Run a job for each list of overrides, and come back when all have ended."""
-        step = self._most or len(todo) or 1
-        for first in range(0, len(todo), step):
-            for ended in self.launcher.launch(todo[first : first + step], initial_job_idx=first):
-                # To look at it raises what went wrong in another process.
-                _ = ended.return_value
+            configs.append(config)
+        return configs
 
 
 class Grid(Planner):
-    """Hydra's own combinations, every one of them checked before the first job starts."""
+    """All combinations, every one of them checked before the first job starts."""
 
-    def sweep(self, arguments: list[str]) -> None:
+    def run(self) -> None:
         """Run a job for each combination of values.
 
         Raises:
             ConfigError: A job's config is wrong, or a range is given.
         """
-        overrides = self.overrides(arguments)
-        for override in overrides:
+        for override in self.overrides:
             if override.is_interval_sweep():
                 raise ConfigError(
                     f"{override.input_line}: a range is for a search; add sweep=search, or list "
                     "the values"
                 )
-        all_jobs = [list(words) for words in itertools.product(*map(words_of, overrides))]
-        typed = {word.partition("=")[0] for word in arguments}
-        if self.jobs.makes_runs and _SCHEME in self._params.keys() - typed:
+        values = map(self.words_of, self.overrides)
+        all_jobs = [list(words) for words in itertools.product(*values)]
+        if self.jobs.makes_runs and _SCHEME in self.from_preset:
             all_jobs = self._that_can_run(all_jobs)
         configs = self.composed(all_jobs)
         if not self.jobs.makes_runs:
-            self.launch(all_jobs)
+            numbered = enumerate(map(tuple, all_jobs))
+            self.launch([SweepJob(number, own, own) for number, own in numbered], configs[0])
             return
         # Raises before anything is written.
         threads = threads_each(settings_of(configs[0].sweep), configs[0])
         say_what_changes_the_data(configs)
-        self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs, threads)])
+        self.launch(self.jobs.begin(self.folder, all_jobs, threads), configs[0])
 
     def _that_can_run(self, all_jobs: Sequence[list[str]]) -> list[list[str]]:
         """Return the jobs without the schemes that cannot run here, and say why each cannot.
@@ -141,25 +116,38 @@ class Grid(Planner):
         schemes: dict[str, list[list[str]]] = defaultdict(list)
         for words in all_jobs:
             schemes[next(word for word in words if word.startswith(f"{_SCHEME}="))].append(words)
-        found: list[list[str]] = []
+        able: list[list[str]] = []
         for scheme, jobs in schemes.items():
             try:
                 [config] = self.composed(jobs[:1])
                 self.jobs.try_out(config, self.jobs.command)
-                found += jobs
+                able += jobs
             except TransferError as error:
                 log.warning("%s is left out: %s", scheme, error)
                 last = error
-        if not found:
+        if not able:
             raise last
-        return found
+        return able
 
 
-def words_of(override: Override) -> list[str]:
-    """Return `KEY=VALUE` for each value of an override."""
-    is_swept = override.is_sweep_override()
-    values = override.sweep_string_iterator() if is_swept else [override.get_value_element_as_str()]
-    return [f"{override.get_key_element()}={value}" for value in values]
+def words_of(override: Override, config_dir: Path | None = None) -> list[str]:
+    """Return `KEY=VALUE` for each value of an override.
+
+    Args:
+        override: What was typed.
+        config_dir: A folder with the user's own configs, whose options `glob(...)` finds too.
+    """
+    key, value = override.get_key_element(), override.value()
+    if isinstance(value, Glob):
+        names = sorted({o.name for o in options(config_dir) if o.group == override.key_or_group})
+        values = value.filter(names)
+        if not values:
+            raise ConfigError(f"{override.input_line}: no option of {key} fits")
+    elif override.is_sweep_override():
+        values = list(override.sweep_string_iterator())
+    else:
+        values = [override.get_value_element_as_str()]
+    return [f"{key}={each}" for each in values]
 
 
 def _added_to(words: Sequence[str]) -> set[str]:
@@ -174,12 +162,12 @@ def _added_to(words: Sequence[str]) -> set[str]:
 def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
     """Say which swept keys have text or tokenizer prepared more than once, and how often."""
     plain: list[Any] = [OmegaConf.to_container(config, resolve=True) for config in configs]
-    found = [dict(flat({part: each.get(part) for part in _DECIDE})) for each in plain]
-    keys = sorted({key for each in found for key in each})
-    differ = [key for key in keys if len({json.dumps(each.get(key)) for each in found}) > 1]
+    deciding = [dict(flat({part: each.get(part) for part in _DECIDE})) for each in plain]
+    keys = sorted({key for each in deciding for key in each})
+    differ = [key for key in keys if len({json.dumps(each.get(key)) for each in deciding}) > 1]
     if not differ:
         return
-    times = len({json.dumps([each.get(key) for key in differ]) for each in found})
+    times = len({json.dumps([each.get(key) for key in differ]) for each in deciding})
     verb = "change" if len(differ) > 1 else "changes"
     log.info(
         "%s %s the data: it is prepared %d times, once for all jobs that agree in this",

@@ -3,18 +3,17 @@
 import contextlib
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.flags import Request
-from transfer_cli.config.launch import Task
+from transfer_cli.config.launch import composed
+from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import (
     EXIT_INTERRUPTED,
@@ -42,11 +41,11 @@ ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
 class Jobs:
     """The jobs of a sweep.
 
-    A launcher such as Hydra's for Slurm carries a copy of this to a process of each job.
+    A copy of this is carried to the machine of each job where a cluster runs them.
 
     Args:
         command: The command that every job runs.
-        task: Its function.
+        task: Does its work with a config, where jobs run in this process.
         request: What was typed.
         report: Called as soon as a job has failed, with the error if it ran in this process;
             returns the reason in one line.
@@ -54,12 +53,12 @@ class Jobs:
             better.
         try_out: Refuses the config of a job of a command as its run would.
         makes_runs: Whether each job leaves a run directory; only then can a sweep be continued.
+        on_cluster: Whether a cluster runs them, so that they leave word in their files alone.
         warned: The warnings of jobs with a process of their own, each with the numbers of the jobs.
-        chosen: Jobs that `choose` has found and that are to run in this process, by number.
     """
 
     command: str
-    task: Task
+    task: Callable[[DictConfig], None]
     request: Request
     report: Callable[[SweepJob, Exception | None], str]
     metrics: Callable[[DictConfig], Sequence[Metric]]
@@ -68,12 +67,8 @@ class Jobs:
     sweep_dir: Path | None = None
     done: list[SweepJob] = field(default_factory=list)
     stopped: TransferError | None = None
-    is_copy: bool = False
-    chosen: dict[int, SweepJob] = field(default_factory=dict)
+    on_cluster: bool = False
     warned: dict[str, list[int]] = field(default_factory=dict)
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, is_copy=True)
 
     @property
     def resumes(self) -> bool:
@@ -156,17 +151,13 @@ class Jobs:
 
     # --- doing it ------------------------------------------------------------------------------
 
-    def run(self, config: DictConfig) -> None:
-        """Run one job in this process. Hydra calls this once for each composed config."""
+    def run(self, job: SweepJob) -> None:
+        """Run one job in this process."""
         if self.stopped is not None:
             return
-        settings = HydraConfig.get()
-        # As typed: a `${...}` among them belongs to the config, not to this list.
-        typed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
-        self.sweep_dir = Path(settings.sweep.dir)
-        number = int(settings.job.num)
-        [job] = [self.chosen.pop(number)] if number in self.chosen else self.choose([typed], number)
-        with self.at_work(job) as ours:
+        made = composed(self.command, self.request, job.words)
+        config = made.config
+        with self.at_work(job) as ours, made.typed.at_work():
             if ours is not None:
                 if OmegaConf.is_dict(config.get("run")):  # the command makes a run directory
                     config.run.dir = str(self.directory.run(job.number))
@@ -175,26 +166,16 @@ class Jobs:
                         OmegaConf.update(config, key, self.request.value_of(key) or config[key])
                 self._work(job, config)
 
-    def choose(self, lists: Sequence[Sequence[str]], first: int) -> list[SweepJob]:
-        """Return the jobs of these overrides; a launcher counts only the jobs that it was given.
-
-        Args:
-            lists: The overrides of each job. A search can propose the same ones twice.
-            first: The number of the first one, if it is not known yet; the others follow.
-        """
-        known: dict[frozenset[str], list[SweepJob]] = defaultdict(list)
-        # Read once for all: a folder may hold thousands.
-        for job in self.directory.jobs() if self.makes_runs and self.sweep_dir is not None else []:
-            known[frozenset(job.words)].append(job)
-        found = []
-        for number, words in enumerate(map(_of_the_run, lists), start=first):
-            alike = known[frozenset(words)]
-            if alike:
-                found.append(min(alike, key=lambda job: list(JobState).index(job.outcome)))
-                alike.remove(found[-1])
-            else:
-                found.append(SweepJob(number, words, words))
-        return found
+    def words_of(self, job: SweepJob) -> list[str]:
+        """Return what follows the name of the command where a job is a process of its own."""
+        words = [*self.request.flags, *job.words]
+        if not self.makes_runs:
+            return words
+        where = quoted(str(self.directory.run(job.number)))
+        once = [word for word in self.request.overrides if word.partition("=")[0] in ONCE]
+        # A cluster may begin a job again, which then goes on.
+        resume = ["resume=auto"] if self.resumes or self.on_cluster else []
+        return [*words, f"run.dir={where}", *resume, *once]
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
@@ -203,7 +184,7 @@ class Jobs:
         Yields:
             The claim; None if another command has the job.
         """
-        if not (self.makes_runs or self.is_copy):
+        if not (self.makes_runs or self.on_cluster):
             self.done.append(job)
             _announce(job)
             yield 0
@@ -247,7 +228,7 @@ class Jobs:
         else:
             job.outcome = JobState.DONE
 
-    def read_copies(self, folder: Path) -> None:
+    def read_files(self, folder: Path) -> None:
         """Read from their files what became of jobs that ran in other processes.
 
         Raises:

@@ -1,22 +1,18 @@
-"""The launcher of jobs on this machine: each in a process of its own, or all in this one."""
+"""Runs the jobs of a sweep on this machine: each in a process of its own, or all in this one."""
 
 import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from hydra.core.utils import JobReturn, run_job, setup_globals
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.config.literal import quoted
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, at_least, one_of
 from transfer_cli.runs.environment import cores
 from transfer_cli.runs.sweep import JobState, SweepJob
-from transfer_cli.sweep.jobs import ONCE, Jobs
+from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import (
     SECONDS_BETWEEN_LOOKS,
     SideBySide,
@@ -28,92 +24,45 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 
-_OF_THE_SWEEP = (
-    "hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep.",
-    "hydra.mode",
-)  # fmt: skip
+
+def run_here(jobs: Jobs, todo: Sequence[SweepJob], config: DictConfig) -> None:
+    """Run jobs on this machine, and return when all have ended.
+
+    Args:
+        jobs: The sweep.
+        todo: The jobs.
+        config: That of one of them, which says how all are run.
+    """
+    if not jobs.makes_runs:
+        _run_in_this_process(jobs, todo)
+        return
+    settings = settings_of(config.sweep)
+    stops = settings.on_error == "stop"
+    if not settings.isolate:
+        _run_in_this_process(jobs, todo, stops=stops)
+        return
+    SideBySide(
+        jobs,
+        workers=min(side_by_side(settings, config), max(1, len(todo))),
+        gpus=_gpus(config),
+        gpus_each=_processes(config),
+        threads=jobs.directory.read_request().threads,
+        stops=stops,
+    ).run(todo)
 
 
-class Local(Launcher):
-    """Runs the jobs of a sweep here."""
+def _run_in_this_process(jobs: Jobs, todo: Sequence[SweepJob], *, stops: bool = False) -> None:
+    def is_elsewhere(job: SweepJob) -> bool:
+        return jobs.makes_runs and jobs.directory.is_claimed(job.number)
 
-    jobs: ClassVar[Jobs]
-
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
-        """Take what Hydra hands to a launcher."""
-        self._context = hydra_context
-        self._task = task_function
-        self._config = config
-
-    def launch(
-        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> Sequence[JobReturn]:
-        """Run a job for each list of overrides, and come back when all have ended."""
-        if not job_overrides:
-            return []
-        setup_globals()
-        if not self.jobs.makes_runs:
-            numbered = enumerate(job_overrides, start=initial_job_idx)
-            self._run_here([SweepJob(number, (), tuple(words)) for number, words in numbered])
-            return []
-        config = self._composed(job_overrides[0])
-        settings = settings_of(config.sweep)
-        todo = self.jobs.choose(job_overrides, initial_job_idx)
-        stops = settings.on_error == "stop"
-        if not settings.isolate:
-            self.jobs.chosen = {job.number: job for job in todo}
-            self._run_here(todo, stops=stops)
-            return []
-        SideBySide(
-            self.jobs,
-            self._words_of,
-            workers=min(side_by_side(settings, config), max(1, len(todo))),
-            gpus=_gpus(config),
-            gpus_each=_processes(config),
-            threads=self.jobs.directory.read_request().threads,
-            stops=stops,
-        ).run(todo)
-        return []
-
-    def _composed(self, words: Sequence[str]) -> DictConfig:
-        return self._context.config_loader.load_sweep_config(self._config, list(words))
-
-    def _run_here(self, todo: Sequence[SweepJob], *, stops: bool = False) -> None:
-        for job in sorted(todo, key=self._is_elsewhere):
-            if self._is_elsewhere(job):
-                log.info("job %d: waiting for the command or process that works on it", job.number)
-            while self._is_elsewhere(job):
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-            config = self._composed(job.words)
-            with open_dict(config):
-                config.hydra.job.id = config.hydra.job.num = job.number
-            run_job(
-                hydra_context=self._context,
-                task_function=self._task,
-                config=config,
-                job_dir_key="hydra.sweep.dir",
-                job_subdir_key="hydra.sweep.subdir",
-            )
-            if stops and self.jobs.done[-1].outcome == JobState.FAILED:
-                return
-
-    def _is_elsewhere(self, job: SweepJob) -> bool:
-        return self.jobs.makes_runs and self.jobs.directory.is_claimed(job.number)
-
-    def _words_of(self, job: SweepJob) -> list[str]:
-        typed: Any = self.jobs.request.overrides
-        hydras = [
-            word
-            for word in typed
-            if word.lstrip("+~").startswith(("hydra.", "hydra/"))
-            and not word.lstrip("+~").startswith(_OF_THE_SWEEP)
-        ]
-        where = quoted(str(self.jobs.directory.run(job.number)))
-        resume = ["resume=auto"] if self.jobs.resumes else []
-        resume += [word for word in typed if word.partition("=")[0] in ONCE]
-        return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir={where}", *resume]
+    for job in sorted(todo, key=is_elsewhere):
+        if is_elsewhere(job):
+            log.info("job %d: waiting for the command or process that works on it", job.number)
+        while is_elsewhere(job):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        jobs.run(job)
+        if stops and jobs.done[-1].outcome == JobState.FAILED:
+            return
 
 
 def settings_of(node: DictConfig) -> SweepConfig:

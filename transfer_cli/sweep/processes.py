@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -60,7 +60,6 @@ class SideBySide:
 
     Args:
         jobs: The sweep.
-        words_of: Returns the command line of a job, without the command itself.
         workers: How many run at once.
         gpus: The GPUs of this machine, assigned to the workers in turn; empty without any.
         gpus_each: How many a job takes.
@@ -69,7 +68,6 @@ class SideBySide:
     """
 
     jobs: Jobs
-    words_of: Callable[[SweepJob], list[str]]
     workers: int
     gpus: Sequence[str]
     gpus_each: int
@@ -140,7 +138,7 @@ class SideBySide:
         output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
         begin = output.tell()
         process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
-            [*command, "--job", str(reason), *self.words_of(job)],
+            [*command, "--job", str(reason), *self.jobs.words_of(job)],
             env=environment_of(slot, self.threads, self.gpus, self.gpus_each),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -207,10 +205,7 @@ class SideBySide:
         def tell(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGHUP:
                 leave_dead_terminal()
-            self._told = self._told or number
-            for each in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    each.process.send_signal(number)
+            self._tell(number)
 
         before = {number: signal.signal(number, tell) for number in heeded(_SIGNALS)}
         try:
@@ -218,6 +213,18 @@ class SideBySide:
         finally:
             for number, earlier in before.items():
                 signal.signal(number, earlier)
+
+    def _tell(self, number: int) -> None:
+        self._told = self._told or number
+        for each in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                each.process.send_signal(number)
+
+    def stop(self) -> None:
+        """Have the running jobs save and end, and wait until they have."""
+        self._tell(signal.SIGUSR1)
+        for each in self._running:
+            each.process.wait()
 
 
 def environment_of(

@@ -27,7 +27,7 @@ from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.sweep.grid import Planner, say_what_changes_the_data, words_of
+from transfer_cli.sweep.grid import Planner, say_what_changes_the_data
 from transfer_cli.sweep.jobs import names_run
 from transfer_cli.sweep.local import AUTO, settings_of, side_by_side, threads_each
 from transfer_cli.sweep.processes import SECONDS_BETWEEN_LOOKS
@@ -48,17 +48,19 @@ class Search(Planner):
 
     _said = False
 
-    def sweep(self, arguments: list[str]) -> None:
+    def run(self) -> None:
         """Run trials until there are as many as were asked for.
 
         Raises:
             ConfigError: No range is given, or the study is of another search.
         """
-        overrides = self.overrides(arguments)
+        swept = [each for each in self.overrides if each.is_sweep_override()]
         fixed = [
-            word for each in overrides if not each.is_sweep_override() for word in words_of(each)
+            word
+            for each in self.overrides
+            if not each.is_sweep_override()
+            for word in self.words_of(each)
         ]
-        swept = [each for each in overrides if each.is_sweep_override()]
         if not swept:
             raise ConfigError(
                 "sweep: a search needs a range to search in, such as "
@@ -67,7 +69,7 @@ class Search(Planner):
         if not self.jobs.makes_runs:
             raise ConfigError("sweep: only pretrain and finetune can be searched")
         _need_optuna()
-        space = {each.get_key_element(): _distribution(each) for each in swept}
+        space = {each.get_key_element(): self._distribution(each) for each in swept}
         corners = [[*fixed, *_words(low)] for low in _corners(space)]
         configs = self.composed(corners)
         self._settings = self._directed(settings_of(configs[0].sweep), configs[0])
@@ -77,10 +79,27 @@ class Search(Planner):
         }
         self._workers = side_by_side(self._settings, configs[0])
         self._threads = threads_each(self._settings, configs[0])
-        self._fixed, self._space = fixed, space
+        self._fixed, self._space, self._config = fixed, space, configs[0]
         say_what_changes_the_data(configs)
         self._say_what_is_unwise()
         self._search(seed=configs[0].seed)
+
+    def _distribution(self, override: Override) -> "BaseDistribution":
+        """Return Optuna's form of a typed range or list of values."""
+        from optuna import distributions
+
+        value: Any = override.value()
+        try:
+            if not override.is_interval_sweep():
+                choices = [word.partition("=")[2] for word in self.words_of(override)]
+                return distributions.CategoricalDistribution(choices)
+            kind: Any = distributions.FloatDistribution
+            if isinstance(value.start, int) and isinstance(value.end, int):
+                kind = distributions.IntDistribution
+            made: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
+        except ValueError as error:
+            raise ConfigError(f"{override.input_line}: {error}") from error
+        return made
 
     def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
         """Return the settings with the direction in which their measure is better."""
@@ -110,7 +129,7 @@ class Search(Planner):
             if not batch:
                 break
             try:
-                self.launch([job.words for job in batch])
+                self.launch(batch, self._config)
             finally:
                 failed = [self._tell(study, job.number) for job in batch]
             if settings.on_error == "stop" and any(failed):
@@ -277,23 +296,6 @@ def _need_optuna() -> None:
         importlib.import_module("optuna")
     except ImportError as error:
         raise ConfigError(f"sweep: a search needs Optuna: {pip_install('search')}") from error
-
-
-def _distribution(override: Override) -> "BaseDistribution":
-    """Return Optuna's form of a typed range or list of values."""
-    from optuna import distributions
-
-    value: Any = override.value()
-    try:
-        if not override.is_interval_sweep():
-            return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
-        kind: Any = distributions.FloatDistribution
-        if isinstance(value.start, int) and isinstance(value.end, int):
-            kind = distributions.IntDistribution
-        found: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
-    except ValueError as error:
-        raise ConfigError(f"{override.input_line}: {error}") from error
-    return found
 
 
 def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:

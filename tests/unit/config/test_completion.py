@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from transfer_cli.config import commands
-from transfer_cli.config.completion import _FORMATS, _VALUES, SCRIPTS, completions
-from transfer_cli.config.describe import declared, key_help, options
+from transfer_cli.config.completion import SCRIPTS, completions
+from transfer_cli.config.describe import CHOICES, declared, key_help, options
 from transfer_cli.config.flags import Request
 from transfer_cli.config.help_text import _keys
 from transfer_cli.config.launch import compose
@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
         ("transfer presets --j", "--json"),
         ("transfer init my --from schedule=c", "schedule=constant schedule=cosine"),
         ("transfer init my --from model=tiny tok", "tokenizer="),
-        ("transfer finetune --info ", "all config defaults defaults-tree plugins searchpath"),
+        ("transfer finetune --info ", "defaults"),
         ("transfer finetune --config-", "--config-dir --config-name"),
         ("transfer plan finetune model=ti", "model=tiny"),
         ("transfer finetune model=base,ti", "model=base,tiny"),
@@ -129,27 +129,22 @@ def test_every_key_of_a_config_is_offered_and_no_other(name):
     spoken = {f"{commands.SPOKEN.get(key, key)}=" for key in wanted}
     assert spoken <= found
     more = {key for key in found - spoken if key.endswith("=") and "." in key}
-    assert more <= {"data.changed=", "resume.strict="}
+    assert more <= {"data.changed=", "resume.strict=", "sweep.over="}
 
 
 def test_the_words_of_a_key_are_those_that_its_meaning_names():
-    lines: dict[str, str] = {}
-    for name in ("predict", "evaluate", "finetune"):
-        for key, text in key_help(name).items():
-            lines[key] = f"{lines.get(key, '')} {text}"
-    values = {key: each.value for name in ("finetune", "predict", "evaluate", "export")
-              for key, each in declared(name).items()}  # fmt: skip
-    for option in options():
-        for each in option.key_texts():
-            lines[each.key] = f"{lines.get(each.key, '')} {each.line}"
-            values.setdefault(each.key, each.value)
+    keys = [key for name in ("predict", "evaluate", "finetune", "export")
+            for key in declared(name).values()]  # fmt: skip
+    keys += [key for option in options() for key in option.typed_keys()]
+    said: dict[str, str] = {}
+    for key in keys:
+        spoken = commands.SPOKEN.get(key.name, key.name)
+        said[spoken] = f"{said.get(spoken, '')} {key.line} {key.value}"
 
-    for key, words in _VALUES.items():
-        declared_as = {typed: key for key, typed in commands.SPOKEN.items()}.get(key, key)
-        said = f"{lines[declared_as]} {values[declared_as]}"
-        assert [word for word in words.split() if word not in said] == [], key
-    for name, words in _FORMATS.items():
-        assert [word for word in words.split() if word not in key_help(name)["format"]] == []
+    for place, words in CHOICES.items():
+        name, _, key = place.rpartition(" ")
+        text = key_help(name)[key] if name else said[key]
+        assert [word for word in words.split() if word not in text] == [], place
 
 
 # --- the shell ---------------------------------------------------------------------------------

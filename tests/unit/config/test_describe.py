@@ -106,7 +106,7 @@ two:                 # of a section
 five: null
 """
 
-    assert [(each.key, each.value, each.line) for each in keys_in(text)] == [
+    assert [(key.name, key.value, key.line) for key in keys_in(text)] == [
         ("_target_", "a.B", ""),
         ("one", "1", "above, over two lines"),
         ("two", "", "of a section"),

@@ -13,13 +13,11 @@ def test_overrides_keep_their_order_around_flags():
     assert request.config_dir == Path("own")
 
 
-def test_hydras_flags_are_handed_on():
-    assert parse(["--cfg", "job", "--resolve"]).hydra_flags == ("--resolve", "--cfg", "job")
+def test_what_is_to_be_shown_is_named():
+    request = parse(["--cfg", "job", "--resolve", "--package", "loop"])
 
-
-@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--info"], ["--hydra-help"]])
-def test_some_flags_only_look(flags):
-    assert parse(flags).looks_only
+    assert (request.shows, request.resolve, request.package) == ("config", True, "loop")
+    assert parse(["--info"]).shows == parse(["--info", "defaults"]).shows == "defaults"
 
 
 def test_plugins_may_be_named_more_than_once():

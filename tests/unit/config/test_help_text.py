@@ -3,10 +3,11 @@ from functools import cache
 
 import pytest
 
-from transfer_cli.config import commands
+from transfer_cli.config import bounded_yaml, commands
 from transfer_cli.config.describe import offered, options
 from transfer_cli.config.flags import parse
 from transfer_cli.config.help_text import command_help
+from transfer_cli.config.locate import conf_dir
 
 COMPOSING = {name: each for name, each in commands.ALL.items() if each.composes}
 ABOUT = {f"{each.typed_as}": each for about in commands.ABOUT.values() for each in about.values()}
@@ -27,6 +28,16 @@ def fits(text):
     return len(lines) <= 80 and max(map(len, lines)) <= 100
 
 
+def examples_of(typed):
+    return [line for line, _ in commands.guide_of(typed.split()[0]).examples]
+
+
+def test_every_command_has_a_guide_and_there_is_no_other():
+    told = bounded_yaml.PARSER((conf_dir() / "commands.yaml").read_text()).get_single_data()
+
+    assert list(told) == list(commands.ALL)
+
+
 # --- the short text ----------------------------------------------------------------------------
 
 
@@ -39,9 +50,9 @@ def test_the_help_begins_with_what_is_changed_most_and_three_examples(typed):
     assert titles[0].startswith("What is changed most")
     assert titles[1] == "Examples"
     assert text.splitlines()[3].startswith("What is changed most")
-    assert 3 <= len(command.examples) <= 4
+    assert 3 <= len(examples_of(typed)) <= 4
     assert 4 <= len(command.keys) <= 10
-    assert all(f"  {line}" in text for line, _ in command.examples)
+    assert all(f"  {line}" in text for line in examples_of(typed))
 
 
 @pytest.mark.parametrize("typed", SHOWN)
@@ -55,7 +66,7 @@ def test_the_help_of_a_command_without_a_config_fits_too(name):
 
     assert fits(text)
     assert f"usage: transfer {name}" in text
-    assert all(f"  {line}" in text for line, _ in commands.ALL[name].examples)
+    assert all(f"  {line}" in text for line in examples_of(name))
 
 
 @pytest.mark.parametrize("word", ["data=table", "adaptation=adapters", "model=bert-large"])

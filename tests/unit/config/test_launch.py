@@ -1,14 +1,19 @@
+import logging
+import os
+import sys
+
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.flags import parse
-from transfer_cli.config.launch import compose, launch
+from transfer_cli.config.launch import compose, composed, shown
+from transfer_cli.errors import ConfigError
 
 
-def run(words, command="pretrain"):
-    configs = []
-    launch(command, parse(words), configs.append)
-    return configs
+def made(words, command="pretrain"):
+    return composed(command, parse(words)).config
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +23,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def test_a_command_gets_the_config_with_overrides_and_interpolations():
-    [config] = run(["loop.batch=3", "run.dir=runs/${seed}", "seed=7"])
+    config = made(["loop.batch=3", "run.dir=runs/${seed}", "seed=7"])
 
     assert config.loop.batch == 3
     assert config.run.dir == "runs/7"
@@ -28,28 +33,30 @@ def test_a_command_gets_the_config_with_overrides_and_interpolations():
 def test_the_data_folder_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("TRANSFER_DATA", "/some/where")
 
-    [config] = run([])
+    config = made([])
 
     assert config.data_dir == "/some/where"
 
 
-def test_a_run_writes_nothing_of_hydras(tmp_path):
-    run([])
+@pytest.mark.parametrize("words", [[], ["--cfg", "job"], ["--info", "defaults"]])
+def test_nothing_is_written_and_nothing_of_the_process_is_changed(tmp_path, words):
+    handlers, level = list(logging.getLogger().handlers), logging.getLogger().level
+    before = dict(os.environ), list(sys.argv), handlers, level
 
+    (shown if words else composed)("pretrain", parse(words))
+
+    root = logging.getLogger()
+    assert (dict(os.environ), list(sys.argv), list(root.handlers), root.level) == before
+    assert not HydraConfig.initialized()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_process_settings_are_as_before(monkeypatch):
-    import os
-    import sys
+def test_a_folder_with_any_name_is_searched(tmp_path):
+    own = tmp_path / "it's, [my] ${own}"
+    (own / "model").mkdir(parents=True)
+    (own / "model" / "mine.yaml").write_text("# Mine\ndefaults:\n  - tiny\nwidth: 64\n")
 
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    before = list(sys.argv)
-
-    run([])
-
-    assert sys.argv == before
-    assert "HYDRA_FULL_ERROR" not in os.environ
+    assert made(["--config-dir", str(own), "model=mine"]).model.width == 64
 
 
 def test_own_configs_extend_ours(tmp_path):
@@ -60,15 +67,15 @@ def test_own_configs_extend_ours(tmp_path):
         "# Mine\ndefaults:\n  - pretrain\n  - override model: mine\n  - _self_\nloop: {batch: 5}\n"
     )
 
-    [by_option] = run(["--config-dir", str(own), "model=mine"])
-    [by_primary] = run(["--config-dir", str(own), "--config-name", "start"])
+    by_option = made(["--config-dir", str(own), "model=mine"])
+    by_primary = made(["--config-dir", str(own), "--config-name", "start"])
 
     assert by_option.model.width == 64
     assert (by_primary.model.width, by_primary.loop.batch) == (64, 5)
 
 
 def test_further_losses_are_added_under_their_name():
-    [config] = run(["+objective@losses.lm=clm", "losses.lm.weight=0.5"], "finetune")
+    config = made(["+objective@losses.lm=clm", "losses.lm.weight=0.5"], "finetune")
 
     assert OmegaConf.to_container(config.losses) == {
         "lm": {"_target_": "transfer_cli.objectives.causal_lm.CausalLM", "weight": 0.5}
@@ -81,10 +88,37 @@ def test_composing_to_look_leaves_open_values_open():
     assert OmegaConf.is_missing(config, "run")
 
 
-def test_what_was_looked_at_is_forgotten(capsys):
-    from hydra.core.hydra_config import HydraConfig
+def test_a_config_is_shown_as_it_stands_or_filled_in():
+    words = ["--cfg", "job", "--package", "run", "run.dir=runs/${seed}"]
 
-    launch("pretrain", parse(["--cfg", "job", "--package", "loop", "loop.batch=7"]), print)
+    assert "dir: runs/${seed}\n" in str(shown("pretrain", parse(words)))
+    assert "dir: runs/0\n" in str(shown("pretrain", parse([*words, "--resolve"])))
 
-    assert "batch: 7" in capsys.readouterr().out
-    assert not HydraConfig.initialized()
+
+def test_a_part_that_there_is_not_cannot_be_shown():
+    with pytest.raises(ConfigError, match="--package lop: there is no such part"):
+        shown("pretrain", parse(["--cfg", "job", "--package", "lop"]))
+
+
+def test_the_files_of_a_config_are_listed_in_their_order_with_where_they_go():
+    lines = str(shown("pretrain", parse(["--info", "defaults", "adaptation=lora"]))).splitlines()
+
+    assert lines[0].split() == ["Config", "path", "Package", "_self_", "Parent"]
+    assert any(line.split() == ["model/base", "model", "False", "pretrain"] for line in lines)
+    assert any(line.split()[0] == "adaptation/edits/lora" for line in lines)
+
+
+@pytest.mark.parametrize("word", ["hydra.run.dir=x", "+hydra.job.chdir=true", "hydra/sweeper=x"])
+def test_keys_of_hydras_own_that_do_nothing_are_refused(word):
+    with pytest.raises(ConfigError, match="Hydra composes configs here"):
+        made([word])
+
+
+def test_the_command_line_at_work_is_known_while_it_is():
+    typed = composed("pretrain", parse(["seed=3", "model=tiny", "hydra.mode=RUN"])).typed
+
+    with typed.at_work():
+        assert CommandLine.of_this_command() == typed
+    assert typed.overrides == ("seed=3", "model=tiny")
+    assert (typed.presets["model"], typed.presets["data"]) == ("tiny", "wikitext103")
+    assert CommandLine.of_this_command() == CommandLine()

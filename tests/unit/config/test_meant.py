@@ -2,13 +2,14 @@
 
 import pytest
 
-from transfer_cli.config.meant import OTHER_NAMES, _keys, meant, options_with
+from transfer_cli.config.describe import keys_and_options
+from transfer_cli.config.meant import OTHER_NAMES, meant, options_with
 from transfer_cli.config.schema import COMMANDS
 
 
 @pytest.fixture(scope="module")
 def known():
-    return {command: {key for key, _ in _keys(command, None)} for command in COMMANDS}
+    return {command: {key for key, _ in keys_and_options(command)} for command in COMMANDS}
 
 
 @pytest.mark.parametrize("key", OTHER_NAMES)

@@ -48,7 +48,7 @@ PRESETS = {path.stem for path in Path(conf.__file__).parent.glob("adaptation/*.y
 def test_the_sweep_over_schemes_has_every_preset():
     text = (Path(conf.__file__).parent / "sweep" / "schemes.yaml").read_text(encoding="utf-8")
 
-    listed = yaml.safe_load(text)["hydra"]["sweeper"]["params"]["adaptation"]
+    listed = yaml.safe_load(text)["sweep"]["over"]["adaptation"]
     assert sorted(listed.split(",")) == sorted(PRESETS)
 
 

@@ -1,5 +1,4 @@
 import contextlib
-import copy
 import itertools
 import shutil
 from datetime import UTC, datetime
@@ -9,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.sweeping import run
-from transfer_cli.config import launch as launching
 from transfer_cli.config.flags import parse
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.errors import ConfigError, PrunedError, StoppedError, SweepError
+from transfer_cli.errors import ConfigError, PrunedError, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepDirectory
 from transfer_cli.sweep import jobs as working
 
@@ -86,55 +84,54 @@ def test_a_stopped_job_stops_the_sweep():
     assert str(jobs.stopped) == "asked to"
 
 
-@pytest.fixture
-def _elsewhere(monkeypatch):
-    """Let Hydra run a copy, as it does where a launcher starts each job in another process."""
-    call = launching._call_hydra
-
-    def call_with_copy(words, command, task):
-        call(words, command, copy.deepcopy(task.__self__).run)
-
-    monkeypatch.setattr(launching, "_call_hydra", call_with_copy)
+def test_a_mistake_in_any_job_is_found_before_the_first_starts():
+    with pytest.raises(ConfigError, match="model=tinny: no such option"):
+        run(["-m", "model=tiny,tinny"])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_elsewhere")
-def test_jobs_that_ran_in_other_processes_are_reported():
-    _, jobs, _ = run(
-        ["-m", "seed=range(1,12)"],
-        fails=lambda config: ConfigError("bad") if config.seed == 2 else None,
-    )
-
-    assert [job.number for job in jobs.done] == list(range(11))
-    assert [job.overrides for job in jobs.done[:2]] == [("seed=1",), ("seed=2",)]
-    assert [job.reason for job in jobs.done if job.outcome == "failed"] == ["job 1 is bad"]
-    assert jobs.sweep_dir.parent.as_posix() == "runs/sweeps/pretrain"
-
-
-@pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize(
-    "typed", [pytest.param("all/of them", marks=pytest.mark.slow), "'all/of them'"]
-)
+@pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
 def test_the_root_of_sweeps_may_be_typed_in_quotes(typed):
     _, jobs, _ = run(["-m", "seed=1,2", f"run.root={typed}"])
 
     assert jobs.sweep_dir.parent.as_posix() == "all/of them/sweeps/pretrain"
 
 
-@pytest.mark.usefixtures("_elsewhere")
-def test_a_sweep_elsewhere_may_have_a_directory_of_the_users(tmp_path):
-    _, by_run, _ = run(["-m", "seed=1,2", "run.dir='a b'"])
-    _, by_hydra, _ = run(["-m", "seed=1,2", "hydra.sweep.dir=there"])
+@pytest.mark.parametrize("word", ["run.dir='a b'", "hydra.sweep.dir='a b'"])
+def test_a_sweep_may_have_a_directory_of_the_users_whose_name_has_a_space(word):
+    _, jobs, _ = run(["-m", "seed=1,2", word])
 
-    assert by_run.sweep_dir.as_posix() == "a b"
-    assert len(by_run.done) == len(by_hydra.done) == 2
+    assert jobs.sweep_dir.as_posix() == "a b"
+    assert len(jobs.done) == 2
 
 
-def test_a_sweep_elsewhere_of_which_nothing_is_heard_is_an_error(monkeypatch):
-    monkeypatch.setattr(launching, "_call_hydra", lambda words, command, task: None)
+@pytest.mark.parametrize(
+    ("typed", "lengths"),
+    [
+        ("data.length=8,16", [8, 16]),
+        ("data.length=choice(8,16)", [8, 16]),
+        ("data.length=range(8,17,4)", [8, 12, 16]),
+        ("data.length=shuffle(8,16)", [8, 16]),
+        ("data.length=sort(16,8)", [8, 16]),
+        ("data.length=tag(mine,choice(8,16))", [8, 16]),
+    ],
+)
+def test_values_are_typed_as_hydra_has_them(typed, lengths):
+    configs, _, _ = run(["-m", typed])
 
-    with pytest.raises(SweepError, match="no job has left word in lost"):
-        run(["-m", "seed=1,2", "run.dir=lost"])
+    assert sorted(config.data.length for config in configs) == lengths
+
+
+def test_a_pattern_stands_for_options_ours_and_ones_own(tmp_path):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "tiniest.yaml").write_text(
+        "# Mine\ndefaults:\n  - tiny\nwidth: 8\nheads: 1\n"
+    )
+
+    configs, _, _ = run(["-m", "model=glob(tin*)", "--config-dir", "own"])
+
+    assert sorted(config.model.width for config in configs) == [8, 128]
+    with pytest.raises(ConfigError, match=r"no option of model fits"):
+        run(["-m", "model=glob(nothing*)"])
 
 
 def test_commands_without_a_run_directory_can_be_swept():
@@ -363,7 +360,7 @@ def test_schemes_are_compared_each_at_its_own_rate_unless_one_is_typed():
 def test_all_schemes_are_every_preset_of_adaptation_that_needs_no_more():
     configs, _, _ = run(["sweep=schemes"], "finetune")
 
-    needing_more = {"distil", "self_training", "uda", "cvt", "slices", "pet"}
+    needing_more = {"distil", "self_training"}
     every = {path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")}
     assert needing_more < every
     assert len(configs) == len(every - needing_more)

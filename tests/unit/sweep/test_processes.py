@@ -131,7 +131,7 @@ def side_of(folder):
         "pretrain", Recorder(), parse([]), print, lambda config: (), print, makes_runs=True,
         sweep_dir=folder,
     )  # fmt: skip
-    return SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, threads=1, stops=False)
+    return SideBySide(jobs, workers=1, gpus=[], gpus_each=1, threads=1, stops=False)
 
 
 def stopped(folder, monkeypatch, tell):

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.optimizer import is_solver
@@ -56,7 +55,7 @@ def find(config: DictConfig, command: str) -> None:
     seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
     step = steepest(seen)
     groups = _rates_of_groups(run, seen.rates[step])
-    words = [*_typed_flags(), *_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
+    words = [*_typed_flags(typed), *_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
     line = f"transfer {command} {shlex.join(words)}"
     picture = as_png(seen, step, groups, f"transfer lr-find {command}")
     files = {
@@ -138,13 +137,10 @@ def _kept(typed: Sequence[str]) -> list[str]:
     return [word for word in typed if not word.lstrip("+~").startswith(ours)]
 
 
-def _typed_flags() -> list[str]:
+def _typed_flags(typed: CommandLine) -> list[str]:
     """Return the flag that names a folder of the user's own configs, where one was given."""
-    if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
-    folders = [source.path for source in sources if source.provider == "command-line"]
-    return [word for folder in folders for word in ("--config-dir", folder)]
+    folder = typed.config_dir
+    return [] if folder is None else ["--config-dir", str(folder.resolve())]
 
 
 def _place(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
