@@ -26,7 +26,7 @@ from transfer_cli.data.labelled import (
     check_share,
 )
 from transfer_cli.data.layout import Layout, delimiter_name
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record, label_of, text_of, value_of
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
@@ -228,15 +228,15 @@ class Table(LabelledFiles):
         asked = replace(self.columns, keys="")
         with any_table.opened(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped() if self.errors == "skip" else readers.refuse)
-            return {row.line: str(readers.value_of(row, column, str(path))) for row in rows}
+            return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         """Return what is read of a record; equal labels are one text in memory."""
-        text = readers.text_of(record, columns.text, name)
-        pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
-        label = readers.label_of(record, columns.label, name)
+        text = text_of(record, columns.text, name)
+        pair = None if columns.pair is None else text_of(record, columns.pair, name)
+        label = label_of(record, columns.label, name)
         return TableRow(record.line, text, labels.setdefault(label, label), pair)
 
     def check(self, train: Sequence[Any], labels: Sequence[str], where: str) -> None:

@@ -21,7 +21,7 @@ from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.labelled import CLASSIFICATION, LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError

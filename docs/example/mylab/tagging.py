@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transfer_cli.batch import IGNORE, Batch, rows_with_target
 from transfer_cli.data.encoded_task import EncodedRows, specials_around
 from transfer_cli.data.labelled import LabelledData, TaskData
-from transfer_cli.data.readers import Record, read_table
+from transfer_cli.data.readers import read_table
+from transfer_cli.data.records import Record
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transfer_cli.data import sample
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.tasks.choice.data import Choices, SampleChoices

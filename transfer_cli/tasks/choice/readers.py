@@ -11,7 +11,7 @@ from pathlib import Path
 from transfer_cli.data import any_table, readers
 from transfer_cli.data.columns import ANY, other_data
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
 from transfer_cli.tasks.choice.task import ChoiceExample

@@ -10,7 +10,7 @@ from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import Truncate, encode_texts
 from transfer_cli.data.labelled import Example, LabelledFiles
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task

@@ -10,7 +10,7 @@ from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import Wanted, other_data
 from transfer_cli.data.drawing import hold_out
 from transfer_cli.data.labelled import INPUT, Drawn, LabelledData, LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.seeds import derive

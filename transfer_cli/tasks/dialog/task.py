@@ -9,7 +9,7 @@ from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.tasks.base import Answer, Direction

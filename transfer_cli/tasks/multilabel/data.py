@@ -7,12 +7,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transfer_cli.data import readers, sample
+from transfer_cli.data import sample
 from transfer_cli.data.columns import FEW_ROWS, Chosen, Wanted, is_yes, parts_of
 from transfer_cli.data.label_names import look_over
 from transfer_cli.data.labelled import Drawn, LabelledData
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record, label_of, text_of, value_of
 from transfer_cli.data.tasks import Table, TableRow, TableRows, joined_by, numbers_of, sorted_labels
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.multilabel.task import SEPARATOR, LabelsExample, MultilabelTask
@@ -100,14 +100,14 @@ class LabelsTable(_Multilabelled, Table):
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         """See `Table`."""
-        text = readers.text_of(record, columns.text, name)
-        pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
+        text = text_of(record, columns.text, name)
+        pair = None if columns.pair is None else text_of(record, columns.pair, name)
         if columns.labels:
             own = tuple(each for each in columns.labels if _has_label(record, each, name))
             return TableRow(record.line, text, own, pair)
-        cell = readers.value_of(record, columns.label, name)
+        cell = value_of(record, columns.label, name)
         found = [
-            readers.label_of(Record(record.line, {columns.label: part}), columns.label, name)
+            label_of(Record(record.line, {columns.label: part}), columns.label, name)
             for part in parts_of(cell, self._mark)
         ]
         own = tuple(labels.setdefault(label, label) for label in dict.fromkeys(found))
@@ -179,7 +179,7 @@ def _has_label(record: Record, column: str, name: str) -> bool:
     Raises:
         DataError: The cell says neither yes nor no.
     """
-    cell = readers.value_of(record, column, name)
+    cell = value_of(record, column, name)
     found = is_yes(cell)
     if found is None:
         raise DataError(

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data import readers, sample
+from transfer_cli.data import sample
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.labelled import Drawn, LabelledData
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record, plain_number
 from transfer_cli.data.tasks import Table, TableRow, TableRows
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
@@ -65,7 +65,7 @@ class NumberTable(Numbered, Table):
     ) -> TableRow:
         """See `Table`."""
         row = super().row_of(record, columns, name, labels)
-        row = replace(row, label=readers.plain_number(row.label))
+        row = replace(row, label=plain_number(row.label))
         problem = problem_of(row.label)
         if problem is not None:
             raise DataError(

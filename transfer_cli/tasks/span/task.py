@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task

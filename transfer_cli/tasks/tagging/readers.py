@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data.columns import check_accepted, other_data
-from transfer_cli.data.readers import Record, numbered_lines, read_table, text_of
+from transfer_cli.data.readers import numbered_lines, read_table
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.tagging.schemes import Entity, of_entities
 

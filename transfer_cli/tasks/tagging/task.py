@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.probabilities import check_same_labels, mean_by_label

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transfer_cli.data import readers, sample
+from transfer_cli.data import sample
 from transfer_cli.data.columns import Chosen, Wanted
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.labelled import Drawn, LabelledData
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tasks import Table, TableRow, TableRows
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
@@ -81,8 +81,8 @@ class TextPairsTable(_Paired, Table):
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         """See `Table`."""
-        source = readers.text_of(record, columns.text, name)
-        target = readers.text_of(record, columns.label, name)
+        source = text_of(record, columns.text, name)
+        target = text_of(record, columns.label, name)
         for column, text in ((columns.text, source), (columns.label, target)):
             if not text.strip():
                 raise DataError(f"{name}, line {record.line}: {column!r} is empty.")

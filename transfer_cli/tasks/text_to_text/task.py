@@ -19,7 +19,7 @@ from transfer_cli.batch import IGNORE
 from transfer_cli.data.columns import LABEL, Chosen, source_of
 from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.objectives.replies import text_until
