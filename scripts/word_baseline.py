@@ -13,7 +13,7 @@ from pathlib import Path
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from transfer_cli.data.tasks import Trec
+from transfer_cli.tasks.trec import Trec
 
 SEEDS = (0, 1, 2)
 

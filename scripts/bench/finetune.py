@@ -100,7 +100,7 @@ def model_words(size: dict[str, int]) -> list[str]:
 _FIND = """
 import json, sys
 from pathlib import Path
-from transfer_cli.data.tasks import Trec
+from transfer_cli.tasks.trec import Trec
 found = Trec().load(Path(sys.argv[1]).expanduser(), seed=0)
 texts = [example.text.split() for example in found.splits["train"]]
 words = sorted({word for text in texts for word in text})

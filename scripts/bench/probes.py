@@ -30,7 +30,7 @@ MOST_SECONDS, MOST_MIB, MOST_RATIO, MOST_POINTS = 90.0, 2048.0, 0.5, 0.5
 _TABLES = """
 import csv, sys
 from pathlib import Path
-from transfer_cli.data.tasks import Trec
+from transfer_cli.tasks.trec import Trec
 folder, data_dir, most = sys.argv[1:]
 data = Trec().load(Path(data_dir), 0)
 for split, examples in data.splits.items():

@@ -187,7 +187,7 @@ def test_the_package_may_be_named_on_the_command_line(transfer, stranger, evil):
         {"_target_": "transfer_cli.runs.sweep.SweepDirectory", "path": "precious"},
         {"_target_": "transfer_cli.runs.tensorboard.SummaryWriter", "folder": "made"},
         {"_target_": "transfer_cli.runs.directory.RunDirectory", "path": "made"},
-        {"_target_": "transfer_cli.data.tasks.Table", "train": {"_target_": "os.system"}},
+        {"_target_": "transfer_cli.tasks.table.Table", "train": {"_target_": "os.system"}},
         {"_target_": "transfer_cli.data.text.TextFiles", "train": ["precious"], "_args_": [1]},
         {"_target_": "transfer_cli.data.text.SampleText", "_partial_": True},
         {"_target_": "transfer_cli.cli.os.system", "command": "touch made"},

@@ -133,7 +133,6 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
             ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
         ),
         hidden=(
-            "transfer_cli.data.tasks.",
             "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.classification.",
             "transfer_cli.tasks.",

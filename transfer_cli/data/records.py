@@ -11,6 +11,9 @@ from transfer_cli.errors import DataError, listed, nearest
 MAX_LABEL_CHARACTERS = 1000
 """A longer label is a text in the wrong column. Results and messages repeat labels."""
 
+MAX_LABELS = 10_000
+"""Of own files. More are rather texts, or numbers: a column that was not meant."""
+
 FEW_ROWS = 20
 """In fewer rows, labels that occur once are no sign of anything."""
 

@@ -2,7 +2,7 @@
 
 A task reads, encodes and collates examples, turns the model's outputs into answers, and writes
 them. Its loss, head and measures belong to an objective that names the task (`Objective.task`).
-Data sources (`data.labelled.TaskData`) and `model.json` name the class of a task, as a config does.
+Data (`data.labelled.LabelledData`) and `model.json` name the class of a task, as a config does.
 
 A *row* passes through the model; an *example* is labelled by people and gets an answer. A long
 example may be several rows, its windows; any other is one row.
@@ -11,22 +11,23 @@ example may be several rows, its windows; any other is one row.
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_task import Truncate
-from transfer_cli.data.labelled import CLASSIFICATION, LabelledFiles
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 
 Direction = Literal["causal", "bidirectional"]
+
+CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
+"""The task of models that name none and have labels."""
 
 Answer = Mapping[str, Any]
 """A model's answer to an example, as plain numbers and texts."""
@@ -88,6 +89,8 @@ class Task(ABC):
     """The head that depends on the labels; for a further loss `HEAD_LOSS`."""
     example: ClassVar[type]
     """The dataclass of an example. Its values are plain; sequences may be lists."""
+    files: ClassVar[str | None] = None
+    """The class of own files with answers (`tasks.sources.LabelledFiles`), as a config names it."""
     fields: ClassVar[tuple[str, ...]]
     """The keys that `predict` writes for an example, beside its texts."""
     columns: ClassVar[tuple[str, ...]] = ()
@@ -120,13 +123,8 @@ class Task(ABC):
 
     # --- examples ---------------------------------------------------------------------------
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles] | None:
-        """Return the data source of own files with answers, or None."""
-        return None
-
-    def columns_of(self, names: Sequence[str], name: str) -> Chosen | None:
-        """Return which columns of `predict`'s input are read; None: those that are found in it.
+    def text_column(self, names: Sequence[str], name: str) -> str | None:
+        """Return which column of `predict`'s input is read; None: those that are found in it.
 
         Args:
             names: All columns, in order.
@@ -163,6 +161,38 @@ class Task(ABC):
     def labels_of(self, example: Any) -> Sequence[str]:
         """Return what people answered: its labels, for statistics."""
         return ()
+
+    def unlabelled(self, example: Any) -> Any:
+        """Return an example without its answer: by default without its `label`."""
+        return replace(example, label=None)
+
+    # --- training examples ------------------------------------------------------------------
+
+    def check(self, train: Sequence[Any], where: str) -> None:  # noqa: B027 - some learn anything
+        """Raise `DataError` unless something can be learnt from the training examples.
+
+        Args:
+            train: All of them, before some are held out.
+            where: The name of the data in messages.
+        """
+
+    def strata(self, examples: Sequence[Any]) -> Sequence[int]:
+        """Return the number of the stratum of each example, which splits are drawn from alike."""
+        return [0] * len(examples)
+
+    def group(self, example: Any) -> Hashable:
+        """Return what an example has in common with others, to be held out with them, or None."""
+        return None
+
+    def learnt_from(self, train: Sequence[Any], seed: int) -> Sequence[Any]:
+        """Return the training examples as they are learnt from: by default as they are."""
+        return train
+
+    def facts(self, train: Sequence[Any]) -> Mapping[str, Any]:
+        """Return values of fields that the training examples say, as JSON."""
+        return {}
+
+    # --- rows -------------------------------------------------------------------------------
 
     @abstractmethod
     def encode(

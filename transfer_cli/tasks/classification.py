@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.tasks import Table
+from transfer_cli.data.records import FEW_ROWS
+from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
 from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
 from transfer_cli.tasks.texts import TextsTask
@@ -31,20 +32,39 @@ class ClassificationTask(TextsTask):
     objective: ClassVar[str] = "classification"
     head: ClassVar[str] = "class"
     example: ClassVar[type] = Example
+    files: ClassVar[str | None] = "transfer_cli.tasks.table.Table"
     fields: ClassVar[tuple[str, ...]] = ("label", "probabilities")
     export_head: ClassVar[str | None] = "sequence_classification"
     can_fail: ClassVar[bool] = True
 
     judged_by: Literal["error_rate", "matthews", "f1"] = "error_rate"
 
-    @classmethod
-    def table(cls) -> type[Table]:
-        """See `Task`."""
-        return Table
-
     def labels_of(self, example: Example) -> Sequence[str]:
         """See `Task`."""
         return () if example.label is None else (self.labels[example.label],)
+
+    def check(self, train: Sequence[Example], where: str) -> None:
+        """See `Task`."""
+        labels = self.labels
+        if 2 * len(labels) > len(train) >= FEW_ROWS:
+            raise DataError(
+                f"{where}: {len(train):,} examples have {len(labels):,} different labels. Is that "
+                "the column of the label? Say data.text=COLUMN data.label=COLUMN; numbers are for "
+                "data=numbers objective=regression."
+            )
+        if len(labels) < 2:
+            raise DataError(
+                f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
+                "Name another label column."
+            )
+        found = {example.label for example in train}
+        missing = [repr(label) for number, label in enumerate(labels) if number not in found]
+        if missing:
+            raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
+
+    def strata(self, examples: Sequence[Example]) -> Sequence[int]:
+        """Return the label of each."""
+        return [example.label or 0 for example in examples]
 
     @classmethod
     def sample(cls) -> tuple["ClassificationTask", Sequence[Example]]:

@@ -16,9 +16,10 @@ from tests.fuzzing import altered, damaged, fuzz, memory_up_to
 from transfer_cli.data import packed, readers
 from transfer_cli.data.readers import MAX_COLUMNS, MAX_LINE_BYTES
 from transfer_cli.data.records import MAX_LABEL_CHARACTERS, Record, label_of, text_of
-from transfer_cli.data.tasks import Table, _read_trec
 from transfer_cli.data.text_split import path_lines
 from transfer_cli.errors import DataError
+from transfer_cli.tasks.table import Table
+from transfer_cli.tasks.trec import _read
 
 PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 MIB = 2**20
@@ -102,7 +103,7 @@ def test_fuzz_trec(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("fuzz") / "train.label"
     path.write_bytes(content)
 
-    tried(lambda: list(_read_trec(path)))
+    tried(lambda: list(_read(path)))
 
 
 @pytest.mark.slow

@@ -5,13 +5,14 @@ import pytest
 
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.regression.data import NumberTable, SampleNumbers
 from transfer_cli.tasks.regression.task import (
     NumberExample,
+    NumberTable,
     RegressionTask,
     average_ranks,
     correlation,
 )
+from transfer_cli.tasks.samples import Sample
 
 TASK = RegressionTask(mean=2.0, scale=0.5)
 
@@ -160,7 +161,7 @@ def test_numbers_that_are_all_equal_teach_nothing(load):
 
 
 def test_the_sample_has_as_much_of_each_size():
-    data = SampleNumbers().load(None, 0)
+    data = Sample("numbers").load(None, 0)
 
     for examples in data.splits.values():
         assert set(np.bincount([int(each.value) for each in examples])) == {len(examples) // 6}

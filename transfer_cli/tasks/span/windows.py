@@ -12,7 +12,6 @@ import logging
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +20,8 @@ from transfer_cli.data.encoded_task import EncodedRows, specials_around, special
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.progress import progress
+from transfer_cli.tasks.span.readers import SpanExample
 from transfer_cli.tasks.span.scoring import best_of, exact
-
-if TYPE_CHECKING:
-    from transfer_cli.tasks.span.task import SpanExample
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +129,7 @@ class _Row:
 
 
 def encode_spans(
-    examples: "Sequence[SpanExample]", tokenizer: Tokenizer, layout: RowLayout
+    examples: Sequence[SpanExample], tokenizer: Tokenizer, layout: RowLayout
 ) -> EncodedSpans:
     """Return questions with their texts as rows; of a question that is too long the end is cut.
 
@@ -211,7 +208,7 @@ def owned_pieces(pieces: int, size: int, starts: Sequence[int]) -> list[tuple[in
     return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
 
 
-def answer_pieces(example: "SpanExample", offsets: Ints) -> tuple[int, int] | None:
+def answer_pieces(example: SpanExample, offsets: Ints) -> tuple[int, int] | None:
     """Return the pieces that hold the first and the last character of the first answer.
 
     None where there is no answer, or no piece holds it.
@@ -226,15 +223,15 @@ def answer_pieces(example: "SpanExample", offsets: Ints) -> tuple[int, int] | No
     return (start, end) if start <= end else None
 
 
-def _is_reached(example: "SpanExample", offsets: Ints, answer: tuple[int, int]) -> bool:
+def _is_reached(example: SpanExample, offsets: Ints, answer: tuple[int, int]) -> bool:
     """Return whether the answer that is cut from the text by whole pieces is right."""
     said = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
     return best_of(exact, example.answers or (), said) == 1
 
 
 def _encoded(
-    examples: "Sequence[SpanExample]", tokenizer: Tokenizer
-) -> "Iterator[tuple[SpanExample, list[int], list[int], Ints]]":
+    examples: Sequence[SpanExample], tokenizer: Tokenizer
+) -> Iterator[tuple[SpanExample, list[int], list[int], Ints]]:
     """Yield examples with the tokens of both texts, and the characters of those of the second."""
     with progress("encoding", len(examples), "questions") as more:
         for first in range(0, len(examples), _PORTION):

@@ -7,17 +7,19 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from transfer_cli.data.labelled import LabelledFiles
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import DataError, at_least, one_of
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.probabilities import check_same_labels, mean_by_label
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
+from transfer_cli.tasks.tagging.readers import TagExample
 from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words
 
 Span = tuple[int, int]
@@ -29,35 +31,6 @@ MARGIN = 0.02
 """Up to which entity F1, or how far above the commonest tag's share, nothing was learnt."""
 
 _WORD = re.compile(r"\S+")
-
-
-@dataclass(frozen=True, slots=True)  # there may be millions
-class TagExample:
-    """A text, and a tag for each of its words.
-
-    Args:
-        text: The text.
-        spans: The characters of each word: the first one, and the one after the last.
-        label: The number of each word's tag; None: not known.
-    """
-
-    text: str
-    spans: Sequence[Sequence[int]]
-    label: Sequence[int] | None = None
-
-    @property
-    def words(self) -> list[str]:
-        """The words."""
-        return [self.text[start:end] for start, end in self.spans]
-
-    @classmethod
-    def of_words(cls, words: Sequence[str], label: Sequence[int] | None = None) -> "TagExample":
-        """Return words with a blank between any two."""
-        starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
-        spans = tuple(
-            (start, start + len(word)) for start, word in zip(starts, words, strict=False)
-        )
-        return cls(" ".join(words), spans, None if label is None else tuple(label))
 
 
 @dataclass(frozen=True)
@@ -76,6 +49,7 @@ class TaggingTask(Task):
     objective: ClassVar[str] = "tagging"
     head: ClassVar[str] = "tags"
     example: ClassVar[type] = TagExample
+    files: ClassVar[str | None] = "transfer_cli.tasks.tagging.files.TaggedFiles"
     fields: ClassVar[tuple[str, ...]] = ("tags", "entities")
     expected: ClassVar[str] = "tags"
     export_head: ClassVar[str | None] = "token_classification"
@@ -89,13 +63,10 @@ class TaggingTask(Task):
     label_all: bool = field(default=False, compare=False)
     stride: int | None = field(default=None, compare=False)
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles]:
-        """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.tagging.data import TaggedFiles
-
-        return TaggedFiles
+    def __post_init__(self) -> None:
+        one_of("piece", self.piece, ("auto", "first", "last"), ValueError)
+        if self.stride is not None:
+            at_least("stride", self.stride, 0)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TagExample:
         """Return the words between the blanks of a text, or those of a list."""
@@ -116,6 +87,21 @@ class TaggingTask(Task):
     def labels_of(self, example: TagExample) -> Sequence[str]:
         """Return the tags."""
         return [self.labels[number] for number in example.label or ()]
+
+    def check(self, train: Sequence[TagExample], where: str) -> None:
+        """See `Task`."""
+        if len(self.labels) < 2:
+            raise DataError(
+                f"{where}: all words have the tag {self.labels[0]!r}; there is nothing to learn. "
+                "Name another column of tags."
+            )
+
+    def strata(self, examples: Sequence[TagExample]) -> Sequence[int]:
+        """Return the rarest tag of each, so that a share has entities of each type."""
+        count = Counter(chain.from_iterable(each.label or () for each in examples))
+        return [
+            min(each.label or (), key=lambda number: (count[number], number)) for each in examples
+        ]
 
     def encode(
         self,

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,7 @@ from transfer_cli.data.encoded_task import EncodedRows, specials_around
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.progress import progress
-
-if TYPE_CHECKING:
-    from transfer_cli.tasks.tagging.task import TagExample
+from transfer_cli.tasks.tagging.readers import TagExample
 
 _PORTION = 8192
 
@@ -38,7 +36,7 @@ class EncodedWords(EncodedRows):
 
     def __init__(
         self,
-        examples: "Sequence[TagExample]",
+        examples: Sequence[TagExample],
         rows: Sequence[Sequence[int]],
         pad: int,
         read_at: Sequence[Sequence[int]],
@@ -128,7 +126,7 @@ class _Window:
 
 
 def encode_words(
-    examples: "Sequence[TagExample]",
+    examples: Sequence[TagExample],
     tokenizer: Tokenizer,
     length: int,
     direction: str,
@@ -220,8 +218,8 @@ def owners(words: int, windows: Sequence[tuple[int, int]]) -> list[range]:
 
 
 def _pieces(
-    examples: "Sequence[TagExample]", tokenizer: Tokenizer
-) -> "Iterator[tuple[TagExample, list[list[int]]]]":
+    examples: Sequence[TagExample], tokenizer: Tokenizer
+) -> Iterator[tuple[TagExample, list[list[int]]]]:
     """Yield examples with the tokens of each word, those that it has in the whole text."""
     # As other libraries do: else the first word's would be others than in the middle of a text.
     prefix = " " if tokenizer.is_byte_level else ""
