@@ -2,14 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.metrics import LOSS_ALONE, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
@@ -20,6 +19,8 @@ Main = TypeVar("Main", bound=Objective)
 
 class BesideMainHead(Objective, Generic[Main]):
     """A loss with several terms, each of a head like the main one; all count as much."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_ALONE,)
 
     @property
     @abstractmethod
@@ -86,7 +87,3 @@ class BesideMainHead(Objective, Generic[Main]):
         means = {term: float(totals[term]) / count for term, count in counts.items() if count}
         found = {f"loss/{term}": mean for term, mean in means.items()}
         return {"loss": sum(means.values()) / max(1, len(means)), **found}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss, without results of single examples."""
-        return (replace(LOSS, headline=True, per_example=False),)

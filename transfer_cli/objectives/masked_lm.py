@@ -5,7 +5,7 @@ Legend: B batch, T positions, W words.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ class MaskedLM(LanguageModel):
 
     direction = "bidirectional"
     keeps_tokens = False
+    metrics: ClassVar[tuple[Metric, ...]] = (perplexity("masked_token_perplexity"), LOSS)
     MASKED, RANDOM = 0.8, 0.1
 
     def __init__(
@@ -125,10 +126,6 @@ class MaskedLM(LanguageModel):
         """Return loss and masked-token perplexity, which is not a likelihood of the text."""
         mean = float(totals["loss"]) / counts["loss"]
         return {"loss": mean, "masked_token_perplexity": exponential(mean)}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the perplexity, then the loss."""
-        return perplexity("masked_token_perplexity"), LOSS
 
     def _tokens(self, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = (draw_BT < self.rate) & eligible_BT

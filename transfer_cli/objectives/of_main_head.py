@@ -1,15 +1,12 @@
 """What further losses share that are about what the main head says: they bring no head."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.metrics import LOSS_ALONE, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
@@ -40,6 +37,7 @@ def main_of(info: TaskInfo) -> UnitObjective:
 class OfMainHead(Objective):
     """A further loss of what the main head says of each unit, such as a text or a word."""
 
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_ALONE,)
     main: UnitObjective
 
     def setup(self, info: TaskInfo) -> None:
@@ -69,16 +67,6 @@ class OfMainHead(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of units."""
         return {"loss": self.main.num_units(batch)}
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the loss, the mean over units; 0 where all are left out."""
-        return {"loss": float(totals["loss"]) / max(1, counts["loss"])}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss, without results of single examples."""
-        return (replace(LOSS, headline=True, per_example=False),)
 
 
 def _name_of(task: Any) -> str | None:

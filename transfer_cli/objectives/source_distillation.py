@@ -4,17 +4,16 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary.
 """
 
 import copy
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Sequence, Set
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
-from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, above_zero, listed
-from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.metrics import LOSS_ALONE, Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -37,6 +36,8 @@ class SourceDistillation(Objective):
             (causal), or at the masked tokens of a masked copy of the text (masked).
         temperature: tau, above 0.
     """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_ALONE,)
 
     def __init__(self, language_model: LanguageModel, temperature: float = 2.0) -> None:
         above_zero("temperature", temperature)
@@ -109,16 +110,6 @@ class SourceDistillation(Objective):
         divergence = F.kl_div(own_NV, source_NV, reduction="sum", log_target=True)
         # The gradient shrinks by tau^2 as logits are divided by tau (Hinton et al. 2015).
         return {"loss": self.temperature**2 * divergence}
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the loss, the divergence per position: 0 for unchanged predictions."""
-        return {"loss": float(totals["loss"]) / counts["loss"]}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss, without results of single examples."""
-        return (replace(LOSS, headline=True, per_example=False),)
 
     @property
     def _key(self) -> str:

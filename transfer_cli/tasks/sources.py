@@ -11,6 +11,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from transfer_cli.data.drawing import hold_out, keep_few
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.split import Whole
+from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 
 
@@ -169,8 +171,13 @@ class LabelledFiles(Source):
         splits = {name: self.read(path) for name, path in paths.items()}
         first = next(iter(paths))
         labels = self.labels(splits[first])
-        node = self.task.node(**self.options())
-        return LabelledData(paths[first].stem, labels, splits, node, files=paths)
+        task = self.task(labels, **self.options())
+        for name, path in paths.items():
+            answers = chain.from_iterable(map(task.labels_of, splits[name]))
+            unknown = next((label for label in answers if label not in labels), None)
+            if labels and unknown is not None:
+                raise DataError(f"{path}: {unknown!r} is not among the labels of {paths[first]}.")
+        return LabelledData(paths[first].stem, labels, splits, task.as_node(), files=paths)
 
     def given(self, data_dir: Path) -> LabelledData:
         """See `Source`; `data_dir` changes nothing."""

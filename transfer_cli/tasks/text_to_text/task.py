@@ -173,10 +173,6 @@ class TextToTextTask(Task):
             for name, score in measured.items()
         }
 
-    def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
-        return dict(answer)
-
     def _said(self, data: Encoded, rows: Rows) -> str:
         (found,) = rows.values()
         text: str = data.text_of(found["answer"])  # type: ignore[attr-defined]  # of `encode`
