@@ -98,9 +98,6 @@ class Metric:
 LOSS = Metric("loss", higher_is_better=False, unit="nats", per_example=True)
 """The mean over all targets."""
 
-LOSS_ALONE = replace(LOSS, headline=True, per_example=False)
-"""That of an objective that measures nothing else, and has no results of single examples."""
-
 
 def perplexity(name: str) -> Metric:
     """Return a perplexity by which runs are judged."""

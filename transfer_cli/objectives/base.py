@@ -4,25 +4,19 @@ Legend: B batch, T positions, D width, S sequences: B, or more where examples ha
 
 An objective returns sums and counts, never means. The step divides once, by the count over the
 whole batch, so that results do not depend on micro-batches and processes.
-
-One whose head answers examples defines `outputs`, what the head says of a batch, and functions of
-that: `losses`, `answers`, `shown` and, for further measures, `tallies`. All else follows. Others
-define `loss_sums`.
 """
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, is_padded, size
+from transfer_cli.batch import Batch, is_padded
 from transfer_cli.data.split import Dataset, TextStats
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.memory import Memory
@@ -111,13 +105,8 @@ class Encoding:
         self._model = model
         self._batch = batch
         self._memory = memory
-        self._outputs: dict[Objective, Any] = {}
-
-    def outputs_of(self, objective: "Objective") -> Any:
-        """Return `Objective.outputs`, computed on first use."""
-        if objective not in self._outputs:
-            self._outputs[objective] = objective.outputs(self._model, self._batch, self)
-        return self._outputs[objective]
+        self.outputs: dict[Objective, Any] = {}
+        """What heads said of them, by objective; see `answering.Answering`."""
 
     @cached_property
     def states(self) -> Sequence[Tensor]:
@@ -221,12 +210,10 @@ class Objective(ABC):
     """The kind of head that a model without labels is published with (`interop.family`)."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
-    metrics: ClassVar[tuple[Metric, ...]] = ()
+    metrics: ClassVar[tuple[Metric, ...]] = (replace(LOSS, headline=True, per_example=False),)
     """What `compute_metrics` measures, in the order of a report."""
     task_metrics: ClassVar[tuple[Metric, ...]] = ()
     """The measures of its task's answers (`tasks.base.Task.scores`)."""
-    counted: ClassVar[tuple[str, ...]] = ()
-    """The tallies that are tables of counts."""
     info: TaskInfo
 
     @property
@@ -261,12 +248,6 @@ class Objective(ABC):
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; called once, before anything else."""
         self.info = info
-
-    def beside(self, name: str) -> Self:
-        """Return the same objective, after `setup`, with the head of a further loss called so."""
-        other = copy.copy(self)
-        other.info = replace(self.info, name=name)
-        return other
 
     def task_of(
         self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
@@ -320,91 +301,42 @@ class Objective(ABC):
         """Return inputs and targets, on the CPU; every random draw comes from `noise`."""
         return batch
 
-    # --- what its head says -----------------------------------------------------------------
-
-    def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Any:
-        """Return what its head says of a batch; None: it answers nothing, and has `loss_sums`."""
-        return None
-
-    def losses(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the loss of each row, `[B]`, summed over its targets, in nats."""
-        raise NotImplementedError
-
-    def targets(self, batch: Batch) -> Tensor:
-        """Return the number of targets of each row, `[B]`: those in `target`, else one."""
-        if "target" in batch:
-            return (batch["target"] != IGNORE).sum(1)
-        return torch.ones(size(batch), dtype=torch.long, device=batch["tokens"].device)
-
+    @abstractmethod
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of targets that each term is summed over."""
-        return {"loss": int(self.targets(batch).sum())}
+        """Return the number of tokens or examples that each term is summed over."""
 
-    def tallies(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the sums, "loss" among them, that an evaluation adds up over batches."""
-        return {"loss": self.losses(outputs, batch).sum()}
-
-    def answers(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the predictions of its task, which need no targets, by name, each `[B, ...]`."""
-        return {}
-
-    def results(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return what the result of an example is made of: by default its answer."""
-        return self.answers(outputs, batch)
-
-    def shown(
-        self, outputs: Any, batch: Batch
-    ) -> Iterable[tuple[list[int] | str, list[int] | str]]:
-        """Return the right answer and the model's for each row, for display."""
-        return ()
-
-    # --- what follows from it ---------------------------------------------------------------
-
+    @abstractmethod
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term's loss, summed over them."""
-        return {"loss": self.losses(self.outputs(model, batch, encoded), batch).sum()}
 
     def metric_sums(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
-        """Return `tallies`."""
-        outputs = encoded.outputs_of(self)
-        if outputs is None:
-            return self.loss_sums(model, batch, encoded)
-        return self.tallies(outputs, batch)
+        """Return the sums, "loss" among them, that an evaluation adds up over batches."""
+        return self.loss_sums(model, batch, encoded)
 
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
-        """Return `answers`; none if it cannot answer anything."""
-        outputs = encoded.outputs_of(self)
-        return {} if outputs is None else self.answers(outputs, batch)
+        """Return its task's answers without targets, by name, each `[B, ...]`; by default none."""
+        return {}
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults | None:
         """Return the results of each row, whose losses add up to the "loss" of `metric_sums`.
 
-        None: it has none.
+        By default there are none.
         """
-        outputs = encoded.outputs_of(self)
-        if outputs is None:
-            return None
-        loss_B, targets_B = self.losses(outputs, batch), self.targets(batch)
-        return ExampleResults(loss_B, targets_B, self.results(outputs, batch))
+        return None
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return the model's predictions on a batch, for display."""
-        outputs = encoded.outputs_of(self)
-        pairs = [] if outputs is None else self.shown(outputs, batch)
-        rows = zip(batch["tokens"], batch["mask"], pairs, strict=False)
-        return [Sample(tokens[mask].tolist(), *pair) for tokens, mask, pair in rows]
-
-    # --- measures ---------------------------------------------------------------------------
+        return []
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
         """Return tables of counts, by name, from summed tallies."""
-        return {name: totals[name].long().tolist() for name in self.counted if name in totals}
+        return {}
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
@@ -413,11 +345,8 @@ class Objective(ABC):
 
         By default these are the tallies but tables, divided by the count of "loss".
         """
-        return {
-            name: float(total) / max(1, counts["loss"])
-            for name, total in totals.items()
-            if name not in self.counted
-        }
+        count = max(1, counts["loss"])
+        return {name: float(total) / count for name, total in totals.items() if not total.dim()}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return `metrics`, or those that its options choose; called before `setup`.

@@ -37,6 +37,10 @@ class LanguageModel(Objective):
         """Return the language-model head."""
         return {HEAD: LanguageModelHead(backbone.shape, backbone.vocabulary)}
 
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of targets."""
+        return {"loss": int((batch["target"] != IGNORE).sum())}
+
     def head_rows(self, batch: Batch) -> dict[str, int]:
         """Return how many rows of a batch pass through each head that reads tokens, by name."""
         return {HEAD: self.counts(batch)["loss"]}
@@ -64,7 +68,7 @@ class LanguageModel(Objective):
         ):
             logits_NV = model.heads[HEAD](top_TD[has_T], table_VD).float()
             losses.append(F.cross_entropy(logits_NV, target_T[has_T], reduction="sum"))
-        return ExampleResults(torch.stack(losses), self.targets(batch))
+        return ExampleResults(torch.stack(losses), has_target_BT.sum(1))
 
     def predicts(self, batch: Batch) -> Tensor:
         """Return `[B, T]`, True where predictions are meaningful: at the targets."""

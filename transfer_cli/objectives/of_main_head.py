@@ -1,12 +1,11 @@
 """What further losses share that are about what the main head says: they bring no head."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
 from transfer_cli.batch import Batch
 from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import LOSS_ALONE, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
@@ -37,7 +36,6 @@ def main_of(info: TaskInfo) -> UnitObjective:
 class OfMainHead(Objective):
     """A further loss of what the main head says of each unit, such as a text or a word."""
 
-    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_ALONE,)
     main: UnitObjective
 
     def setup(self, info: TaskInfo) -> None:

@@ -5,7 +5,6 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary.
 
 import copy
 from collections.abc import Sequence, Set
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
 from transfer_cli.errors import ConfigError, RunError, above_zero, listed
-from transfer_cli.metrics import LOSS_ALONE, Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -36,8 +34,6 @@ class SourceDistillation(Objective):
             (causal), or at the masked tokens of a masked copy of the text (masked).
         temperature: tau, above 0.
     """
-
-    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_ALONE,)
 
     def __init__(self, language_model: LanguageModel, temperature: float = 2.0) -> None:
         above_zero("temperature", temperature)

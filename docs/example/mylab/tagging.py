@@ -19,7 +19,8 @@ from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective
+from transfer_cli.objectives.answering import Answering
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging.readers import TagExample
@@ -138,7 +139,7 @@ class TaggedWords(LabelledFiles):
         return ("O", *sorted({tag for each in train for tag in each.tags} - {"O"}))
 
 
-class TagWords(Objective):
+class TagWords(Answering):
     """Cross-entropy of each word's tag, from the state of its first token."""
 
     task = "tag_words"

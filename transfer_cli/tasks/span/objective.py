@@ -15,14 +15,15 @@ from transfer_cli.errors import at_least
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective
+from transfer_cli.objectives.answering import Answering
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.span.windows import FIRST, NULL, OWN_FIRST, OWN_PAST, PAST
 
 RULED_OUT = -1e9
 """The logit of a position that is no answer."""
 
 
-class SpanExtraction(Objective):
+class SpanExtraction(Answering):
     """Cross-entropy of the positions of an answer's first and last token (Devlin et al. 2019).
 
     A linear layer scores each token as the first and as the last one of the answer; the loss is the
