@@ -22,7 +22,7 @@ from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, listed
 
 Direction = Literal["causal", "bidirectional"]
 
@@ -34,6 +34,13 @@ Answer = Mapping[str, Any]
 
 Rows = Mapping[int, Mapping[str, Any]]
 """Row number -> an objective's predictions for that row, by name, without the batch dimension."""
+
+
+MARGIN = 0.02
+"""How far above what answers reach that look at no text a measure is still no better."""
+
+CURE = "try another seed, another optimizer.lr or a longer run"
+"""What to do where nothing was learnt."""
 
 
 class Encoded(Dataset, Protocol):
@@ -103,6 +110,8 @@ class Task(ABC):
     """Whether a long example becomes several rows; else there are as many rows as examples."""
     scores_answers: ClassVar[bool] = False
     """Whether `scores` has measures that are no sums over rows."""
+    combines: ClassVar[bool] = False
+    """Whether answers of several runs make one, by `combine`."""
     can_fail: ClassVar[bool] = False
     """Whether `failure` can tell that a run learnt nothing."""
 
@@ -260,15 +269,33 @@ class Task(ABC):
     def check_combines(self, other: "Task", first: str, path: str) -> None:
         """Raise unless the answers of another run can be combined with those of this one.
 
+        They can if it has the same task, and the same labels in any order.
+
         Args:
             other: The task of the other run.
             first: The name of this run.
             path: The name of the other run.
 
         Raises:
-            CheckpointError: Always, unless a task can combine answers.
+            CheckpointError: They cannot.
         """
-        raise CheckpointError(f"run: answers of several runs on {self.name} cannot be combined")
+        if not self.combines:
+            raise CheckpointError(f"run: answers of several runs on {self.name} cannot be combined")
+        if other.name != self.name:
+            raise CheckpointError(
+                f"run: {path} is a run of {other.name}, and {first} one of {self.name}"
+            )
+        lacks = [label for label in self.labels if label not in other.labels]
+        beyond = [label for label in other.labels if label not in self.labels]
+        if lacks or beyond:
+            parts = [
+                f"{listed((repr(label[:80]) for label in labels), 5)} only in {where}"
+                for labels, where in ((lacks, first), (beyond, path))
+                if labels
+            ]
+            raise CheckpointError(
+                f"run: the labels differ, {' and '.join(parts)}; give runs with the same labels"
+            )
 
     def combine(self, answers: Sequence[tuple["Task", Answer]]) -> Answer:
         """Return one answer from those of several runs, each with its task."""
@@ -312,6 +339,26 @@ class Task(ABC):
     ) -> str | None:
         """Return why a run learnt nothing, from its scores on training examples, or None."""
         return None
+
+
+def no_better(
+    measure: str, value: float, than: str, constant: float, cure: str = CURE
+) -> str | None:
+    """Return why nothing was learnt, where a measure is no better than a constant one, or None.
+
+    Args:
+        measure: Its name.
+        value: What a run reached on training examples.
+        than: How the constant is reached, such as "always answering X".
+        constant: What is reached so.
+        cure: What to do.
+    """
+    if value > constant + MARGIN:
+        return None
+    return (
+        f"training {measure} {100 * value:.1f} % is no better than {than} "
+        f"({100 * constant:.1f} %); {cure}"
+    )
 
 
 def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -> Task | None:

@@ -12,16 +12,13 @@ from transfer_cli.data.encoded_task import Truncate, encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, one_of
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.errors import one_of
+from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task, no_better
 from transfer_cli.tasks.choice.readers import FORMATS, ChoiceExample, read_examples, row_format
 from transfer_cli.tasks.sources import LabelledFiles
 
 DECIMALS = 6
 """Decimals of a probability."""
-
-MARGIN = 0.02
-"""How far above chance an accuracy still counts as guessed."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,7 @@ class ChoiceTask(Task):
     fields: ClassVar[tuple[str, ...]] = ("label", "answer", "probabilities")
     expected: ClassVar[str] = "right choice"
     export_head: ClassVar[str | None] = "multiple_choice"
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
     measure: ClassVar[str] = "accuracy"
     """What its objective calls the share of right answers."""
@@ -103,13 +101,6 @@ class ChoiceTask(Task):
         said = data.examples[example].choices[found["label"]]
         return Result(expected, said, found["probability"], found["right"])
 
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task."""
-        if not isinstance(other, ChoiceTask):
-            raise CheckpointError(
-                f"run: {path} is a run of {other.name}, and {first} one of {self.name}"
-            )
-
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities."""
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
@@ -130,13 +121,7 @@ class ChoiceTask(Task):
     ) -> str | None:
         """Return why nothing was learnt: a guess is right as often."""
         accuracy, chance = measures.get(self.measure, 1.0), measures.get("chance", 0.0)
-        if accuracy > chance + MARGIN:
-            return None
-        return (
-            f"training {self.measure} {100 * accuracy:.1f} % is no better than a guess among the "
-            f"choices ({100 * chance:.1f} %); try another seed, another optimizer.lr or a longer "
-            "run"
-        )
+        return no_better(self.measure, accuracy, "a guess among the choices", chance)
 
 
 @dataclass(kw_only=True)

@@ -14,8 +14,8 @@ from transfer_cli.data.label_names import joined_by, look_over
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
 from transfer_cli.errors import DataError, listed
-from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
-from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
+from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task, no_better
+from transfer_cli.tasks.probabilities import DECIMALS, mean_by_label
 from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.texts import TextsTask
 
@@ -24,9 +24,6 @@ SEPARATOR = "|"
 
 HALF = 0.5
 """The threshold of a label for which none was fitted."""
-
-MARGIN = 0.02
-"""How far above that of a constant answer a micro-F1 still counts as its equal."""
 
 _NONE = -1
 
@@ -60,6 +57,7 @@ class MultilabelTask(TextsTask):
     fields: ClassVar[tuple[str, ...]] = ("labels", "probabilities")
     expected: ClassVar[str] = "labels"
     export_head: ClassVar[str | None] = "sequence_classification"
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
     shares: tuple[float, ...] = field(default=(), compare=False)
@@ -157,10 +155,6 @@ class MultilabelTask(TextsTask):
             given_NC[row, list(data.examples[example].label)] = True
         return {"thresholds": [*map(best_threshold, shares_NC.T, given_NC.T)]}
 
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task, or with other labels; their order may differ."""
-        check_same_labels(self, other, first, path)
-
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities and, where some were fitted, of the thresholds.
 
@@ -205,13 +199,16 @@ class MultilabelTask(TextsTask):
         # The micro-F1 of the one, two, ... most frequent labels as every answer.
         said = texts * np.arange(1, len(order) + 1)
         constant = 2 * given_C[order].cumsum() / (said + given)
-        if given == 0 or measures["micro_f1"] > constant.max() + MARGIN:
+        if given == 0:
             return None
         names = listed((self.labels[at] for at in order[: constant.argmax() + 1]), 3)
-        return (
-            f"training micro-F1 {100 * measures['micro_f1']:.1f} % is no better than always "
-            f"answering {names} ({100 * constant.max():.1f} %); try a longer run, another "
-            "optimizer.lr, objective.pos_weight=balanced or objective.thresholds=fit"
+        return no_better(
+            "micro-F1",
+            measures["micro_f1"],
+            f"always answering {names}",
+            constant.max(),
+            "try a longer run, another optimizer.lr, objective.pos_weight=balanced or "
+            "objective.thresholds=fit",
         )
 
 

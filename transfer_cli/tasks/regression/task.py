@@ -12,16 +12,12 @@ import numpy.typing as npt
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.records import Record, plain_number
 from transfer_cli.errors import DataError
-from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
-from transfer_cli.tasks.probabilities import check_same_labels
+from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task
 from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.texts import TextsTask
 
 DIGITS = 7
 """Digits of a number that is written, as many as float32 has."""
-
-MARGIN = 0.02
-"""How far below the variance a squared error still counts as that of the mean."""
 
 _MOST = 3e38
 """The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
@@ -56,6 +52,7 @@ class RegressionTask(TextsTask):
     expected: ClassVar[str] = "value"
     export_head: ClassVar[str | None] = "sequence_classification"
     scores_answers: ClassVar[bool] = True
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
     mean: float = 0.0
@@ -130,10 +127,6 @@ class RegressionTask(TextsTask):
         found["spearman"] = correlation(average_ranks(said), average_ranks(given))
         return {name: value for name, value in found.items() if value is not None}
 
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task."""
-        check_same_labels(self, other, first, path)
-
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the numbers."""
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
@@ -150,8 +143,7 @@ class RegressionTask(TextsTask):
             return None
         return (
             f"the mean squared training error, {measures['mse']:.4g}, is no better than always "
-            f"answering the mean ({self.scale**2:.4g}); try another seed, another optimizer.lr or "
-            "a longer run"
+            f"answering the mean ({self.scale**2:.4g}); {CURE}"
         )
 
 

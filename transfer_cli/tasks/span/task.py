@@ -13,7 +13,7 @@ from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError, at_least, one_of
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.base import CURE, Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.span import scoring
 from transfer_cli.tasks.span.readers import SpanExample, read_questions
@@ -252,7 +252,7 @@ class SpanTask(Task):
             return None
         return (
             f"the F1 of training questions that have an answer is {found:.1f} %: they are answered "
-            "at random or not at all; try another seed, another optimizer.lr or a longer run"
+            f"at random or not at all; {CURE}"
         )
 
 

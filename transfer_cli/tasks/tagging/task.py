@@ -15,8 +15,18 @@ import numpy as np
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError, at_least, one_of
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.probabilities import check_same_labels, mean_by_label
+from transfer_cli.tasks.base import (
+    CURE,
+    MARGIN,
+    Answer,
+    Direction,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    no_better,
+)
+from transfer_cli.tasks.probabilities import mean_by_label
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
 from transfer_cli.tasks.tagging.readers import TagExample
@@ -26,9 +36,6 @@ Span = tuple[int, int]
 
 NO_ENTITY = "(none)"
 """Stands for no entities where people look at answers."""
-
-MARGIN = 0.02
-"""Up to which entity F1, or how far above the commonest tag's share, nothing was learnt."""
 
 _WORD = re.compile(r"\S+")
 
@@ -55,6 +62,7 @@ class TaggingTask(Task):
     export_head: ClassVar[str | None] = "token_classification"
     makes_windows: ClassVar[bool] = True
     scores_answers: ClassVar[bool] = True
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
     # Tasks that differ in these alone share their heads.
@@ -175,10 +183,6 @@ class TaggingTask(Task):
             ],
         }
 
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task, or with other tags; their order may differ."""
-        check_same_labels(self, other, first, path)
-
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities."""
         words = range(len(answers[0][1]["spans"]))
@@ -239,22 +243,17 @@ class TaggingTask(Task):
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
         """Return why nothing was learnt: no entities are found, or the commonest tag is said."""
-        cure = "try another seed, another optimizer.lr or a longer run"
         if self.marks_entities:
             f1 = measures.get("entity_f1", 1.0)
             if f1 > MARGIN:
                 return None
-            return f"the entity F1 of the training texts is {100 * f1:.1f} %; {cure}"
+            return f"the entity F1 of the training texts is {100 * f1:.1f} %; {CURE}"
         given = [sum(row) for row in tables.get("confusion", [])]
         if not given or "accuracy" not in measures:
             return None
-        share, accuracy = max(given) / sum(given), measures["accuracy"]
-        if accuracy > share + MARGIN:
-            return None
-        return (
-            f"training accuracy {100 * accuracy:.1f} % is no better than always answering "
-            f"{self.labels[given.index(max(given))]} ({100 * share:.1f} %); {cure}"
-        )
+        commonest = self.labels[given.index(max(given))]
+        share = max(given) / sum(given)
+        return no_better("accuracy", measures["accuracy"], f"always answering {commonest}", share)
 
 
 def measures(
