@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.data.columns import Chosen, Wanted, is_yes, parts_of
+from transfer_cli.data.encoded_task import all_known
 from transfer_cli.data.label_names import joined_by, look_over
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
@@ -110,17 +111,14 @@ class MultilabelTask(TextsTask):
     def targets(self, examples: Sequence[LabelsExample]) -> Mapping[str, Any]:
         """See `TextsTask`."""
         numbers = [example.label for example in examples]
-        known = [each for each in numbers if each is not None]
-        if known and len(known) < len(numbers):
-            raise DataError(
-                f"Example {numbers.index(None) + 1} of {len(numbers)} has no list of labels, "
-                "others have one; of a text without labels it is empty."
-            )
+        if not all_known(numbers, "list of labels"):
+            return {}
+        known = [each or () for each in numbers]
         # Of many labels a text has few: their numbers take less than a table of yes and no.
-        targets = np.full((len(known), max(map(len, known), default=0)), _NONE, dtype=np.int64)
+        targets = np.full((len(known), max(map(len, known))), _NONE, dtype=np.int64)
         for row, own in enumerate(known):
             targets[row, : len(own)] = own
-        return {"labels": targets} if known else {}
+        return {"labels": targets}
 
     @classmethod
     def sample(cls) -> tuple["MultilabelTask", Sequence[LabelsExample]]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.data.columns import Chosen
+from transfer_cli.data.encoded_task import all_known
 from transfer_cli.data.records import Record, plain_number
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task
@@ -89,12 +90,7 @@ class RegressionTask(TextsTask):
     def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
         """See `TextsTask`."""
         values = [example.value for example in examples]
-        known = [value for value in values if value is not None]
-        if known and len(known) < len(values):
-            raise DataError(
-                f"Example {values.index(None) + 1} of {len(values)} has no number, others have one."
-            )
-        return {"value": np.array(known, dtype=np.float64)} if known else {}
+        return {"value": np.array(values, dtype=np.float64)} if all_known(values, "number") else {}
 
     @classmethod
     def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:

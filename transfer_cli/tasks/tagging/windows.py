@@ -14,13 +14,10 @@ import numpy.typing as npt
 import torch
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.encoded_task import EncodedRows, specials_around
+from transfer_cli.data.encoded_task import EncodedRows, all_known, in_portions, specials_around
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.progress import progress
+from transfer_cli.errors import ConfigError
 from transfer_cli.tasks.tagging.readers import TagExample
-
-_PORTION = 8192
 
 
 class EncodedWords(EncodedRows):
@@ -147,9 +144,7 @@ def encode_words(
     room = length - len(before) - len(after)
     if room < 1:
         raise ConfigError(f"data.length is {length}, which leaves no room for a word; raise it")
-    known = [example.label is not None for example in examples]
-    if any(known) and not all(known):
-        raise DataError(f"Text {known.index(False) + 1} of {len(known)} has no tags, others have.")
+    known = all_known([example.label for example in examples], "tags")
     rows, example_of, is_cut = list[_Window](), list[int](), list[bool]()
     for at, (_, found) in enumerate(_pieces(examples, tokenizer)):
         is_cut.append(any(len(own) > room for own in found))
@@ -159,7 +154,7 @@ def encode_words(
             rows.append(_Window.of(pieces, window, own, before))
             example_of.append(at)
     target = None
-    if any(known):
+    if known:
         target = [
             [*row.target(examples[at].label or (), reading), *[IGNORE] * len(after)]
             for row, at in zip(rows, example_of, strict=True)
@@ -223,15 +218,12 @@ def _pieces(
     """Yield examples with the tokens of each word, those that it has in the whole text."""
     # As other libraries do: else the first word's would be others than in the middle of a text.
     prefix = " " if tokenizer.is_byte_level else ""
-    with progress("encoding", len(examples), "texts") as more:
-        for start in range(0, len(examples), _PORTION):
-            portion = examples[start : start + _PORTION]
-            texts = [prefix + " ".join(each.words) for each in portion]
-            for example, text, (tokens, places) in zip(
-                portion, texts, tokenizer.encode_with_offsets(texts), strict=True
-            ):
-                yield example, _by_word(example.words, len(text), tokens, places, tokenizer.unk)
-            more(len(portion))
+    for portion in in_portions(examples):
+        texts = [prefix + " ".join(each.words) for each in portion]
+        for example, text, (tokens, places) in zip(
+            portion, texts, tokenizer.encode_with_offsets(texts), strict=True
+        ):
+            yield example, _by_word(example.words, len(text), tokens, places, tokenizer.unk)
 
 
 def _by_word(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from transfer_cli.batch import IGNORE
 from transfer_cli.data.columns import Chosen, Wanted, source_of
-from transfer_cli.data.encoded_task import EncodedRows, Truncate
+from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least
@@ -117,23 +117,19 @@ class TextToTextTask(Task):
                 f"data.target_length is {self.most_new(length)}: of the {length} tokens of an "
                 f"input (data.length), {length - len(begin) - 2} at most may be a target's"
             )
-        known = [example.target is not None for example in examples]
-        if any(known) and not all(known):
-            raise DataError(
-                f"Example {known.index(False) + 1} of {len(known)} has no target, others have one."
-            )
+        known = all_known([example.target for example in examples], "target")
         sources = tokenizer.encode_batch([example.source for example in examples])
         targets = tokenizer.encode_batch([example.target or "" for example in examples])
         rows, firsts, following, is_cut = [], [], [], []
         for source, target in zip(sources, targets, strict=True):
             first = [*begin, *source[:room], tokenizer.sep]
             kept = target[: self.most_new(length) - 1]
-            second = [*kept, end] if all(known) else []
+            second = [*kept, end] if known else []
             rows.append([*first, *second])
             firsts.append(len(first))
             following.append([*[IGNORE] * (len(first) - 1), *second, IGNORE])
             is_cut.append(len(source) > room or len(target) > len(kept))
-        of_rows: dict[str, Sequence[Any]] = {"next_tokens": following} if all(known) else {}
+        of_rows: dict[str, Sequence[Any]] = {"next_tokens": following} if known else {}
         if self.prefix:
             of_rows["prefix"] = firsts
         elif not is_causal:
