@@ -5,6 +5,7 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary.
 
 import copy
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from transfer_cli.objectives.language_model import HEAD, LanguageModel
 from transfer_cli.seeds import ExampleNoise
 
 
+@dataclass(eq=False, repr=False)
 class SourceDistillation(Objective):
     """tau^2 KL(p0 || p) of the next or masked tokens; p0 is the model at the start of the run.
 
@@ -35,12 +37,13 @@ class SourceDistillation(Objective):
         temperature: tau, above 0.
     """
 
-    def __init__(self, language_model: LanguageModel, temperature: float = 2.0) -> None:
-        above_zero("temperature", temperature)
-        self.language_model = language_model
-        self.temperature = temperature
-        self.direction = language_model.direction
-        self.keeps_tokens = language_model.keeps_tokens
+    language_model: LanguageModel
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        above_zero("temperature", self.temperature)
+        self.direction = self.language_model.direction
+        self.keeps_tokens = self.language_model.keeps_tokens
         self._source: TransferModel | None = None
 
     def setup(self, info: TaskInfo) -> None:

@@ -4,6 +4,7 @@ Legend: B rows, T positions, D width, N best.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -23,6 +24,7 @@ RULED_OUT = -1e9
 """The logit of a position that is no answer."""
 
 
+@dataclass(eq=False, repr=False)
 class SpanExtraction(Answering):
     """Cross-entropy of the positions of an answer's first and last token (Devlin et al. 2019).
 
@@ -48,20 +50,14 @@ class SpanExtraction(Answering):
         Metric("exact_match", higher_is_better=True, unit="percent"),
     )
 
-    def __init__(
-        self,
-        *,
-        mask_question: bool = True,
-        n_best: int = 20,
-        longest_answer: int = 30,
-        null_threshold: float | Literal["fit"] = 0.0,
-    ) -> None:
-        at_least("n_best", n_best, 1)
-        at_least("longest_answer", longest_answer, 1)
-        self.mask_question = mask_question
-        self.n_best = n_best
-        self.longest_answer = longest_answer
-        self.null_threshold = null_threshold
+    mask_question: bool = field(default=True, kw_only=True)
+    n_best: int = field(default=20, kw_only=True)
+    longest_answer: int = field(default=30, kw_only=True)
+    null_threshold: float | Literal["fit"] = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        at_least("n_best", self.n_best, 1)
+        at_least("longest_answer", self.longest_answer, 1)
 
     @property
     def head(self) -> str:

@@ -4,6 +4,7 @@ Legend: B rows, T positions, D width, N targets, C tags.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -34,6 +35,7 @@ class TagHead(nn.Linear):
         return super().forward(self.dropout(hidden))
 
 
+@dataclass(eq=False, repr=False)
 class TokenTagging(UnitObjective):
     """Cross-entropy of each word's tag, read at one of its pieces (Devlin et al. 2019).
 
@@ -56,10 +58,11 @@ class TokenTagging(UnitObjective):
     counted: ClassVar[tuple[str, ...]] = ("confusion",)
     units_are_examples: ClassVar[bool] = False
 
-    def __init__(self, dropout: float = 0.1) -> None:
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-        self.dropout = dropout
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
     @property
     def head(self) -> str:
