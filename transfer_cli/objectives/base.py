@@ -105,8 +105,7 @@ class Encoding:
         self._model = model
         self._batch = batch
         self._memory = memory
-        self.outputs: dict[Objective, Any] = {}
-        """What heads said of them, by objective; see `answering.Answering`."""
+        self.outputs: dict[Objective, Any] = {}  # see `answering.Answering`
 
     @cached_property
     def states(self) -> Sequence[Tensor]:
@@ -211,7 +210,7 @@ class Objective(ABC):
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
     metrics: ClassVar[tuple[Metric, ...]] = (replace(LOSS, headline=True, per_example=False),)
-    """What `compute_metrics` measures, in the order of a report."""
+    """What `compute_metrics` measures, in the order of a report; of some splits it is less."""
     task_metrics: ClassVar[tuple[Metric, ...]] = ()
     """The measures of its task's answers (`tasks.base.Task.scores`)."""
     info: TaskInfo
@@ -349,11 +348,7 @@ class Objective(ABC):
         return {name: float(total) / count for name, total in totals.items() if not total.dim()}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return `metrics`, or those that its options choose; called before `setup`.
-
-        A split may lack some (if its words are not counted); a metric may have parts
-        (`accuracy/LABEL`).
-        """
+        """Return `metrics`, or those that its options choose; called before `setup`."""
         return self.metrics
 
     def answer_metrics(self) -> tuple[Metric, ...]:
