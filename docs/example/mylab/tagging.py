@@ -6,7 +6,7 @@ Legend: B rows, T positions, D width, C tags.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Ta
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging.readers import TagExample
 from transfer_cli.tasks.tagging.schemes import entities
-from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words
+from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words, of_words
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,10 @@ class Sentence:
 class Tagging(Task):
     """A tag for each word; the labels are the tags."""
 
-    name: ClassVar[str] = "tag_words"
-    objective: ClassVar[str] = "tag_words"
-    head: ClassVar[str] = "tags"
-    example: ClassVar[type] = Sentence
-    fields: ClassVar[tuple[str, ...]] = ("words", "tags")
-    expected: ClassVar[str] = "tags"
-    makes_windows: ClassVar[bool] = True
-    scores_answers: ClassVar[bool] = True
+    name = objective = "tag_words"
+    head, example = "tags", Sentence
+    fields, expected = ("words", "tags"), "tags"
+    makes_windows = scores_answers = True
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Sentence:
         """Return the words: those of a list, or what stands between the spaces of a text."""
@@ -81,13 +77,9 @@ class Tagging(Task):
     @classmethod
     def sample(cls) -> tuple["Tagging", Sequence[Sentence]]:
         """See `Task`."""
-        tags = ("O", "B-RIVER", "I-RIVER")
-        river = Sentence(("Where", "is", "Old", "Man", "?"), ("O", "O", *tags[1:], "O"))
-        return cls(tags), (
-            river,
-            Sentence(("No", "name"), ("O", "O")),
-            Sentence(("Rhine",), tags[1:2]),
-        )
+        river = Sentence(("Where", "is", "Old", "Man", "?"), ("O", "O", "B-RIVER", "I-RIVER", "O"))
+        others = (Sentence(("No", "name"), ("O", "O")), Sentence(("Rhine",), ("B-RIVER",)))
+        return cls(("O", "B-RIVER", "I-RIVER")), (river, *others)
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
         """Return the words, and a tag for each."""
@@ -109,19 +101,14 @@ class Tagging(Task):
         return {"span_f1": 2 * right / count if count else 0.0}
 
     def _tags(self, data: Any, rows: Rows) -> list[str]:
-        """Return the tags of all words; rows hold words one after the other, each once."""
-        return [
-            self.labels[found["tags"][place]]
-            for row, found in rows.items()
-            for place in data.read_at[row]
-        ]
+        return [self.labels[number] for number in of_words(data, rows, "tags")]
 
 
 @dataclass(kw_only=True)
 class TaggedWords(LabelledFiles):
     """JSON lines such as `{"words": ["in", "Rome"], "tags": ["O", "B-CITY"]}`, a file a split."""
 
-    task: ClassVar[type[Task]] = Tagging
+    task = Tagging
 
     def read(self, path: Path) -> list[Sentence]:
         """See `LabelledFiles`."""

@@ -30,7 +30,7 @@ from transfer_cli.tasks.probabilities import mean_by_label
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
 from transfer_cli.tasks.tagging.readers import TagExample
-from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words
+from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words, of_words
 
 Span = tuple[int, int]
 
@@ -148,11 +148,7 @@ class TaggingTask(Task):
         """Return the text, the characters of its words, and the probability of each tag of each."""
         found = data.examples[example]
         spans = [[int(start), int(end)] for start, end in found.spans]
-        return {"text": found.text, "spans": spans, "shares": self._shares(data, rows)}
-
-    def _shares(self, data: Any, rows: Rows) -> list[list[float]]:
-        """Return the probabilities `[W, C]`: rows hold words one after the other, each once."""
-        return [own["shares"][place] for row, own in rows.items() for place in data.read_at[row]]
+        return {"text": found.text, "spans": spans, "shares": of_words(data, rows, "shares")}
 
     def decoded(self, shares_WC: Sequence[Sequence[float]]) -> list[str]:
         """Return the likeliest tags, of those that mark entities without fault if they are to."""
@@ -205,7 +201,7 @@ class TaggingTask(Task):
         The score is the F1 of the entities of this text, or the share of right tags.
         """
         found = data.examples[example]
-        shares_WC = self._shares(data, rows)
+        shares_WC = of_words(data, rows, "shares")
         said, given = self.decoded(shares_WC), list(self.labels_of(found))
         if self.marks_entities:
             wanted, had = set(self.entities(given)), set(self.entities(said))
@@ -236,7 +232,7 @@ class TaggingTask(Task):
         conlleval's rules, `entity_f1_strict` seqeval's strict mode. Without any entity all are 0.
         """
         given = [list(self.labels_of(data.examples[example])) for example in rows]
-        said = [self.decoded(self._shares(data, own)) for own in rows.values()]
+        said = [self.decoded(of_words(data, own, "shares")) for own in rows.values()]
         return measures(given, said, entities=self.marks_entities)
 
     def failure(

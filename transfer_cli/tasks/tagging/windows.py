@@ -4,7 +4,7 @@ Legend: W words of a text, P pieces.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from typing import Any, Literal
@@ -71,6 +71,11 @@ class EncodedWords(EncodedRows):
             placed[is_read_BT] = values[word_BT[is_read_BT]]
             found[name] = torch.from_numpy(placed)
         return found
+
+
+def of_words(data: Any, rows: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
+    """Return what rows of `EncodedWords` hold of each word: they come in order, each once."""
+    return [own[name][place] for row, own in rows.items() for place in data.read_at[row]]
 
 
 @dataclass(frozen=True)
