@@ -10,6 +10,7 @@ _TASKS = "transfer_cli.tasks"
 
 _NEW = {
     f"{_DATA}.hub_table.HubTable": f"{_TASKS}.table.HubTable",
+    f"{_DATA}.rest.Rest": f"{_DATA}.labelled.Rest",
     f"{_DATA}.tasks.Table": f"{_TASKS}.table.Table",
     f"{_DATA}.tasks.Trec": f"{_TASKS}.trec.Trec",
     f"{_TASKS}.choice.data.Choices": f"{_TASKS}.choice.task.Choices",

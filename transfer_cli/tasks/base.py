@@ -36,6 +36,9 @@ Rows = Mapping[int, Mapping[str, Any]]
 """Row number -> an objective's predictions for that row, by name, without the batch dimension."""
 
 
+DECIMALS = 6
+"""Decimals of a probability that is written."""
+
 MARGIN = 0.02
 """How far above what answers reach that look at no text a measure is still no better."""
 
@@ -339,6 +342,25 @@ class Task(ABC):
     ) -> str | None:
         """Return why a run learnt nothing, from its scores on training examples, or None."""
         return None
+
+
+def mean_by_label(
+    labels: Sequence[str], parts: Sequence[tuple[Sequence[str], Sequence[float]]]
+) -> list[float]:
+    """Return the mean of several runs' numbers for each label, in the order of `labels`.
+
+    Args:
+        labels: The names.
+        parts: Each run's own order of the same names, and its numbers.
+    """
+    mean_C = np.zeros(len(labels))
+    for theirs, numbers in parts:
+        values_C = np.asarray(numbers, dtype=float)
+        if theirs != labels:
+            values_C = values_C[[theirs.index(label) for label in labels]]
+        mean_C += values_C / len(parts)
+    found: list[float] = mean_C.tolist()
+    return found
 
 
 def no_better(

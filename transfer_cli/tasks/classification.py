@@ -9,8 +9,16 @@ import numpy as np
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import FEW_ROWS
 from transfer_cli.errors import DataError, listed
-from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task, no_better
-from transfer_cli.tasks.probabilities import DECIMALS, mean_by_label
+from transfer_cli.tasks.base import (
+    DECIMALS,
+    Answer,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    mean_by_label,
+    no_better,
+)
 from transfer_cli.tasks.texts import TextsTask
 from transfer_cli.tasks.words import MOST_LABELS, right_by_words
 

@@ -6,7 +6,8 @@ from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.tasks.samples import Sample
 
 OLD = [
-    "data.hub_table.HubTable", "data.tasks.SamplePairs", "data.tasks.SampleQuestions",
+    "data.hub_table.HubTable", "data.rest.Rest", "data.tasks.SamplePairs",
+    "data.tasks.SampleQuestions",
     "data.tasks.Table", "data.tasks.Trec", "tasks.choice.data.Choices",
     "tasks.choice.data.SampleChoices", "tasks.dialog.data.Dialogs",
     "tasks.dialog.data.SampleDialog", "tasks.glue.Glue", "tasks.multilabel.data.LabelsTable",

@@ -13,12 +13,18 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import one_of
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task, no_better
+from transfer_cli.tasks.base import (
+    DECIMALS,
+    Answer,
+    Direction,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    no_better,
+)
 from transfer_cli.tasks.choice.readers import FORMATS, ChoiceExample, read_examples, row_format
 from transfer_cli.tasks.sources import LabelledFiles
-
-DECIMALS = 6
-"""Decimals of a probability."""
 
 
 @dataclass(frozen=True)

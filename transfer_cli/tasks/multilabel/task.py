@@ -15,8 +15,16 @@ from transfer_cli.data.label_names import joined_by, look_over
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
 from transfer_cli.errors import DataError, listed
-from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task, no_better
-from transfer_cli.tasks.probabilities import DECIMALS, mean_by_label
+from transfer_cli.tasks.base import (
+    DECIMALS,
+    Answer,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    mean_by_label,
+    no_better,
+)
 from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.texts import TextsTask
 

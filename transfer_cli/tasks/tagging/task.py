@@ -24,9 +24,9 @@ from transfer_cli.tasks.base import (
     Result,
     Rows,
     Task,
+    mean_by_label,
     no_better,
 )
-from transfer_cli.tasks.probabilities import mean_by_label
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
 from transfer_cli.tasks.tagging.readers import TagExample
