@@ -5,21 +5,18 @@ from transfer_cli.config.old_names import with_new_names
 from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.tasks.samples import Sample
 
-OLD = [
-    "data.hub_table.HubTable", "data.rest.Rest", "data.tasks.SamplePairs",
-    "data.tasks.SampleQuestions",
-    "data.tasks.Table", "data.tasks.Trec", "tasks.choice.data.Choices",
-    "tasks.choice.data.SampleChoices", "tasks.dialog.data.Dialogs",
-    "tasks.dialog.data.SampleDialog", "tasks.glue.Glue", "tasks.multilabel.data.LabelsTable",
-    "tasks.multilabel.data.SampleLabels", "tasks.regression.data.NumberTable",
-    "tasks.regression.data.SampleNumbers", "tasks.span.data.SampleSpans", "tasks.span.data.Squad",
-    "tasks.tagging.data.SampleTags", "tasks.tagging.data.TaggedFiles",
-    "tasks.text_to_text.data.SampleTextPairs", "tasks.text_to_text.data.TextPairsTable",
-]  # fmt: skip
-"""The sources of labelled data as older runs name them."""
+OLD = """
+data.hub_table.HubTable data.rest.Rest data.tasks.SamplePairs data.tasks.SampleQuestions
+data.tasks.Table data.tasks.Trec tasks.choice.data.Choices tasks.choice.data.SampleChoices
+tasks.dialog.data.Dialogs tasks.dialog.data.SampleDialog tasks.glue.Glue
+tasks.multilabel.data.LabelsTable tasks.multilabel.data.SampleLabels
+tasks.regression.data.NumberTable tasks.regression.data.SampleNumbers tasks.span.data.SampleSpans
+tasks.span.data.Squad tasks.tagging.data.SampleTags tasks.tagging.data.TaggedFiles
+tasks.text_to_text.data.SampleTextPairs tasks.text_to_text.data.TextPairsTable
+"""
 
 
-@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize("name", OLD.split())
 def test_a_source_of_an_older_run_has_a_class_of_the_same_name_or_is_a_sample(name):
     node = with_new_names({TARGET: f"transfer_cli.{name}"})
 

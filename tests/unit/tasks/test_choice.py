@@ -144,17 +144,6 @@ def test_stories_count_their_endings_from_one(tmp_path):
         read_examples(path, "auto")
 
 
-def test_few_labels_are_part_of_more_and_leave_validation_as_it_is(tmp_path):
-    many = [{**GOOD, "context": f"text {n}"} for n in range(40)]
-    path = str(lines(tmp_path / "a.jsonl", *many))
-    few, more = (Choices(train=path, labelled=n).load(tmp_path, 0).splits for n in (5, 20))
-
-    assert len(few["train"]) == 5
-    assert {each.context for each in few["train"]} < {each.context for each in more["train"]}
-    assert few["validation"] == more["validation"]
-    assert len(few["validation"]) == 4
-
-
 # --- rows of tokens ----------------------------------------------------------------------------
 
 

@@ -169,13 +169,6 @@ def test_a_split_has_its_share_of_the_rarest_labels(load):
     assert {label for each in held_out["train"] for label in each.label} == {0, 1, 2, 3}
 
 
-def test_few_labels_are_part_of_more(load):
-    few, more = load(*ROWS, labelled=8), load(*ROWS, labelled=40)
-
-    assert set(few.splits["train"]) < set(more.splits["train"])
-    assert few.splits["validation"] == more.splits["validation"]
-
-
 @pytest.mark.parametrize("header", ["id,review,tags", "id,review,what"])
 def test_the_column_of_labels_is_found(load, header):
     rows = (f"{n},a longer text no {n} of it,{SETS[n % 5]}" for n in range(100))

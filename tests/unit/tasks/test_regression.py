@@ -113,13 +113,6 @@ def test_each_fifth_of_the_numbers_loses_as_many_rows(load):
     assert fifths.tolist() == [4, 4, 4, 4, 4]
 
 
-def test_few_labels_are_part_of_more_and_leave_validation_as_it_is(load):
-    few, more = load(*ROWS, labelled=10), load(*ROWS, labelled=40)
-
-    assert set(few.splits["train"]) < set(more.splits["train"])
-    assert few.splits["validation"] == more.splits["validation"]
-
-
 def test_the_column_of_numbers_is_found(load):
     data = load(*(f"{n},text no {n} of it,{n / 7}" for n in range(50)), header="id,review,rating")
 
