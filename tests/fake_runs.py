@@ -18,7 +18,11 @@ def config(seed: int = 0, **changed: Any) -> dict[str, Any]:
     """Return a config; a changed key is dotted with double underscores: `optimizer__lr`."""
     found: dict[str, Any] = {
         "seed": seed,
-        "data": {"_target_": "transfer_cli.data.tasks.SampleQuestions", "labelled": None},
+        "data": {
+            "_target_": "transfer_cli.tasks.samples.Sample",
+            "sample": "questions",
+            "labelled": None,
+        },
         "objective": {"_target_": "transfer_cli.objectives.classification.Classification"},
         "optimizer": {"_target_": "transfer_cli.optim.eager.AdamW", "lr": 0.001},
         "adaptation": {"_target_": "transfer_cli.adaptation.adaptation.Adaptation", "store": "all"},

@@ -288,9 +288,7 @@ def _tokens_of(subject: Subject, word: str) -> list[int]:
         ConfigError: It has none that the model knows.
     """
     tokenizer = subject.tokenizer
-    before, tokens = tokenizer.encode("a"), tokenizer.encode(f"a {word}")
-    own = tokens[len(before) :] if tokens[: len(before)] == before else tokens
-    known = [token for token in own if token not in tokenizer.special]
+    known = [each for each in tokenizer.encode_within(word) if each not in tokenizer.special]
     if not known:
         raise ConfigError(f"analysis.embeddings.words: the model's vocabulary has no {word!r}")
     return known

@@ -20,9 +20,8 @@ from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.encoding import cached_tokenizer
 from transfer_cli.data.folders import cache_folder, data_folder
-from transfer_cli.data.labelled import LabelledData, TaskData
+from transfer_cli.data.labelled import LabelledData, Rest, TaskData, rest_of
 from transfer_cli.data.minimal_pairs import PairsOfSentences
-from transfer_cli.data.rest import Rest, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import encode_text

@@ -14,7 +14,7 @@ from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.json_lines import check_ending
-from transfer_cli.config.build import build
+from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data import readers
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
@@ -33,6 +33,7 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.slices import Slice
 from transfer_cli.safe_files import in_one_line
+from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.terminal import print_line
 from transfer_cli.training.examples import items_of, of_slices
 from transfer_cli.training.workers import in_process_group
@@ -281,9 +282,9 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
             "input: this run is a language model, and labelled rows are for runs of labelled data; "
             "for text say data=text data.train=FILE split=train"
         )
-    table = task.table()
-    if table is None:
+    if task.files is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
+    table: type[LabelledFiles] = class_of({TARGET: task.files}, "input")
     typed: Any = OmegaConf.to_container(config, resolve=True)
     chosen = {name: typed[name] for name in _OF_INPUT if typed[name] not in (None, "stop")}
     if isinstance(chosen.get("label"), list):

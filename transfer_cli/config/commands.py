@@ -122,7 +122,6 @@ ALL: dict[str, Command] = {
             "resume",
         ),
         hidden=(
-            "transfer_cli.data.tasks.",
             "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.classification.",
             "transfer_cli.tasks.",

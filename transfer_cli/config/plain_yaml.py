@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, at
+from transfer_cli.config.old_names import with_new_names
 from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 _WORDS = {
@@ -64,7 +65,8 @@ def read_plain(path: Path) -> dict[str, Any]:
     cost = found.get("cost")
     if isinstance(cost, dict):
         cost.pop("watts", None)  # of older runs; what was assumed of energy decides no result
-    return found
+    renamed: dict[str, Any] = with_new_names(found)
+    return renamed
 
 
 def scalar(text: str) -> Any:

@@ -13,14 +13,8 @@ from typing import TypeVar
 from transfer_cli.data import json_tables, layout, readers, sheets
 from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose, is_known
 from transfer_cli.data.layout import Beginning, Layout
-from transfer_cli.data.readers import (
-    BrokenLine,
-    LineSource,
-    LineStream,
-    OnError,
-    Record,
-    nested_names,
-)
+from transfer_cli.data.readers import BrokenLine, LineSource, LineStream, OnError
+from transfer_cli.data.records import Record, nested_names
 from transfer_cli.data.sheets import Book
 from transfer_cli.errors import DataError, listed
 from transfer_cli.safe_files import printable

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data import readers
+from transfer_cli.data.records import text_of
 from transfer_cli.data.text_files import expand
 from transfer_cli.errors import DataError
 
@@ -70,7 +71,7 @@ class ClozeTexts:
 
     def _read(self, path: Path) -> Iterator[ClozeExample]:
         for record in readers.json_records(readers.numbered_lines(path), str(path)):
-            text = readers.text_of(record, self.text, str(path)).strip()
+            text = text_of(record, self.text, str(path)).strip()
             place = f"{path}, line {record.line}"
             if GAP not in text:
                 before, _, last = text.rpartition(" ")
@@ -81,7 +82,7 @@ class ClozeTexts:
             before, *after = text.split(GAP)
             if len(after) != 1:
                 raise DataError(f"{place}: the text has {len(after)} gaps {GAP}, expected one.")
-            answer = readers.text_of(record, self.answer, str(path)).strip()
+            answer = text_of(record, self.answer, str(path)).strip()
             if not answer:
                 raise DataError(f"{place}: {self.answer!r} is empty.")
             yield ClozeExample(before.rstrip(), after[0], answer)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from transfer_cli.data.readers import plain_number
+from transfer_cli.data.records import FEW_ROWS, plain_number
 from transfer_cli.errors import DataError, listed
 
 TEXT, LABEL = "text", "label"
@@ -76,8 +76,6 @@ _OF_ITSELF = ("spam", "toxic")
 _MOST_LABELS = 100
 """A column of more different values is no label unless its name says so."""
 _MOST_EMPTY = 0.1
-FEW_ROWS = 20
-"""In fewer rows, labels that occur once are no sign of anything."""
 _MOST_LISTED = 20
 _LONGEST_SHOWN = 80
 

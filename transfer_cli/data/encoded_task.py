@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from transfer_cli.data.labelled import Example
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Truncate = Literal["longest_first", "first", "second"]
 """Which of two texts loses tokens, at its end, where they are too long together."""
@@ -239,14 +241,34 @@ def _encoded(
     examples: "Sequence[Example]", tokenizer: Tokenizer
 ) -> "Iterator[tuple[Example, list[int], list[int]]]":
     """Yield examples with the tokens of both texts; the second has none if it is not there."""
-    # In portions: while it is made, an encoding takes ten times the memory of its tokens.
-    with progress("encoding", len(examples), "texts") as more:
+    for portion in in_portions(examples):
+        texts = tokenizer.encode_batch([example.text for example in portion])
+        others = tokenizer.encode_batch([example.pair or "" for example in portion])
+        yield from zip(portion, texts, others, strict=True)
+
+
+def in_portions(examples: Sequence[T], unit: str = "texts") -> Iterator[Sequence[T]]:
+    """Yield examples in portions to encode, showing progress.
+
+    While it is made, an encoding takes ten times the memory of its tokens.
+    """
+    with progress("encoding", len(examples), unit) as more:
         for first in range(0, len(examples), _PORTION):
             portion = examples[first : first + _PORTION]
-            texts = tokenizer.encode_batch([example.text for example in portion])
-            others = tokenizer.encode_batch([example.pair or "" for example in portion])
-            yield from zip(portion, texts, others, strict=True)
+            yield portion
             more(len(portion))
+
+
+def all_known(answers: Sequence[Any], what: str) -> bool:
+    """Return whether examples have answers: all of them, or none, which is None.
+
+    Raises:
+        DataError: Some have one and some have none.
+    """
+    unknown = [number for number, answer in enumerate(answers, 1) if answer is None]
+    if unknown and len(unknown) < len(answers):
+        raise DataError(f"Example {unknown[0]} of {len(answers)} has no {what}, others have one.")
+    return not unknown and bool(answers)
 
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:
@@ -294,11 +316,4 @@ def label_targets(examples: "Sequence[Example]") -> dict[str, Sequence[Any]]:
         DataError: Some have one and some have none.
     """
     labels = [example.label for example in examples]
-    if all(label is None for label in labels):
-        return {}
-    if None in labels:
-        raise DataError(
-            f"Example {labels.index(None) + 1} of {len(labels)} has no label, others have one. "
-            "Give each a label, or none."
-        )
-    return {"label": labels}
+    return {"label": labels} if all_known(labels, "label") else {}

@@ -16,6 +16,7 @@ from typing import TextIO
 from transfer_cli.data import readers
 from transfer_cli.data.columns import is_known
 from transfer_cli.data.readers import LOOKED_AT_BYTES, MAX_LINE_BYTES, LineSource, check_length
+from transfer_cli.data.records import text_of
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 
@@ -77,7 +78,7 @@ def _texts(path: Path, field: str) -> Iterator[str]:
         source = as_lines(readers.recognised(start, stream, name, None), name)
         lines = readers.all_lines(source.stream, name, source.encoding)
         for record in readers.json_records(lines, name):
-            yield readers.text_of(record, field, name)
+            yield text_of(record, field, name)
 
 
 class _Lines:

@@ -3,7 +3,8 @@
 import logging
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from transfer_cli.errors import listed
@@ -91,3 +92,14 @@ def _folded(name: str) -> str:
     return "".join(
         each for each in text if not each.isspace() and unicodedata.category(each) != "Cf"
     )
+
+
+def joined_by(labels: Sequence[str]) -> str | None:
+    """Return the mark that surely joins several names in labels: most names are in several."""
+    for mark in "|;,":
+        parts = [{part.strip() for part in label.split(mark)} for label in labels]
+        in_labels = Counter(part for names in parts for part in names)
+        repeated = sum(count > 1 for count in in_labels.values())
+        if sum(len(names) > 1 for names in parts) > 1 and 4 * repeated >= 3 * len(in_labels):
+            return mark
+    return None

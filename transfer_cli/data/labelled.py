@@ -1,7 +1,6 @@
-"""Labelled data: examples with what people said of them, and where they come from.
+"""Labelled data: examples with what people said of them.
 
-Missing splits are drawn from the training examples: the validation split first, then the few-label
-subset, so that the number of labels does not change the validation split.
+`tasks.sources` has the sources of most of them.
 """
 
 import itertools
@@ -9,16 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from transfer_cli.data.columns import FEW_ROWS, Wanted
-from transfer_cli.data.drawing import hold_out, keep_few
-from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import ConfigError, DataError, at_least, listed
-
-CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
-"""The class of the task of examples with one label."""
 
 INPUT = "input"
 """The split that all rows of a file are."""
@@ -114,6 +107,25 @@ class LabelledData:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """What `data.labelled` leaves out of the main data, as the data of a further stream."""
+
+
+def rest_of(main: LabelledData, key: str) -> LabelledData:
+    """Return what `data.labelled` leaves out, without labels, as training examples.
+
+    Raises:
+        ConfigError: That is nothing; the message begins with the key of the stream.
+    """
+    if not main.rest:
+        raise ConfigError(
+            f"{key}.data: all examples of the main data keep their labels; say how many do by "
+            "data.labelled=N"
+        )
+    return replace(main, splits={"train": main.rest}, part_of={}, rest=())
+
+
+@dataclass(frozen=True)
 class Submission:
     """How a benchmark wants the answers to a test file of a data set.
 
@@ -156,16 +168,23 @@ class TaskData(ABC):
 
     Args:
         length: The longest input in tokens; None: as many as the model has positions.
+        labelled: Number of training examples to use, a smaller subset being part of a larger one;
+            None: all.
     """
 
-    kind: ClassVar[str | None] = None
-    """The name of the task of its examples, where that is known before they are read."""
-
     length: int | None = None
+    labelled: int | None = None
 
     def __post_init__(self) -> None:
         if self.length is not None:
             at_least("length", self.length, 2)
+        if self.labelled is not None:
+            at_least("labelled", self.labelled, 1)
+
+    @property
+    def kind(self) -> str | None:
+        """The name of the task of its examples, where that is known before they are read."""
+        return None
 
     def submission(self) -> Submission | None:
         """Return how answers to its test files are handed in; None: it is of no benchmark."""
@@ -184,107 +203,6 @@ class TaskData(ABC):
         """
 
 
-@dataclass(kw_only=True)
-class Drawn(TaskData):
-    """A labelled data set whose missing splits are drawn from the training examples.
-
-    Args:
-        labelled: Number of training examples to use, a smaller subset being part of a larger one;
-            None: all.
-    """
-
-    labelled: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.labelled is not None:
-            at_least("labelled", self.labelled, 1)
-
-    def texts(self, example: Any) -> Sequence[str]:
-        """Return the texts of an example, the one to show first."""
-        return (example.text,) if example.pair is None else (example.text, example.pair)
-
-    def unlabelled(self, example: Any) -> Any:
-        """Return an example without what is asked for."""
-        return replace(example, label=None)
-
-    def strata(self, examples: Sequence[Any]) -> Sequence[int]:
-        """Return the number of the stratum that each example is drawn from: that of its label."""
-        return [each.label for each in examples]
-
-    def check(self, train: Sequence[Any], labels: Sequence[str], where: str) -> None:
-        """Raise `DataError` unless something can be learnt from the training examples."""
-        _check_classes(train, labels, where)
-
-    def held_out(
-        self, train: Sequence[Any], share: float, seed: int, where: str
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the training examples without a share of them, and that share; see `hold_out`."""
-        return hold_out(train, share, seed, where, self.strata(train))
-
-    def _drawn(self, data: LabelledData, seed: int, share: float = 0) -> LabelledData:
-        """Return data with a validation split of `share`, unless it has one, and few labels."""
-        splits = {name: tuple(examples) for name, examples in data.splits.items()}
-        train, where = splits["train"], data.source("train")
-        self.check(train, data.labels, where)
-        say_overlap(splits, where, self.texts)
-        whole, part_of, left_out = len(train), {}, []
-        rest: Sequence[Any] = ()
-        if "validation" not in splits:
-            train, splits["validation"] = self.held_out(train, share, seed, where)
-            part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
-            left_out.append(f"{len(splits['validation']):,} are held out for validation")
-        if self.labelled is not None:
-            train, others = keep_few(train, self.labelled, seed, where, self.strata(train))
-            if others:
-                left_out.append(f"{len(others):,} are beyond data.labelled")
-            rest = tuple(map(self.unlabelled, others))
-        if left_out:
-            part_of["train"] = Whole(where, whole, tuple(left_out))
-        return replace(data, splits=splits | {"train": train}, part_of=part_of, rest=rest)
-
-
-@dataclass(kw_only=True)
-class LabelledFiles(Drawn):
-    """Own labelled files, one for each split.
-
-    Args:
-        train: A file.
-        validation: A file. Without it a share of the training examples is held out.
-        test: A file; without it there is no test set.
-        validation_share: The share of the training examples held out, in (0, 1).
-    """
-
-    read_as_trained: ClassVar[tuple[str, ...]] = ()
-    """Options with which a run's own data were read, and with which other tables are."""
-
-    train: str
-    validation: str | None = None
-    test: str | None = None
-    validation_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("validation_share", self.validation_share)
-
-    @property
-    def paths(self) -> dict[str, Path]:
-        """The file of each split that has one."""
-        given = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: Path(path).expanduser() for name, path in given.items() if path}
-
-    @abstractmethod
-    def whole(self, own: Wanted) -> LabelledData:
-        """Return all examples of the training file as one split, `input`, to score a run on.
-
-        Args:
-            own: The columns of the table that the run was trained on.
-
-        Raises:
-            DataError: It cannot be read.
-        """
-
-
 def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
     label = getattr(example, "label", None)
     if label is None:
@@ -292,27 +210,3 @@ def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
     several = isinstance(label, tuple)
     new = tuple(numbers[each] for each in label) if several else numbers[label]
     return replace(example, label=new)
-
-
-def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) -> None:
-    if 2 * len(labels) > len(train) >= FEW_ROWS:
-        raise DataError(
-            f"{where}: {len(train):,} examples have {len(labels):,} different labels. Is that the "
-            "column of the label? Say data.text=COLUMN data.label=COLUMN; numbers are for "
-            "data=numbers objective=regression."
-        )
-    if len(labels) < 2:
-        raise DataError(
-            f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
-            "Name another label column."
-        )
-    found = {example.label for example in train}
-    missing = [repr(label) for number, label in enumerate(labels) if number not in found]
-    if missing:
-        raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
-
-
-def check_share(key: str, share: float) -> None:
-    """Raise `ValueError` unless an option is a share, between 0 and 1."""
-    if not 0 < share < 1:
-        raise ValueError(f"{key} is {share}, expected between 0 and 1.")

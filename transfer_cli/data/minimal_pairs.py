@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transfer_cli.data import readers
-from transfer_cli.data.readers import text_of
+from transfer_cli.data.records import text_of
 from transfer_cli.data.text_files import expand
 from transfer_cli.errors import DataError, between
 

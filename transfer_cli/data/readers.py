@@ -11,7 +11,6 @@ import io
 import json
 import logging
 import lzma
-import math
 import os
 import re
 import shlex
@@ -31,7 +30,8 @@ import zstandard
 from transfer_cli.data import encodings
 from transfer_cli.data.encodings import encoding_of
 from transfer_cli.data.packed import PACKINGS, Unpacked
-from transfer_cli.errors import DataError, listed, nearest
+from transfer_cli.data.records import Record, json_kind
+from transfer_cli.errors import DataError, nearest
 from transfer_cli.safe_files import STRICT_JSON, check_no_pointer, printable
 
 log = logging.getLogger(__name__)
@@ -45,9 +45,6 @@ each byte of text. War and Peace on one line has 3 MB.
 
 MAX_COLUMNS = 10_000
 """Wider tables are refused: no column can be found in one, and each row is a mapping of all."""
-
-MAX_LABEL_CHARACTERS = 1000
-"""A longer label is a text in the wrong column. Results and messages repeat labels."""
 
 TABLE_FORMATS = ("csv", "tsv", "jsonl")
 SHEET_FORMATS = ("parquet", "xlsx")
@@ -64,13 +61,10 @@ USUAL_DELIMITER: Mapping[str, str] = {"csv": ",", "tsv": "\t"}
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 2**20
-_MOST_LISTED = 20
 _REREAD = 8
 """How often lines may be read again on average, in search of a row after a broken one."""
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+,= ")
-
-_MISSING = object()
 
 OnError = Callable[[DataError], None]
 """Receives the fault of a row; returns to have the rest read, or raises."""
@@ -92,19 +86,6 @@ class BrokenLine(str):
         line = cls(text)
         line.error = error
         return line
-
-
-@dataclass(frozen=True)
-class Record:
-    """One row of a table.
-
-    Args:
-        line: The line on which it begins, counted from 1.
-        fields: Column name -> value; values are strings except in JSON lines.
-    """
-
-    line: int
-    fields: Mapping[str, object]
 
 
 # ---------------------------------------------------------------------------------- files
@@ -604,94 +585,6 @@ def json_records(
             yield Record(number, fields)
 
 
-def text_of(record: Record, column: str, name: str) -> str:
-    """Return the text in a column."""
-    value = value_of(record, column, name)
-    where = f"{name}, line {record.line}: {column!r}"
-    if not isinstance(value, str):
-        within = nested_names({column: value})
-        cure = "" if within == [column] else f" Within it there are {listed(within, _MOST_LISTED)}."
-        raise DataError(f"{where} is {_json_kind(value)}, expected text.{cure}")
-    if "\0" in value:
-        raise DataError(f"{where} holds a NUL character. Is this text?")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where} holds half of a surrogate pair, which is no character."
-        ) from error
-    return value
-
-
-def label_of(record: Record, column: str, name: str) -> str:
-    """Return the label in a column; JSON numbers and truth values as JSON writes them."""
-    value = value_of(record, column, name)
-    where = f"{name}, line {record.line}: the label in {column!r}"
-    if isinstance(value, float) and not math.isfinite(value):
-        raise DataError(f"{where} is {value}. Leave rows without a label out.")
-    if isinstance(value, list) and [*map(type, value)] != [str]:
-        is_names = all(isinstance(each, str) for each in value)
-        data = "labels objective=multilabel" if is_names else "conll objective=tagging"
-        what = f"{len(value)} labels" if is_names else "a list of entities"
-        raise DataError(f"{where} is {what}, which data={data} reads.")
-    if isinstance(value, list):  # as annotation tools write one choice
-        record = Record(record.line, {column: value[0]})
-    number = isinstance(value, bool | int | float)
-    label = json.dumps(value) if number else text_of(record, column, name).strip()
-    if not label:
-        raise DataError(f"{where} is empty.")
-    if len(label) > MAX_LABEL_CHARACTERS:
-        raise DataError(
-            f"{where} has {len(label):,} characters, the most is {MAX_LABEL_CHARACTERS:,}. "
-            "Is it the text?"
-        )
-    return label
-
-
-def plain_number(text: str) -> str:
-    """Return a number with a point, given one with a decimal comma or marks between thousands.
-
-    `1,234` may be either, and is returned as it is.
-    """
-    if _COMMA_NUMBER.fullmatch(text):
-        return text.replace(".", "").replace(",", ".")
-    return text.replace(",", "") if _POINT_NUMBER.fullmatch(text) else text
-
-
-_COMMA_NUMBER = re.compile(
-    r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|0?,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)"
-)
-_POINT_NUMBER = re.compile(r"[-+]?[0-9]{1,3}((,[0-9]{3})+\.[0-9]+|(,[0-9]{3}){2,})")
-
-
-def value_of(record: Record, column: str, name: str) -> object:
-    """Return what is in a column; `a.b` is `b` in the object that is `a`."""
-    if column in record.fields:
-        return record.fields[column]
-    found: object = record.fields
-    for part in column.split("."):
-        found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
-    if found is not _MISSING:
-        return found
-    columns = nested_names(record.fields)
-    shown = listed((repr(each[:80]) for each in columns), _MOST_LISTED)
-    raise DataError(
-        f"{name}, line {record.line}: no column {column!r}; there are "
-        f"{shown or 'none'}.{nearest(column, columns)}"
-    )
-
-
-def nested_names(fields: Mapping[str, object], depth: int = 4) -> list[str]:
-    """Return the names of all values, those in objects as `value_of` takes them."""
-    found = []
-    for name, value in fields.items():
-        within = []
-        if isinstance(value, Mapping) and depth > 1:
-            within = nested_names(value, depth - 1)
-        found += [f"{name}.{each}" for each in within] or [name]
-    return found
-
-
 def _json_object(line: str, where: str) -> dict[str, object]:
     try:
         value = STRICT_JSON.decode(line)
@@ -701,18 +594,11 @@ def _json_object(line: str, where: str) -> dict[str, object]:
         raise DataError(f"{where}: JSON that cannot be read ({error}).") from error
     if not isinstance(value, dict):
         raise DataError(
-            f"{where}: {_json_kind(value)}, expected one JSON object {{...}} on every line."
+            f"{where}: {json_kind(value)}, expected one JSON object {{...}} on every line."
         )
     if len(value) > MAX_COLUMNS:
         raise DataError(f"{where}: {len(value):,} values, the most is {MAX_COLUMNS:,}.")
     return value
-
-
-def _json_kind(value: object) -> str:
-    if value is None:
-        return "null"
-    names = {dict: "an object", list: "a list", bool: "true or false", str: "a string"}
-    return names.get(type(value), "a number")
 
 
 _QUOTE = 'Put values that hold "{0}" in quotes: "like{0} this".'

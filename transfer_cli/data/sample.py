@@ -231,14 +231,10 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
 
     Within a split every label has the same number of questions in each wording.
     """
-    names = _names(seed)
-    splits: dict[str, list[tuple[str, int]]] = {}
-    start = 0
-    for split, count in NAMES_ASKED.items():
-        asked = [group[start : start + count] for group in names]
-        splits[split] = _ask(asked, QUESTIONS_PER_NAME[split], _Draw(derive(seed, "asked", split)))
-        start += count
-    return tuple(_SENTENCES), splits
+    return tuple(_SENTENCES), {
+        split: _ask(names, QUESTIONS_PER_NAME[split], _Draw(derive(seed, "asked", split)))
+        for split, names in _asked(seed)
+    }
 
 
 def pairs(seed: int = 0) -> dict[str, list[tuple[str, str, bool]]]:
@@ -320,16 +316,10 @@ def tags(seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:
     A third of the texts have one name, a third two names joined by "and", and a third a name of two
     words, which are names of one kind. No name occurs in two splits.
     """
-    names = _names(seed)
-    splits, start = {}, 0
-    for split, count in NAMES_ASKED.items():
-        asked = {
-            kind: group[start : start + count]
-            for kind, group in zip(_SENTENCES, names, strict=True)
-        }
+    splits = {}
+    for split, names in _asked(seed):
         draw = _Draw(derive(seed, "tags", split))
-        splits[split] = [_tagged(asked, number, draw) for number in range(TEXTS_TAGGED[split])]
-        start += count
+        splits[split] = [_tagged(names, number, draw) for number in range(TEXTS_TAGGED[split])]
     return splits
 
 
@@ -354,16 +344,10 @@ def spans(seed: int = 0) -> dict[str, list[tuple[str, str, str]]]:
     A text mentions names of different kinds in sentences that fit all of them; the question asks
     for the name of one kind. The answer is "" where the text has none.
     """
-    names = _names(seed)
-    splits, start = {}, 0
-    for split, count in NAMES_ASKED.items():
-        asked = {
-            kind: group[start : start + count]
-            for kind, group in zip(_SENTENCES, names, strict=True)
-        }
+    splits = {}
+    for split, names in _asked(seed):
         draw = _Draw(derive(seed, "spans", split))
-        splits[split] = [_ask_for(asked, number, draw) for number in range(TEXTS_ASKED[split])]
-        start += count
+        splits[split] = [_ask_for(names, number, draw) for number in range(TEXTS_ASKED[split])]
     return splits
 
 
@@ -383,6 +367,15 @@ def _ask_for(asked: dict[str, list[str]], number: int, draw: _Draw) -> tuple[str
     question = _WHICH[draw.number(len(_WHICH))]
     question = question.format(kind=kind, article="an" if kind[0] in "aeiou" else "a")
     return question, text, "" if place >= len(there) else there[place]
+
+
+def _asked(seed: int) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Yield each split with the names of each kind that it asks about; no two share any."""
+    names, start = _names(seed), 0
+    for split, count in NAMES_ASKED.items():
+        of_kind = zip(_SENTENCES, names, strict=True)
+        yield split, {kind: group[start : start + count] for kind, group in of_kind}
+        start += count
 
 
 def _names(seed: int) -> list[list[str]]:
@@ -435,14 +428,14 @@ def _fill(sentence: str, name: str, kind: str, group: list[str], draw: _Draw) ->
     return text[0].upper() + text[1:]
 
 
-def _ask(asked: list[list[str]], wordings: int, draw: _Draw) -> list[tuple[str, int]]:
+def _ask(asked: dict[str, list[str]], wordings: int, draw: _Draw) -> list[tuple[str, int]]:
     """Ask about each name in so many wordings, in turn.
 
     The order of the wordings is the same for each kind, so that none belongs to a kind.
     """
     turn = draw.shuffled(_QUESTIONS)
     made = {}
-    for label, group in enumerate(asked):
+    for label, group in enumerate(asked.values()):
         for place, name in enumerate(draw.shuffled(group)):
             for number in range(place * wordings, (place + 1) * wordings):
                 made[turn[number % len(turn)].replace("{it}", name)] = label

@@ -12,13 +12,8 @@ from typing import Any
 
 from transfer_cli.data import sheet_bounds
 from transfer_cli.data.packed import MAX_UNPACKED_RATIO
-from transfer_cli.data.readers import (
-    MAX_LINE_BYTES,
-    Record,
-    check_columns,
-    check_length,
-    check_readable,
-)
+from transfer_cli.data.readers import MAX_LINE_BYTES, check_columns, check_length, check_readable
+from transfer_cli.data.records import Record
 from transfer_cli.errors import DataError, listed, pip_install
 
 PARQUET, SPREADSHEET = "parquet", "xlsx"
@@ -36,7 +31,7 @@ def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
 
     Args:
         path: The file, or a folder of such files, which are read in the order of their names.
-        only: The column that is needed, see `readers.value_of`; None: all.
+        only: The column that is needed, see `value_of`; None: all.
 
     Raises:
         DataError: It cannot be read, or pyarrow is not installed.

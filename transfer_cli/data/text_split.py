@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 
 from transfer_cli.data import json_tables, readers, sheets
 from transfer_cli.data.identity import SplitIdentity
+from transfer_cli.data.records import text_of
 from transfer_cli.data.split import WeightedSource, Whole
 from transfer_cli.data.text_lines import LastLine, text_lines
 from transfer_cli.errors import DataError
@@ -197,7 +198,7 @@ def _row_texts(path: Path, field: str) -> Iterator[str] | None:
     if readers.format_of(path) != sheets.PARQUET:
         return json_tables.texts(path, field)
     records = sheets.parquet_records(path, field)
-    return (readers.text_of(record, field, str(path)) for record in records)
+    return (text_of(record, field, str(path)) for record in records)
 
 
 def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:

@@ -151,6 +151,11 @@ class Tokenizer:
         """Return the tokens of `text`, without special tokens around them."""
         return self.encode_batch([text])[0]
 
+    def encode_within(self, word: str) -> list[int]:
+        """Return the tokens of a word that stands behind another in a text."""
+        before, tokens = self.encode_batch(["a", f"a {word}"])
+        return tokens[len(before) :] if tokens[: len(before)] == before else tokens
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of every text, computed by many threads.
 

@@ -227,7 +227,7 @@ def _batch(model: TransferModel, rows: int, length: int) -> Batch:
 def _output(model: TransferModel, objective: Objective | None, batch: Batch) -> Tensor:
     encoded = Encoding(model, batch)
     if isinstance(objective, SequenceObjective):
-        return objective.outputs(model, batch, encoded)
+        return objective.of_texts(model, encoded)
     if objective is None:
         return encoded.top
     if objective.token_head is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from transfer_cli.data.tasks import MAX_LABELS
+from transfer_cli.data.records import MAX_LABELS
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.interop import files

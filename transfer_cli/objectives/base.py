@@ -6,18 +6,17 @@ An objective returns sums and counts, never means. The step divides once, by the
 whole batch, so that results do not depend on micro-batches and processes.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded
 from transfer_cli.data.split import Dataset, TextStats
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.memory import Memory
@@ -106,6 +105,7 @@ class Encoding:
         self._model = model
         self._batch = batch
         self._memory = memory
+        self.outputs: dict[Objective, Any] = {}  # see `answering.Answering`
 
     @cached_property
     def states(self) -> Sequence[Tensor]:
@@ -209,6 +209,10 @@ class Objective(ABC):
     """The kind of head that a model without labels is published with (`interop.family`)."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
+    metrics: ClassVar[tuple[Metric, ...]] = (replace(LOSS, headline=True, per_example=False),)
+    """What `compute_metrics` measures, in the order of a report; of some splits it is less."""
+    task_metrics: ClassVar[tuple[Metric, ...]] = ()
+    """The measures of its task's answers (`tasks.base.Task.scores`)."""
     info: TaskInfo
 
     @property
@@ -243,12 +247,6 @@ class Objective(ABC):
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; called once, before anything else."""
         self.info = info
-
-    def beside(self, name: str) -> Self:
-        """Return the same objective, after `setup`, with the head of a further loss called so."""
-        other = copy.copy(self)
-        other.info = replace(self.info, name=name)
-        return other
 
     def task_of(
         self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
@@ -319,10 +317,7 @@ class Objective(ABC):
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
-        """Return the predictions of its task without targets, by name, each `[B, ...]`.
-
-        By default there are none, so the objective cannot answer anything.
-        """
+        """Return its task's answers without targets, by name, each `[B, ...]`; by default none."""
         return {}
 
     def example_results(
@@ -334,31 +329,31 @@ class Objective(ABC):
         """
         return None
 
-    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-        """Return tables of counts, by name, from summed tallies."""
-        return {}
-
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return the model's predictions on a batch, for display."""
         return []
 
-    @abstractmethod
+    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
+        """Return tables of counts, by name, from summed tallies."""
+        return {}
+
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
-        """Return the measures of a split from its summed tallies and counts."""
+        """Return the measures of a split from its summed tallies and counts.
 
-    @abstractmethod
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics of `compute_metrics`, in the order of a report; called before `setup`.
-
-        A split may lack some (if its words are not counted); a metric may have parts
-        (`accuracy/LABEL`).
+        By default these are the tallies but tables, divided by the count of "loss".
         """
+        count = max(1, counts["loss"])
+        return {name: float(total) / count for name, total in totals.items() if not total.dim()}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return `metrics`, or those that its options choose; called before `setup`."""
+        return self.metrics
 
     def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics of its task's answers (`tasks.base.Task.scores`)."""
-        return ()
+        """Return `task_metrics`, or those that its options choose."""
+        return self.task_metrics
 
 
 def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:

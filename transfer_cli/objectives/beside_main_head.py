@@ -1,5 +1,6 @@
 """What further losses share whose heads are like the main one, and end with the training."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
@@ -54,7 +54,7 @@ class BesideMainHead(Objective, Generic[Main]):
         super().setup(info)
         self.main = self.main_of(info)
         self.keeps_tokens = self.main.keeps_tokens
-        self.beside_main = {term: self.main.beside(f"{info.name}_{term}") for term in self.terms}
+        self.beside_main = {term: _like(self.main, f"{info.name}_{term}") for term in self.terms}
         """The main objective with the head of each term."""
         if any(other.head in (None, self.main.head) for other in self.beside_main.values()):
             raise ConfigError(
@@ -87,6 +87,9 @@ class BesideMainHead(Objective, Generic[Main]):
         found = {f"loss/{term}": mean for term, mean in means.items()}
         return {"loss": sum(means.values()) / max(1, len(means)), **found}
 
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss, without results of single examples."""
-        return (replace(LOSS, headline=True, per_example=False),)
+
+def _like(main: Main, name: str) -> Main:
+    """Return the same objective, after `setup`, with the head of a further loss called so."""
+    other = copy.copy(main)
+    other.info = replace(main.info, name=name)
+    return other

@@ -6,7 +6,7 @@ Legend: B batch, T positions.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,13 @@ class CausalLM(LanguageModel):
     """
 
     direction: Literal["causal"] | None = "causal"
+    # Perplexity by token is the headline if words are not counted.
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        perplexity("word_perplexity"),
+        replace(LOSS, name="bits_per_byte", unit="bits"),
+        perplexity("token_perplexity"),
+        LOSS,
+    )
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Add `target`, `[B, T]`: the token after each position."""
@@ -56,8 +63,3 @@ class CausalLM(LanguageModel):
         if text.size_bytes:
             found["bits_per_byte"] = nats / (math.log(2) * text.size_bytes)
         return found
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics; perplexity by token is the headline if words are not counted."""
-        bits = replace(LOSS, name="bits_per_byte", unit="bits")
-        return perplexity("word_perplexity"), bits, perplexity("token_perplexity"), LOSS

@@ -4,8 +4,8 @@ Legend: B batch, T positions, D width, C classes.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
@@ -18,7 +18,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.errors import one_of
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.sequence import SequenceObjective
 
 MOST_IN_CONFUSION = 256
@@ -30,24 +30,6 @@ METRICS = (
     Metric("accuracy", higher_is_better=True, unit="fraction", per_example=True),
     LOSS,
 )
-
-
-def tallies(logits_BC: Tensor, label_B: Tensor) -> dict[str, Tensor]:
-    """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions.
-
-    Of very many labels `[3, C]`: how often each was predicted rightly, given, and predicted.
-    """
-    classes, said_B = logits_BC.shape[1], logits_BC.argmax(1)
-    loss = F.cross_entropy(logits_BC, label_B, reduction="sum")
-    if classes <= MOST_IN_CONFUSION:
-        cells = torch.bincount(label_B * classes + said_B, minlength=classes**2)
-        return {"loss": loss, "confusion": cells.view(classes, classes)}
-    right_B = torch.where(said_B == label_B, label_B, classes)
-    counts = [
-        torch.bincount(numbers_B, minlength=classes + 1)[:classes]
-        for numbers_B in (right_B, label_B, said_B)
-    ]
-    return {"loss": loss, "labels": torch.stack(counts)}
 
 
 Annealing = Literal["log", "linear", "exp"]
@@ -71,6 +53,7 @@ def highest_learnt_from(annealing: Annealing, progress: float, classes: int) -> 
     return share * (1 - 1 / classes) + 1 / classes
 
 
+@dataclass(eq=False, repr=False)
 class Classification(SequenceObjective):
     """Cross-entropy of the label, from one vector for each text; see `SequenceObjective`.
 
@@ -88,24 +71,17 @@ class Classification(SequenceObjective):
     task = "classification"
     problem_type: ClassVar[str | None] = "single_label_classification"
 
-    def __init__(
-        self,
-        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
-        dropout: float = 0.1,
-        hidden: tuple[int, ...] = (),
-        *,
-        batch_norm: bool = False,
-        pooler: bool | None = None,
-        annealing: Annealing | None = None,
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
-        if annealing is not None:
-            one_of("annealing", annealing, get_args(Annealing), ValueError)
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-        self.annealing = annealing
-        self.label_smoothing = label_smoothing
+    counted: ClassVar[tuple[str, ...]] = ("confusion", "labels")
+
+    annealing: Annealing | None = field(default=None, kw_only=True)
+    label_smoothing: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.annealing is not None:
+            one_of("annealing", self.annealing, get_args(Annealing), ValueError)
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         self._progress = 0.0
 
     @property
@@ -118,9 +94,8 @@ class Classification(SequenceObjective):
         self._progress = progress
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of texts."""
-        count = size(batch)
-        return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
+        """Return the number of texts, for each term."""
+        return dict.fromkeys(self.weights, size(batch))
 
     @property
     def num_outputs(self) -> int:
@@ -139,45 +114,40 @@ class Classification(SequenceObjective):
         kept_B = known_B <= math.log(highest)
         return {"loss": torch.where(kept_B, loss_B, 0).sum(), "share_kept": kept_B.sum()}
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
-        """Return the summed loss and the counts: see `tallies`."""
-        return tallies(self.outputs(model, batch, encoded), batch["label"])
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each label."""
+        return F.cross_entropy(outputs, batch["label"], reduction="none")
 
-    def predictions(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
-        """Return the probability of each label, `probabilities` `[B, C]`."""
-        return {"probabilities": self.outputs(model, batch, encoded).softmax(1)}
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions.
 
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each text's cross-entropy, its predicted label and that label's probability."""
-        logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
-        return ExampleResults(
-            loss=F.cross_entropy(logits_BC, label_B, reduction="none"),
-            targets=torch.ones_like(label_B),
-            predicted={"label": logits_BC.argmax(1), "probability": logits_BC.softmax(1).amax(1)},
-        )
-
-    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-        """Return the counts of `metric_sums`."""
-        return {
-            name: totals[name].long().tolist() for name in ("confusion", "labels") if name in totals
-        }
-
-    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return each text with its label and the predicted one."""
-        said_B = self.outputs(model, batch, encoded).argmax(1).tolist()
-        names = self.info.labels
-        return [
-            Sample(tokens[mask].tolist(), names[wanted], names[said])
-            for tokens, mask, wanted, said in zip(
-                batch["tokens"], batch["mask"], batch["label"].tolist(), said_B, strict=True
-            )
+        Of very many labels `[3, C]`: how often each was predicted rightly, given, and predicted.
+        """
+        classes, said_B, label_B = outputs.shape[1], outputs.argmax(1), batch["label"]
+        loss = F.cross_entropy(outputs, label_B, reduction="sum")
+        if classes <= MOST_IN_CONFUSION:
+            cells = torch.bincount(label_B * classes + said_B, minlength=classes**2)
+            return {"loss": loss, "confusion": cells.view(classes, classes)}
+        right_B = torch.where(said_B == label_B, label_B, classes)
+        counts = [
+            torch.bincount(numbers_B, minlength=classes + 1)[:classes]
+            for numbers_B in (right_B, label_B, said_B)
         ]
+        return {"loss": loss, "labels": torch.stack(counts)}
+
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the probability of each label, `probabilities` `[B, C]`."""
+        return {"probabilities": outputs.softmax(1)}
+
+    def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return each text's predicted label and that label's probability."""
+        return {"label": outputs.argmax(1), "probability": outputs.softmax(1).amax(1)}
+
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        """Return each text's label and the predicted one."""
+        names = self.info.labels
+        both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
+        return [(names[wanted], names[said]) for wanted, said in both]
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats

@@ -4,6 +4,7 @@ Legend: N texts, questions or words; C labels, choices or numbers.
 """
 
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ _UNCHANGED = ("none", "dropout")
 """The copy has the same tokens; in training, dropout draws anew."""
 
 
+@dataclass(eq=False, repr=False)
 class Consistency(OfMainHead):
     """KL(p || q) of what the main head says of a text, p, and of a perturbed copy, q.
 
@@ -38,26 +40,22 @@ class Consistency(OfMainHead):
             perturb=dropout that is R-Drop (Wu et al. 2021).
     """
 
-    def __init__(
-        self,
-        perturb: str = "mask",
-        rate: float = 0.15,
-        temperature: float = 1.0,
-        confidence: float = 0.0,
-        *,
-        symmetric: bool = False,
-    ) -> None:
-        one_of("perturb", perturb, (*_UNCHANGED, *PERTURBATIONS), ValueError)
-        if not 0 < rate < 1:
-            raise ValueError(f"rate must be between 0 and 1, got {rate}")
-        if not 0 <= confidence < 1:
-            raise ValueError(f"confidence must be in [0, 1), got {confidence}")
-        above_zero("temperature", temperature)
-        self._perturb = None if perturb in _UNCHANGED else PERTURBATIONS[perturb](rate)
+    perturb: str = "mask"
+    rate: float = 0.15
+    temperature: float = 1.0
+    confidence: float = 0.0
+    symmetric: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        one_of("perturb", self.perturb, (*_UNCHANGED, *PERTURBATIONS), ValueError)
+        if not 0 < self.rate < 1:
+            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
+        if not 0 <= self.confidence < 1:
+            raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
+        above_zero("temperature", self.temperature)
+        is_changed = self.perturb not in _UNCHANGED
+        self._perturb = PERTURBATIONS[self.perturb](self.rate) if is_changed else None
         self.keeps_tokens = False  # its second pass needs them
-        self.temperature = temperature
-        self.confidence = confidence
-        self.symmetric = symmetric
 
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; for errors see `OfMainHead` and `Perturbation`."""

@@ -5,7 +5,7 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary, K tea
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.seeds import ExampleNoise
 
 
+@dataclass(eq=False, repr=False)
 class DistilLM(WithTeachers):
     """A language model's own loss, the divergence from teachers, and the distance to their states.
 
@@ -47,33 +48,22 @@ class DistilLM(WithTeachers):
     """
 
     language_model: LanguageModel
+    temperature: float = 2.0
+    kl_weight: float = field(default=5.0, kw_only=True)
+    lm_weight: float = field(default=2.0, kw_only=True)
+    cosine_weight: float = field(default=1.0, kw_only=True)
+    only_masked: bool = field(default=False, kw_only=True)
 
-    def __init__(
-        self,
-        teachers: tuple[str, ...],
-        language_model: LanguageModel,
-        temperature: float = 2.0,
-        *,
-        kl_weight: float = 5.0,
-        lm_weight: float = 2.0,
-        cosine_weight: float = 1.0,
-        only_masked: bool = False,
-    ) -> None:
-        super().__init__(teachers)
-        above_zero("temperature", temperature)
-        above_zero("kl_weight", kl_weight)
-        at_least("lm_weight", lm_weight, 0)
-        at_least("cosine_weight", cosine_weight, 0)
-        if only_masked and language_model.keeps_tokens:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero("temperature", self.temperature)
+        above_zero("kl_weight", self.kl_weight)
+        at_least("lm_weight", self.lm_weight, 0)
+        at_least("cosine_weight", self.cosine_weight, 0)
+        if self.only_masked and self.language_model.keeps_tokens:
             raise ValueError("only_masked: this language model hides no tokens; leave it out")
-        self.language_model = language_model
-        self.temperature = temperature
-        self.kl_weight = kl_weight
-        self.lm_weight = lm_weight
-        self.cosine_weight = cosine_weight
-        self.only_masked = only_masked
-        self.direction = language_model.direction
-        self.keeps_tokens = language_model.keeps_tokens
+        self.direction = self.language_model.direction
+        self.keeps_tokens = self.language_model.keeps_tokens
 
     @property
     def weights(self) -> Mapping[str, float]:

@@ -3,6 +3,8 @@
 Legend: N texts, questions or words; C labels, choices or numbers.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.of_main_head import OfMainHead
 
 
+@dataclass(eq=False, repr=False)
 class Distillation(OfMainHead):
     """tau^2 KL(p || q) between a teacher's answer p and the main head's q, both flattened by tau.
 
@@ -29,23 +32,19 @@ class Distillation(OfMainHead):
         confidence: What the teacher is not surer of than this is left out, in [0, 1).
     """
 
-    def __init__(
-        self,
-        teachers: tuple[str, ...],
-        temperature: float = 2.0,
-        *,
-        hard: bool = False,
-        confidence: float = 0.0,
-    ) -> None:
-        above_zero("temperature", temperature)
-        if not teachers:
+    teachers: tuple[str, ...]
+    temperature: float = 2.0
+    hard: bool = field(default=False, kw_only=True)
+    confidence: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        above_zero("temperature", self.temperature)
+        if not self.teachers:
             raise ValueError("teachers is empty; give one run or more: teachers=[RUN]")
-        if not 0 <= confidence < 1:
-            raise ValueError(f"confidence must be in [0, 1), got {confidence}")
-        self.teachers = teachers
-        self.temperature = 1.0 if hard else temperature
-        self.hard = hard
-        self.confidence = confidence
+        if not 0 <= self.confidence < 1:
+            raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
+        if self.hard:
+            self.temperature = 1.0
 
     @property
     def key(self) -> str:

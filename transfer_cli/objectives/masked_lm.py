@@ -5,7 +5,8 @@ Legend: B batch, T positions, W words.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ LONGEST_SPAN, GOES_ON = 10, 0.8
 """Words of a span: of n with a probability proportional to 0.8^n, so 3.8 on average (SpanBERT)."""
 
 
+@dataclass(eq=False, repr=False)
 class MaskedLM(LanguageModel):
     """Hide some tokens, predict them from both sides.
 
@@ -44,26 +46,20 @@ class MaskedLM(LanguageModel):
 
     direction = "bidirectional"
     keeps_tokens = False
+    metrics: ClassVar[tuple[Metric, ...]] = (perplexity("masked_token_perplexity"), LOSS)
     MASKED, RANDOM = 0.8, 0.1
 
-    def __init__(
-        self,
-        rate: float = 0.15,
-        whole_word: bool = False,  # noqa: FBT001, FBT002 - a YAML option
-        *,
-        spans: bool = False,
-        masks: Masks = "dynamic",
-        copies: int = 10,
-    ) -> None:
-        if not 0 < rate < 1:
-            raise ValueError(f"rate must be between 0 and 1, got {rate}")
-        one_of("masks", masks, get_args(Masks), ValueError)
-        at_least("copies", copies, 1)
-        self.rate = rate
-        self.whole_word = whole_word
-        self.spans = spans
-        self.masks = masks
-        self.copies = copies
+    rate: float = 0.15
+    whole_word: bool = False
+    spans: bool = field(default=False, kw_only=True)
+    masks: Masks = field(default="dynamic", kw_only=True)
+    copies: int = field(default=10, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
+        one_of("masks", self.masks, get_args(Masks), ValueError)
+        at_least("copies", self.copies, 1)
 
     def setup(self, info: TaskInfo) -> None:
         """Decide which tokens may be masked, and which may replace them."""
@@ -125,10 +121,6 @@ class MaskedLM(LanguageModel):
         """Return loss and masked-token perplexity, which is not a likelihood of the text."""
         mean = float(totals["loss"]) / counts["loss"]
         return {"loss": mean, "masked_token_perplexity": exponential(mean)}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the perplexity, then the loss."""
-        return perplexity("masked_token_perplexity"), LOSS
 
     def _tokens(self, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = (draw_BT < self.rate) & eligible_BT

@@ -1,15 +1,11 @@
 """What further losses share that are about what the main head says: they bring no head."""
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
@@ -69,16 +65,6 @@ class OfMainHead(Objective):
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of units."""
         return {"loss": self.main.num_units(batch)}
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the loss, the mean over units; 0 where all are left out."""
-        return {"loss": float(totals["loss"]) / max(1, counts["loss"])}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss, without results of single examples."""
-        return (replace(LOSS, headline=True, per_example=False),)
 
 
 def _name_of(task: Any) -> str | None:

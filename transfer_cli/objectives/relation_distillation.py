@@ -4,7 +4,7 @@ Legend: B batch, A heads of relations, T queries, S keys, W width of a head.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ _OF_ROWS = ("row_text", "row_places")
 """How `loop.pack` lays a batch out."""
 
 
+@dataclass(eq=False, repr=False)
 class RelationDistillation(WithTeachers):
     """KL(R_T || R_S) of relations between tokens in the last block, mean over heads.
 
@@ -49,21 +50,21 @@ class RelationDistillation(WithTeachers):
 
     reaches_all = False
 
-    def __init__(
-        self, teachers: tuple[str, ...], heads: int | None = None, teacher_layer: int | None = None
-    ) -> None:
-        super().__init__(teachers)
-        if len(teachers) > 1:
+    heads: int | None = None
+    teacher_layer: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.teachers) > 1:
             raise ValueError(
-                f"teachers names {len(teachers)} models, whose relations have no mean; give one"
+                f"teachers names {len(self.teachers)} models, whose relations have no mean; give "
+                "one"
             )
-        if heads is not None:
-            at_least("heads", heads, 1)
-        if teacher_layer is not None:
-            at_least("teacher_layer", teacher_layer, 0)
-        self.heads = heads
-        self.teacher_layer = teacher_layer
-        self.relations = ATTENTION_AND_VALUES if heads is None else OF_EACH
+        if self.heads is not None:
+            at_least("heads", self.heads, 1)
+        if self.teacher_layer is not None:
+            at_least("teacher_layer", self.teacher_layer, 0)
+        self.relations = ATTENTION_AND_VALUES if self.heads is None else OF_EACH
 
     @property
     def weights(self) -> Mapping[str, float]:

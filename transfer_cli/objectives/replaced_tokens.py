@@ -5,7 +5,7 @@ Legend: B batch, T positions, N positions with a loss, D width, V vocabulary.
 
 import math
 from collections.abc import Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast, get_args
 
@@ -49,6 +49,7 @@ BINS, WIDEST = 4096, 16.0
 """Answers are counted by their logit, in so many equal parts of plus and minus so much."""
 
 
+@dataclass(eq=False, repr=False)
 class ReplacedTokens(Objective):
     """A small generator fills masked positions; the model learns from the text that this makes.
 
@@ -84,40 +85,31 @@ class ReplacedTokens(Objective):
     direction = "bidirectional"
     keeps_tokens = False
 
-    def __init__(  # noqa: PLR0913 - YAML options
-        self,
-        mode: Mode = "detect",
-        rate: float = 0.15,
-        *,
-        whole_word: bool = False,
-        spans: bool = False,
-        masks: Masks = "dynamic",
-        copies: int = 10,
-        keep: float = 0.0,
-        width: float | None = 0.25,
-        depth: float = 1.0,
-        temperature: float = 1.0,
-        generator_weight: float = 1.0,
-        detect_weight: float = 50.0,
-    ) -> None:
-        one_of("mode", mode, get_args(Mode), ValueError)
-        for name, share in (("width", width), ("depth", depth)):
+    mode: Mode = "detect"
+    rate: float = 0.15
+    whole_word: bool = field(default=False, kw_only=True)
+    spans: bool = field(default=False, kw_only=True)
+    masks: Masks = field(default="dynamic", kw_only=True)
+    copies: int = field(default=10, kw_only=True)
+    keep: float = field(default=0.0, kw_only=True)
+    width: float | None = field(default=0.25, kw_only=True)
+    depth: float = field(default=1.0, kw_only=True)
+    temperature: float = field(default=1.0, kw_only=True)
+    generator_weight: float = field(default=1.0, kw_only=True)
+    detect_weight: float = field(default=50.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        one_of("mode", self.mode, get_args(Mode), ValueError)
+        for name, share in (("width", self.width), ("depth", self.depth)):
             if share is not None and not 0 < share <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, got {share}")
-        if not 0 <= keep < 1:
-            raise ValueError(f"keep must be in [0, 1), got {keep}")
-        above_zero("temperature", temperature)
-        at_least("generator_weight", generator_weight, 0)
-        above_zero("detect_weight", detect_weight)
-        self.mode = mode
-        self.masking = MaskedLM(rate, whole_word, spans=spans, masks=masks, copies=copies)
-        self.keep = keep
-        self.width = width
-        self.depth = depth
-        self.temperature = temperature
-        self.generator_weight = generator_weight
-        self.detect_weight = detect_weight
-        self.detects = mode in ("detect", "detect_selected")
+        if not 0 <= self.keep < 1:
+            raise ValueError(f"keep must be in [0, 1), got {self.keep}")
+        above_zero("temperature", self.temperature)
+        at_least("generator_weight", self.generator_weight, 0)
+        above_zero("detect_weight", self.detect_weight)
+        self.masking = MaskedLM(**{name: getattr(self, name) for name in _MASKING})
+        self.detects = self.mode in ("detect", "detect_selected")
         self.published_as = "replaced_tokens" if self.detects else "language_model"
 
     @property

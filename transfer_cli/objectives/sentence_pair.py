@@ -5,7 +5,6 @@ Devlin et al. 2019 (next-sentence prediction), Lan et al. 2020 (sentence-order p
 Legend: B batch.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,11 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import LOSS, Metric
-from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.seeds import ExampleNoise
 
@@ -36,6 +33,11 @@ class SentencePair(SequenceObjective):
     keeps_tokens = False
     reads_main_view = True
     problem_type: ClassVar[str | None] = None
+    num_outputs = 2
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
+        replace(LOSS, per_example=False),
+    )
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__("cls_first", dropout, pooler=True)
@@ -63,39 +65,17 @@ class SentencePair(SequenceObjective):
         """The name of its head, by which that of a published model is found, too."""
         return "pair"
 
-    @property
-    def num_outputs(self) -> int:
-        """Both answers."""
-        return 2
-
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with the tokens that the main loss reads."""
         if self.info.main is None:
             return batch
         return {**batch, "tokens": self.info.main.prepare(batch, noise)["tokens"]}
 
-    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the cross-entropy, summed over pairs."""
-        logits_B2 = self.outputs(model, batch, encoded)
-        return {"loss": F.cross_entropy(logits_B2, batch["pair"], reduction="sum")}
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each pair."""
+        return F.cross_entropy(outputs, batch["pair"], reduction="none")
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
-        """Return the summed cross-entropy, and the number of right answers."""
-        right_B = self.outputs(model, batch, encoded).argmax(1) == batch["pair"]
-        return {**self.loss_sums(model, batch, encoded), "right": right_B.sum()}
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the share of right answers, and the loss."""
-        return {
-            "accuracy": float(totals["right"]) / counts["loss"],
-            "loss": float(totals["loss"]) / counts["loss"],
-        }
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the accuracy, then the loss."""
-        accuracy = Metric("accuracy", higher_is_better=True, unit="fraction", headline=True)
-        return accuracy, replace(LOSS, per_example=False)
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the number of right answers, and the summed loss."""
+        right_B = outputs.argmax(1) == batch["pair"]
+        return {"accuracy": right_B.sum(), **super().tallies(outputs, batch)}

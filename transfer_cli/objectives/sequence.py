@@ -5,11 +5,12 @@ Legend: B batch, T positions, D width, N outputs.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, size
+from transfer_cli.batch import Batch
 from transfer_cli.errors import CheckpointError, one_of
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
@@ -25,6 +26,7 @@ POOLER = "pooler"
 TABLE = "backbone.token_embedding.weight"
 
 
+@dataclass(eq=False, repr=False)
 class SequenceObjective(UnitObjective):
     """A loss of what a head says of one vector for each text.
 
@@ -43,28 +45,21 @@ class SequenceObjective(UnitObjective):
             use it with `hidden: [50]` and `pooling: concat`.
     """
 
-    def __init__(
-        self,
-        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
-        dropout: float = 0.1,
-        hidden: tuple[int, ...] = (),
-        *,
-        batch_norm: bool = False,
-        pooler: bool | None = None,
-    ) -> None:
-        one_of("pooling", pooling, ("auto", *get_args(Pooling)), ValueError)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-        if any(layer < 1 for layer in hidden):
-            raise ValueError(f"hidden must be sizes of 1 or more, got {list(hidden)}")
-        self.pooling = pooling
-        self.dropout = dropout
-        self.hidden = hidden
-        self.batch_norm = batch_norm
-        self.pooler = pooler
-
     problem_type: ClassVar[str | None]
     """What transformers calls what its head says of a text; None: it judges several texts."""
+
+    pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto"
+    dropout: float = 0.1
+    hidden: tuple[int, ...] = ()
+    batch_norm: bool = field(default=False, kw_only=True)
+    pooler: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        one_of("pooling", self.pooling, ("auto", *get_args(Pooling)), ValueError)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if any(layer < 1 for layer in self.hidden):
+            raise ValueError(f"hidden must be sizes of 1 or more, got {list(self.hidden)}")
 
     @property
     @abstractmethod
@@ -161,13 +156,13 @@ class SequenceObjective(UnitObjective):
         pooling: Pooling = model.heads[self.head].pooling  # type: ignore[assignment]
         return pooling
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of texts."""
-        return {"loss": size(batch)}
+    def of_texts(self, model: TransferModel, encoded: Encoding) -> Tensor:
+        """Return what the head says of each text, in float32, `[S, N]`."""
+        return self.read(model, encoded.pooled(self.head_pooling(model)))
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """Return what the head says, in float32, `[B, N]`."""
-        return self.read(model, encoded.pooled(self.head_pooling(model)))
+        """See `Objective`: what the head says, in float32, `[B, N]`."""
+        return self.of_texts(model, encoded)
 
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the outputs of the head; see `UnitObjective`."""

@@ -4,17 +4,15 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary.
 """
 
 import copy
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
-from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, above_zero, listed
-from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -23,6 +21,7 @@ from transfer_cli.objectives.language_model import HEAD, LanguageModel
 from transfer_cli.seeds import ExampleNoise
 
 
+@dataclass(eq=False, repr=False)
 class SourceDistillation(Objective):
     """tau^2 KL(p0 || p) of the next or masked tokens; p0 is the model at the start of the run.
 
@@ -38,12 +37,13 @@ class SourceDistillation(Objective):
         temperature: tau, above 0.
     """
 
-    def __init__(self, language_model: LanguageModel, temperature: float = 2.0) -> None:
-        above_zero("temperature", temperature)
-        self.language_model = language_model
-        self.temperature = temperature
-        self.direction = language_model.direction
-        self.keeps_tokens = language_model.keeps_tokens
+    language_model: LanguageModel
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        above_zero("temperature", self.temperature)
+        self.direction = self.language_model.direction
+        self.keeps_tokens = self.language_model.keeps_tokens
         self._source: TransferModel | None = None
 
     def setup(self, info: TaskInfo) -> None:
@@ -109,16 +109,6 @@ class SourceDistillation(Objective):
         divergence = F.kl_div(own_NV, source_NV, reduction="sum", log_target=True)
         # The gradient shrinks by tau^2 as logits are divided by tau (Hinton et al. 2015).
         return {"loss": self.temperature**2 * divergence}
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the loss, the divergence per position: 0 for unchanged predictions."""
-        return {"loss": float(totals["loss"]) / counts["loss"]}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss, without results of single examples."""
-        return (replace(LOSS, headline=True, per_example=False),)
 
     @property
     def _key(self) -> str:

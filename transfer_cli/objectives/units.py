@@ -11,10 +11,11 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch, size
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective
+from transfer_cli.objectives.answering import Answering
+from transfer_cli.objectives.base import Encoding
 
 
-class UnitObjective(Objective):
+class UnitObjective(Answering):
     """A loss of what a head says of each unit; others can be about the same (`OfMainHead`).
 
     By default units are examples, of which one label is said.

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from transfer_cli.batch import Batch
 from transfer_cli.errors import ConfigError, RunError
@@ -11,6 +12,7 @@ from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.language_model import LanguageModel
 
 
+@dataclass(eq=False, repr=False)
 class WithTeachers(Objective):
     """A loss that needs finished models beside the one that trains.
 
@@ -21,13 +23,13 @@ class WithTeachers(Objective):
         teachers: Runs, or published models; they have the run's own tokenizer.
     """
 
-    language_model: LanguageModel | None = None
+    teachers: tuple[str, ...]
+    language_model: LanguageModel | None = field(default=None, init=False)
     """Whose head is needed of a teacher; None: its backbone is all."""
 
-    def __init__(self, teachers: tuple[str, ...]) -> None:
-        if not teachers:
+    def __post_init__(self) -> None:
+        if not self.teachers:
             raise ValueError("teachers is empty; give one run or more: teachers=[RUN]")
-        self.teachers = teachers
         self.shapes: tuple[BackboneShape, ...] = ()
         """Of the teachers; none where the objective is not at work in a run."""
         self.key = "objective"

@@ -2,7 +2,7 @@
 
 A task reads, encodes and collates examples, turns the model's outputs into answers, and writes
 them. Its loss, head and measures belong to an objective that names the task (`Objective.task`).
-Data sources (`data.labelled.TaskData`) and `model.json` name the class of a task, as a config does.
+Data (`data.labelled.LabelledData`) and `model.json` name the class of a task, as a config does.
 
 A *row* passes through the model; an *example* is labelled by people and gets an answer. A long
 example may be several rows, its windows; any other is one row.
@@ -11,28 +11,39 @@ example may be several rows, its windows; any other is one row.
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_task import Truncate
-from transfer_cli.data.labelled import CLASSIFICATION, LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, listed
 
 Direction = Literal["causal", "bidirectional"]
+
+CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
+"""The task of models that name none and have labels."""
 
 Answer = Mapping[str, Any]
 """A model's answer to an example, as plain numbers and texts."""
 
 Rows = Mapping[int, Mapping[str, Any]]
 """Row number -> an objective's predictions for that row, by name, without the batch dimension."""
+
+
+DECIMALS = 6
+"""Decimals of a probability that is written."""
+
+MARGIN = 0.02
+"""How far above what answers reach that look at no text a measure is still no better."""
+
+CURE = "try another seed, another optimizer.lr or a longer run"
+"""What to do where nothing was learnt."""
 
 
 class Encoded(Dataset, Protocol):
@@ -88,6 +99,8 @@ class Task(ABC):
     """The head that depends on the labels; for a further loss `HEAD_LOSS`."""
     example: ClassVar[type]
     """The dataclass of an example. Its values are plain; sequences may be lists."""
+    files: ClassVar[str | None] = None
+    """The class of own files with answers (`tasks.sources.LabelledFiles`), as a config names it."""
     fields: ClassVar[tuple[str, ...]]
     """The keys that `predict` writes for an example, beside its texts."""
     columns: ClassVar[tuple[str, ...]] = ()
@@ -100,6 +113,8 @@ class Task(ABC):
     """Whether a long example becomes several rows; else there are as many rows as examples."""
     scores_answers: ClassVar[bool] = False
     """Whether `scores` has measures that are no sums over rows."""
+    combines: ClassVar[bool] = False
+    """Whether answers of several runs make one, by `combine`."""
     can_fail: ClassVar[bool] = False
     """Whether `failure` can tell that a run learnt nothing."""
 
@@ -120,13 +135,8 @@ class Task(ABC):
 
     # --- examples ---------------------------------------------------------------------------
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles] | None:
-        """Return the data source of own files with answers, or None."""
-        return None
-
-    def columns_of(self, names: Sequence[str], name: str) -> Chosen | None:
-        """Return which columns of `predict`'s input are read; None: those that are found in it.
+    def text_column(self, names: Sequence[str], name: str) -> str | None:
+        """Return which column of `predict`'s input is read; None: those that are found in it.
 
         Args:
             names: All columns, in order.
@@ -163,6 +173,38 @@ class Task(ABC):
     def labels_of(self, example: Any) -> Sequence[str]:
         """Return what people answered: its labels, for statistics."""
         return ()
+
+    def unlabelled(self, example: Any) -> Any:
+        """Return an example without its answer: by default without its `label`."""
+        return replace(example, label=None)
+
+    # --- training examples ------------------------------------------------------------------
+
+    def check(self, train: Sequence[Any], where: str) -> None:  # noqa: B027 - some learn anything
+        """Raise `DataError` unless something can be learnt from the training examples.
+
+        Args:
+            train: All of them, before some are held out.
+            where: The name of the data in messages.
+        """
+
+    def strata(self, examples: Sequence[Any]) -> Sequence[int]:
+        """Return the number of the stratum of each example, which splits are drawn from alike."""
+        return [0] * len(examples)
+
+    def group(self, example: Any) -> Hashable:
+        """Return what an example has in common with others, to be held out with them, or None."""
+        return None
+
+    def learnt_from(self, train: Sequence[Any], seed: int) -> Sequence[Any]:
+        """Return the training examples as they are learnt from: by default as they are."""
+        return train
+
+    def facts(self, train: Sequence[Any]) -> Mapping[str, Any]:
+        """Return values of fields that the training examples say, as JSON."""
+        return {}
+
+    # --- rows -------------------------------------------------------------------------------
 
     @abstractmethod
     def encode(
@@ -230,15 +272,33 @@ class Task(ABC):
     def check_combines(self, other: "Task", first: str, path: str) -> None:
         """Raise unless the answers of another run can be combined with those of this one.
 
+        They can if it has the same task, and the same labels in any order.
+
         Args:
             other: The task of the other run.
             first: The name of this run.
             path: The name of the other run.
 
         Raises:
-            CheckpointError: Always, unless a task can combine answers.
+            CheckpointError: They cannot.
         """
-        raise CheckpointError(f"run: answers of several runs on {self.name} cannot be combined")
+        if not self.combines:
+            raise CheckpointError(f"run: answers of several runs on {self.name} cannot be combined")
+        if other.name != self.name:
+            raise CheckpointError(
+                f"run: {path} is a run of {other.name}, and {first} one of {self.name}"
+            )
+        lacks = [label for label in self.labels if label not in other.labels]
+        beyond = [label for label in other.labels if label not in self.labels]
+        if lacks or beyond:
+            parts = [
+                f"{listed((repr(label[:80]) for label in labels), 5)} only in {where}"
+                for labels, where in ((lacks, first), (beyond, path))
+                if labels
+            ]
+            raise CheckpointError(
+                f"run: the labels differ, {' and '.join(parts)}; give runs with the same labels"
+            )
 
     def combine(self, answers: Sequence[tuple["Task", Answer]]) -> Answer:
         """Return one answer from those of several runs, each with its task."""
@@ -251,9 +311,9 @@ class Task(ABC):
         """
         return [answer["probabilities"] if "probabilities" in answer else [answer["value"]]]
 
-    @abstractmethod
     def written(self, answer: Answer) -> dict[str, Any]:
         """Return an answer as `predict` writes it in JSON: a value for each of `fields`."""
+        return dict(answer)
 
     @property
     def cell_names(self) -> tuple[str, ...]:
@@ -282,6 +342,45 @@ class Task(ABC):
     ) -> str | None:
         """Return why a run learnt nothing, from its scores on training examples, or None."""
         return None
+
+
+def mean_by_label(
+    labels: Sequence[str], parts: Sequence[tuple[Sequence[str], Sequence[float]]]
+) -> list[float]:
+    """Return the mean of several runs' numbers for each label, in the order of `labels`.
+
+    Args:
+        labels: The names.
+        parts: Each run's own order of the same names, and its numbers.
+    """
+    mean_C = np.zeros(len(labels))
+    for theirs, numbers in parts:
+        values_C = np.asarray(numbers, dtype=float)
+        if theirs != labels:
+            values_C = values_C[[theirs.index(label) for label in labels]]
+        mean_C += values_C / len(parts)
+    found: list[float] = mean_C.tolist()
+    return found
+
+
+def no_better(
+    measure: str, value: float, than: str, constant: float, cure: str = CURE
+) -> str | None:
+    """Return why nothing was learnt, where a measure is no better than a constant one, or None.
+
+    Args:
+        measure: Its name.
+        value: What a run reached on training examples.
+        than: How the constant is reached, such as "always answering X".
+        constant: What is reached so.
+        cure: What to do.
+    """
+    if value > constant + MARGIN:
+        return None
+    return (
+        f"training {measure} {100 * value:.1f} % is no better than {than} "
+        f"({100 * constant:.1f} %); {cure}"
+    )
 
 
 def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -> Task | None:

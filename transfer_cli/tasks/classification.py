@@ -7,14 +7,20 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.tasks import Table
-from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
-from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
+from transfer_cli.data.records import FEW_ROWS
+from transfer_cli.errors import DataError, listed
+from transfer_cli.tasks.base import (
+    DECIMALS,
+    Answer,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    mean_by_label,
+    no_better,
+)
 from transfer_cli.tasks.texts import TextsTask
 from transfer_cli.tasks.words import MOST_LABELS, right_by_words
-
-MARGIN = 0.02
-"""How far above the majority's share an accuracy still counts as the majority's."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +37,40 @@ class ClassificationTask(TextsTask):
     objective: ClassVar[str] = "classification"
     head: ClassVar[str] = "class"
     example: ClassVar[type] = Example
+    files: ClassVar[str | None] = "transfer_cli.tasks.table.Table"
     fields: ClassVar[tuple[str, ...]] = ("label", "probabilities")
     export_head: ClassVar[str | None] = "sequence_classification"
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
     judged_by: Literal["error_rate", "matthews", "f1"] = "error_rate"
 
-    @classmethod
-    def table(cls) -> type[Table]:
-        """See `Task`."""
-        return Table
-
     def labels_of(self, example: Example) -> Sequence[str]:
         """See `Task`."""
         return () if example.label is None else (self.labels[example.label],)
+
+    def check(self, train: Sequence[Example], where: str) -> None:
+        """See `Task`."""
+        labels = self.labels
+        if 2 * len(labels) > len(train) >= FEW_ROWS:
+            raise DataError(
+                f"{where}: {len(train):,} examples have {len(labels):,} different labels. Is that "
+                "the column of the label? Say data.text=COLUMN data.label=COLUMN; numbers are for "
+                "data=numbers objective=regression."
+            )
+        if len(labels) < 2:
+            raise DataError(
+                f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
+                "Name another label column."
+            )
+        found = {example.label for example in train}
+        missing = [repr(label) for number, label in enumerate(labels) if number not in found]
+        if missing:
+            raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
+
+    def strata(self, examples: Sequence[Example]) -> Sequence[int]:
+        """Return the label of each."""
+        return [example.label or 0 for example in examples]
 
     @classmethod
     def sample(cls) -> tuple["ClassificationTask", Sequence[Example]]:
@@ -66,10 +92,6 @@ class ClassificationTask(TextsTask):
         (found,) = rows.values()
         (expected,) = self.labels_of(data.examples[example]) or ("",)
         return Result(expected, self.labels[found["label"]], found["probability"])
-
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task, or with other labels; their order may differ."""
-        check_same_labels(self, other, first, path)
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities, in the order of our labels."""
@@ -109,12 +131,13 @@ class ClassificationTask(TextsTask):
         )
         if not given or "accuracy" not in measures:
             return None
-        share, accuracy = max(given) / sum(given), measures["accuracy"]
-        if accuracy > share + MARGIN or sum(count > 0 for count in given) < 2:
+        if sum(count > 0 for count in given) < 2:
             return None
-        return (
-            f"training accuracy {100 * accuracy:.1f} % is no better than always answering "
-            f"{self.labels[given.index(max(given))]} ({100 * share:.1f} %); "
+        return no_better(
+            "accuracy",
+            measures["accuracy"],
+            f"always answering {self.labels[given.index(max(given))]}",
+            max(given) / sum(given),
             "try another seed, a longer run or another optimizer.lr: left out, it is the one that "
-            "the preset brings, and transfer lr-find finetune ... suggests one"
+            "the preset brings, and transfer lr-find finetune ... suggests one",
         )

@@ -8,15 +8,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import Truncate
-from transfer_cli.data.labelled import Drawn, Example, LabelledData, Submission
+from transfer_cli.data.labelled import Example, LabelledData, Submission
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.regression.data import Numbered, problem_of, with_scale
-from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
+from transfer_cli.tasks.regression.task import NumberExample, RegressionTask, problem_of
+from transfer_cli.tasks.sources import Source
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ TASKS: Mapping[str, _Files] = {
 
 
 @dataclass(kw_only=True)
-class Glue(Drawn):
+class Glue(Source):
     """A data set of GLUE: labels for sentences or pairs, of STS-B numbers.
 
     Args:
@@ -100,29 +99,25 @@ class Glue(Drawn):
         bounds = None if self._files.labels else (0.0, 5.0)
         return Submission({"": files} if isinstance(files, str) else files, texts, bounds)
 
-    def strata(self, examples: Sequence[Any]) -> Sequence[int]:
-        """See `Drawn`."""
-        return (Drawn if self._files.labels else Numbered).strata(self, examples)
+    @property
+    def kind(self) -> str:
+        """See `TaskData`."""
+        return ClassificationTask.name if self._files.labels else RegressionTask.name
 
-    def check(self, train: Sequence[Any], labels: Sequence[str], where: str) -> None:
-        """See `Drawn`."""
-        (Drawn if self._files.labels else Numbered).check(self, train, labels, where)
-
-    def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`; `data_dir` changes nothing."""
+    def given(self, data_dir: Path) -> LabelledData:
+        """See `Source`; `data_dir` changes nothing."""
         folder = Path(self.folder).expanduser()
         paths = {split: folder / file for split, file in self._files.splits.items()}
         splits = {split: tuple(self._examples(path)) for split, path in paths.items()}
         empty = next((split for split, found in splits.items() if not found), None)
         if empty is not None:
             raise DataError(f"{paths[empty]} has no rows.")
-        labels = self._files.labels
-        if not labels:
+        labels, judge = self._files.labels, self._files.judged_by
+        if labels:
+            node = ClassificationTask.node(judged_by=judge, truncate=self.truncate)
+        else:
             node = RegressionTask.node(truncate=self.truncate)
-            data = LabelledData(self.task, (), splits, node, files=paths)
-            return with_scale(self._drawn(data, seed))
-        node = ClassificationTask.node(judged_by=self._files.judged_by, truncate=self.truncate)
-        return self._drawn(LabelledData(self.task, labels, splits, node, files=paths), seed)
+        return LabelledData(self.task, labels, splits, node, files=paths)
 
     def _examples(self, path: Path) -> Iterator[Example | NumberExample]:
         """Yield the examples of a file; how many rows were left out is logged."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transfer_cli.data.encoded_task import EncodedRows, Truncate, encode_texts
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.tasks.base import Direction, Task
 

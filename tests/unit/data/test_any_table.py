@@ -12,8 +12,8 @@ from transfer_cli.data.columns import Wanted, choose
 from transfer_cli.data.encodings import encoding_of
 from transfer_cli.data.labelled import INPUT, Example
 from transfer_cli.data.layout import Layout, delimiter_of, has_header
-from transfer_cli.data.tasks import Table
 from transfer_cli.errors import DataError
+from transfer_cli.tasks.table import Table
 
 TEXT = "the film was really good and bad , we liked it a lot ; but not an end"
 WORDS = TEXT.split()

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import altered, damaged, fuzz, memory_up_to
 from transfer_cli.data import packed, readers
-from transfer_cli.data.readers import MAX_COLUMNS, MAX_LABEL_CHARACTERS, MAX_LINE_BYTES
-from transfer_cli.data.tasks import Table, _read_trec
+from transfer_cli.data.readers import MAX_COLUMNS, MAX_LINE_BYTES
+from transfer_cli.data.records import MAX_LABEL_CHARACTERS, Record, label_of, text_of
 from transfer_cli.data.text_split import path_lines
 from transfer_cli.errors import DataError
+from transfer_cli.tasks.table import Table
+from transfer_cli.tasks.trec import _read
 
 PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 MIB = 2**20
@@ -62,8 +64,8 @@ def test_fuzz_tables(content, table_format, header):
     def read():
         lines = readers.sound_lines(readers.all_lines(io.BytesIO(content), "a"))
         for record in readers.table_records(lines, "a", table_format, header=header):
-            readers.text_of(record, "text" if header else "1", "a")
-            readers.label_of(record, "label" if header else "2", "a")
+            text_of(record, "text" if header else "1", "a")
+            label_of(record, "label" if header else "2", "a")
 
     tried(read)
 
@@ -101,7 +103,7 @@ def test_fuzz_trec(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("fuzz") / "train.label"
     path.write_bytes(content)
 
-    tried(lambda: list(_read_trec(path)))
+    tried(lambda: list(_read(path)))
 
 
 @pytest.mark.slow
@@ -205,7 +207,7 @@ def test_a_missing_column_among_thousands_is_said_in_a_short_line():
     columns = ",".join(f"c{number}" for number in range(MAX_COLUMNS))
     record = next(readers.table_records([(1, columns), (2, columns)], "a", "csv"))
 
-    assert "'c19' and 9,980 more" in refusal(lambda: readers.text_of(record, "text", "a"))
+    assert "'c19' and 9,980 more" in refusal(lambda: text_of(record, "text", "a"))
 
 
 @pytest.mark.parametrize(("name", "table_format"), [("text", "jsonl"), ("label", "jsonl")])
@@ -222,24 +224,22 @@ def test_two_values_of_one_name_are_refused(name, table_format):
 
 @pytest.mark.parametrize("label", ["=cmd|' /C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\u202etext"])
 def test_a_label_that_a_spreadsheet_would_run_is_text(label):
-    record = readers.Record(1, {"label": label})
+    record = Record(1, {"label": label})
 
-    assert readers.label_of(record, "label", "a") == label
+    assert label_of(record, "label", "a") == label
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_label_that_is_no_number_is_refused(value):
     record = next(readers.table_records([(1, f'{{"label": {value}}}')], "a", "jsonl"))
 
-    assert "Leave rows without a label out" in refusal(
-        lambda: readers.label_of(record, "label", "a")
-    )
+    assert "Leave rows without a label out" in refusal(lambda: label_of(record, "label", "a"))
 
 
 def test_a_label_that_is_a_text_is_refused():
-    record = readers.Record(3, {"label": "x" * (MAX_LABEL_CHARACTERS + 1)})
+    record = Record(3, {"label": "x" * (MAX_LABEL_CHARACTERS + 1)})
 
-    assert refusal(lambda: readers.label_of(record, "label", "a")) == (
+    assert refusal(lambda: label_of(record, "label", "a")) == (
         "a, line 3: the label in 'label' has 1,001 characters, the most is 1,000. Is it the text?"
     )
 

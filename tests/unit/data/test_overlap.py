@@ -7,7 +7,9 @@ import pytest
 from transfer_cli.data import overlap
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.overlap import say_overlap
-from transfer_cli.data.tasks import SampleQuestions, Table
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.table import Table
 
 
 def examples(*texts, pair=None):
@@ -17,7 +19,7 @@ def examples(*texts, pair=None):
 def said(caplog, **splits):
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        say_overlap(splits, "here", SampleQuestions().texts)
+        say_overlap(splits, "here", ClassificationTask().texts)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
@@ -65,7 +67,7 @@ def test_one_table_under_two_names_is_warned_of(tmp_path, caplog, way):
 
 def test_the_sample_has_no_text_in_two_splits(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        SampleQuestions().load(tmp_path, 0)
+        Sample("questions").load(tmp_path, 0)
 
     assert not caplog.records
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.data import readers
+from transfer_cli.data.records import Record, label_of, text_of
 from transfer_cli.data.text_split import path_lines
 from transfer_cli.errors import DataError
 
@@ -214,7 +215,7 @@ def test_a_missing_column_is_named_with_those_that_there_are(write):
     with pytest.raises(
         DataError, match=r"no column 'questions'; there are 'question', 'label'\. D"
     ):
-        readers.text_of(record, "questions", "a.csv")
+        text_of(record, "questions", "a.csv")
 
 
 def test_a_value_longer_than_the_default_limit_of_csv_is_read(write):
@@ -225,12 +226,12 @@ def test_a_value_longer_than_the_default_limit_of_csv_is_read(write):
     ("value", "label"), [("x ", "x"), (1, "1"), (True, "true"), (1.5, "1.5"), ("ü", "ü")]
 )
 def test_labels_are_strings(value, label):
-    assert readers.label_of(readers.Record(1, {"label": value}), "label", "a") == label
+    assert label_of(Record(1, {"label": value}), "label", "a") == label
 
 
 def test_an_empty_label_is_refused():
     with pytest.raises(DataError, match="a, line 9: the label in 'label' is empty"):
-        readers.label_of(readers.Record(9, {"label": " "}), "label", "a")
+        label_of(Record(9, {"label": " "}), "label", "a")
 
 
 @pytest.mark.parametrize(

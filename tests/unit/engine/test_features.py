@@ -213,7 +213,7 @@ def test_examples_of_several_texts_have_features_as_well(kept):
 
     for indices in micro_batches(np.random.default_rng(0).permutation(20), 6):
         found, expected = (
-            objective.logits(model, view, Encoding(model, view))
+            objective.outputs(model, view, Encoding(model, view))
             for view in (features.batch(indices), data.batch(indices))
         )
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -31,7 +31,7 @@ def asked(request):
     randomize(model)
 
     def logits(*examples):
-        return objective.logits(model, *batched(model, *examples))
+        return objective.outputs(model, *batched(model, *examples))
 
     return objective, model, logits
 
@@ -94,7 +94,7 @@ def test_a_missing_choice_is_not_among_the_statistics_of_a_batch_norm():
     backbone = Backbone(tiny.shape(direction="bidirectional", positions=32), TOKENIZER.size)
     model = TransferModel(backbone, objective.modules(backbone)).train()
 
-    objective.logits(model, *batched(model, TWO, FOUR))
+    objective.outputs(model, *batched(model, TWO, FOUR))
 
     batch, encoded = batched(model, TWO, FOUR)
     real = batch["mask"].any(-1).flatten()

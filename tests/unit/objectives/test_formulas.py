@@ -20,10 +20,10 @@ from transfer_cli.model.heads import pool
 from transfer_cli.model.norms import RMSNorm, RMSNormOfUnitOffset
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.classification import Classification, highest_learnt_from, tallies
+from transfer_cli.objectives.classification import Classification, highest_learnt_from
 from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.replaced_tokens import area_under_curve, entropy
-from transfer_cli.tasks.choice.objective import tallies as choice_tallies
+from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.multilabel.objective import Multilabel
 from transfer_cli.tasks.regression.objective import Regression
@@ -130,6 +130,7 @@ ANSWERS = torch.tensor([[[0.3, 0.9], [0, 0], [1, 2], [4, 3], [2, 5], [0.5, 1]]])
 TWO = TABLE[:2, :2] + [[3, 0], [1, 2]]
 LOGITS = torch.tensor([[2.0, 1.0, -1.0], [0.5, 0.7, 0.5], [-torch.inf, 1.0, 3.0]])
 CHOSEN = torch.tensor([1, 2, 2])
+CHOICES = MultipleChoice().tallies(LOGITS, {"label": CHOSEN})
 
 FORMULAS = {
     # measures
@@ -150,13 +151,16 @@ FORMULAS = {
         measured("f1", TWO)["f1"], 2 * TWO[1, 1] / (TWO[1].sum() + TWO[:, 1].sum()),
     ),
     "confusion": lambda: (
-        tallies(torch.tensor(np.eye(3)[SAID]), torch.tensor(GIVEN))["confusion"], TABLE,
+        Classification().tallies(torch.tensor(np.eye(3)[SAID]), {"label": torch.tensor(GIVEN)})[
+            "confusion"
+        ],
+        TABLE,
     ),
-    "hits of choices": lambda: (choice_tallies(LOGITS, CHOSEN)["hits"], 0 + 0 + 1),
-    "ranks of choices": lambda: (choice_tallies(LOGITS, CHOSEN)["ranks"], 2 + 2.5 + 1),
-    "guesses of choices": lambda: (choice_tallies(LOGITS, CHOSEN)["guessed"], 2 / 3 + 1 / 2),
+    "hits of choices": lambda: (CHOICES["accuracy"], 0 + 0 + 1),
+    "ranks of choices": lambda: (CHOICES["mean_rank"], 2 + 2.5 + 1),
+    "guesses of choices": lambda: (CHOICES["chance"], 2 / 3 + 1 / 2),
     "loss of choices": lambda: (
-        choice_tallies(LOGITS[:2], CHOSEN[:2])["loss"],
+        MultipleChoice().tallies(LOGITS[:2], {"label": CHOSEN[:2]})["loss"],
         -math.log(softmax([2, 1, -1])[1]) - math.log(softmax([0.5, 0.7, 0.5])[2]),
     ),
     "area": lambda: (
@@ -211,10 +215,10 @@ FORMULAS = {
          for (p, q), (a, b) in zip(PAIRS, ENDS, strict=True)],
     ),
     "score of no answer": lambda: (
-        spans(null_threshold=1.5).best(ANSWERS, WINDOW)["null"], [0.3 + 0.9 - 1.5],
+        spans(null_threshold=1.5).answers(ANSWERS, WINDOW)["null"], [0.3 + 0.9 - 1.5],
     ),
     "scores of answers": lambda: (
-        spans(longest_answer=2).best(ANSWERS, WINDOW)["score"], [[4 + 5, 2 + 5, 4 + 3]],
+        spans(longest_answer=2).answers(ANSWERS, WINDOW)["score"], [[4 + 5, 2 + 5, 4 + 3]],
     ),
     # a piece 49 from the end of a window of 300 and 50 from the start of one of 150
     "share of the length": lambda: (owned_pieces(350, 300, [0, 200]), [(0, 251), (251, 350)]),

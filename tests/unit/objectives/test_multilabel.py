@@ -26,8 +26,7 @@ def bound(task=TASK, **options):
 
 def measured(logits, batch=BATCH, task=TASK):
     objective = bound(task)
-    objective.outputs = lambda *_: logits
-    totals = objective.metric_sums(None, batch, None)
+    totals = objective.tallies(logits, batch)
     counts = {"loss": logits.numel()}
     return objective.compute_metrics(totals, counts, TextStats())
 
@@ -63,12 +62,10 @@ def test_measures_of_random_answers_are_those_of_their_definition():
 def test_what_is_said_of_each_text_has_the_probability_of_all_its_decisions():
     objective = bound(thresholds="fit")
     logits = torch.tensor([[2.0, -1.0, 3.0], [-1.0, -2.0, -3.0], [0.5, 1.0, -1.0]])
-    objective.outputs = lambda *_: logits
-    batch = {**BATCH, "index": torch.arange(3)}
 
-    before = objective.example_results(None, batch, None).predicted
+    before = objective.results(logits, BATCH)
     objective.info = replace(objective.info, task=replace(TASK, fitted={"thresholds": [0.5] * 3}))
-    after = objective.example_results(None, batch, None).predicted
+    after = objective.results(logits, BATCH)
 
     assert after["said"].tolist() == [[2, 0], [-1, -1], [1, 0]]
     share = logits.sigmoid()
@@ -81,7 +78,7 @@ def test_what_is_said_of_each_text_has_the_probability_of_all_its_decisions():
 def test_the_loss_is_the_cross_entropy_of_each_decision():
     logits = torch.tensor([[0.0, 1.0, -2.0]] * 3)
 
-    losses = bound().losses(logits, BATCH)
+    losses = bound().decision_losses(logits, BATCH)
 
     share = logits.sigmoid()
     expected = -(GIVEN * share.log() + (1 - GIVEN) * (1 - share).log())
@@ -89,8 +86,12 @@ def test_the_loss_is_the_cross_entropy_of_each_decision():
 
 
 def test_balanced_labels_weigh_their_examples_by_how_rare_they_are():
-    losses = bound(pos_weight="balanced").losses(torch.zeros(3, 3), {"labels": BATCH["labels"]})
-    rare = bound(pos_weight="balanced").losses(torch.zeros(1, 3), {"labels": torch.tensor([[2]])})
+    losses = bound(pos_weight="balanced").decision_losses(
+        torch.zeros(3, 3), {"labels": BATCH["labels"]}
+    )
+    rare = bound(pos_weight="balanced").decision_losses(
+        torch.zeros(1, 3), {"labels": torch.tensor([[2]])}
+    )
 
     half = math.log(2)
     assert losses[0].tolist() == pytest.approx([half, 4 * half, half])

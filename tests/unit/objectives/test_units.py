@@ -173,7 +173,7 @@ def test_a_word_that_the_copy_lacks_is_left_out_of_sum_and_count():
     both_BT = (plain["word"] != IGNORE) & view["mask_copy"]
     copy = {**plain, "tokens": view["tokens_copy"], "mask": view["mask_copy"]}
     first_NC, second_NC = (
-        objective.main.logits(model, Encoding(model, each))[both_BT].log_softmax(1)
+        objective.main.outputs(model, each, Encoding(model, each))[both_BT].log_softmax(1)
         for each in (plain, copy)
     )
 

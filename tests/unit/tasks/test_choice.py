@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from transfer_cli.data import sample
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import CheckpointError, DataError
-from transfer_cli.tasks.choice.data import Choices, SampleChoices
 from transfer_cli.tasks.choice.readers import read_examples
-from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
+from transfer_cli.tasks.choice.task import ChoiceExample, Choices, ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.samples import Sample
 
 TASK = ChoiceTask()
 
@@ -144,17 +144,6 @@ def test_stories_count_their_endings_from_one(tmp_path):
         read_examples(path, "auto")
 
 
-def test_few_labels_are_part_of_more_and_leave_validation_as_it_is(tmp_path):
-    many = [{**GOOD, "context": f"text {n}"} for n in range(40)]
-    path = str(lines(tmp_path / "a.jsonl", *many))
-    few, more = (Choices(train=path, labelled=n).load(tmp_path, 0).splits for n in (5, 20))
-
-    assert len(few["train"]) == 5
-    assert {each.context for each in few["train"]} < {each.context for each in more["train"]}
-    assert few["validation"] == more["validation"]
-    assert len(few["validation"]) == 4
-
-
 # --- rows of tokens ----------------------------------------------------------------------------
 
 
@@ -230,17 +219,17 @@ def test_a_run_no_better_than_a_guess_has_failed(accuracy, learnt):
 def test_questions_of_any_row_format_can_be_asked_without_an_answer():
     record = Record(3, {"sent1": "He", "sent2": "She", **{f"ending{n}": str(n) for n in range(4)}})
 
-    assert TASK.columns_of(list(record.fields), "x").text == "sent1"
+    assert TASK.text_column(list(record.fields), "x") == "sent1"
     assert TASK.read(record, "sent1", None, "x") == ChoiceExample("He", ["0", "1", "2", "3"], "She")
     with pytest.raises(DataError, match="x: the columns 'text' are those of no format"):
-        TASK.columns_of(["text"], "x")
+        TASK.text_column(["text"], "x")
 
 
 # --- the sample --------------------------------------------------------------------------------
 
 
 def test_the_sample_gives_nothing_away():
-    data = SampleChoices().load(None, 0)
+    data = Sample("choices").load(None, 0)
 
     assert {name: len(found) for name, found in data.splits.items()} == {
         "train": 144, "validation": 96, "test": 288,
@@ -252,6 +241,6 @@ def test_the_sample_gives_nothing_away():
         first = np.mean([each.label == 0 for each in examples])
         assert first == pytest.approx(np.mean(1 / counts), abs=0.12)
         assert name == "train" or not known & {each.context for each in examples}
-    again = [replace(each, label=None) for each in SampleChoices().load(None, 1).splits["test"]]
+    again = [replace(each, label=None) for each in Sample("choices").load(None, 1).splits["test"]]
     assert again == [replace(each, label=None) for each in data.splits["test"]]
     assert sample.choices(1) != sample.choices(0)

@@ -23,7 +23,7 @@ def test_a_model_of_before_has_labels_alone():
 @pytest.mark.parametrize(
     "target",
     [
-        "transfer_cli.tasks.classification.Clasification", "transfer_cli.data.tasks.Trec",
+        "transfer_cli.tasks.classification.Clasification", "transfer_cli.tasks.trec.Trec",
         "os.system",
     ],
 )  # fmt: skip

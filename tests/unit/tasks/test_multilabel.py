@@ -6,11 +6,17 @@ import json
 import numpy as np
 import pytest
 
-from transfer_cli.data.tasks import Table, joined_by
+from transfer_cli.data.label_names import joined_by
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.multilabel.data import LabelsTable, SampleLabels
-from transfer_cli.tasks.multilabel.task import LabelsExample, MultilabelTask, best_threshold
+from transfer_cli.tasks.multilabel.task import (
+    LabelsExample,
+    LabelsTable,
+    MultilabelTask,
+    best_threshold,
+)
+from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.table import Table
 
 TASK = MultilabelTask(("a", "b", "c"))
 FITTED = MultilabelTask(("a", "b", "c"), fitted={"thresholds": [0.9, 0.5, 0.1]})
@@ -163,13 +169,6 @@ def test_a_split_has_its_share_of_the_rarest_labels(load):
     assert {label for each in held_out["train"] for label in each.label} == {0, 1, 2, 3}
 
 
-def test_few_labels_are_part_of_more(load):
-    few, more = load(*ROWS, labelled=8), load(*ROWS, labelled=40)
-
-    assert set(few.splits["train"]) < set(more.splits["train"])
-    assert few.splits["validation"] == more.splits["validation"]
-
-
 @pytest.mark.parametrize("header", ["id,review,tags", "id,review,what"])
 def test_the_column_of_labels_is_found(load, header):
     rows = (f"{n},a longer text no {n} of it,{SETS[n % 5]}" for n in range(100))
@@ -210,7 +209,7 @@ def test_very_many_labels_are_refused(load):
 
 
 def test_the_sample_has_each_label_and_texts_without_any():
-    for examples in SampleLabels().load(None, 0).splits.values():
+    for examples in Sample("labels").load(None, 0).splits.values():
         count = [sum(at in each.label for each in examples) for at in range(4)]
         assert count == [len(examples) // 3] * 4
         assert sum(each.label == () for each in examples) == len(examples) // 6

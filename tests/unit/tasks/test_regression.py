@@ -5,13 +5,14 @@ import pytest
 
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.regression.data import NumberTable, SampleNumbers
 from transfer_cli.tasks.regression.task import (
     NumberExample,
+    NumberTable,
     RegressionTask,
     average_ranks,
     correlation,
 )
+from transfer_cli.tasks.samples import Sample
 
 TASK = RegressionTask(mean=2.0, scale=0.5)
 
@@ -112,13 +113,6 @@ def test_each_fifth_of_the_numbers_loses_as_many_rows(load):
     assert fifths.tolist() == [4, 4, 4, 4, 4]
 
 
-def test_few_labels_are_part_of_more_and_leave_validation_as_it_is(load):
-    few, more = load(*ROWS, labelled=10), load(*ROWS, labelled=40)
-
-    assert set(few.splits["train"]) < set(more.splits["train"])
-    assert few.splits["validation"] == more.splits["validation"]
-
-
 def test_the_column_of_numbers_is_found(load):
     data = load(*(f"{n},text no {n} of it,{n / 7}" for n in range(50)), header="id,review,rating")
 
@@ -160,7 +154,7 @@ def test_numbers_that_are_all_equal_teach_nothing(load):
 
 
 def test_the_sample_has_as_much_of_each_size():
-    data = SampleNumbers().load(None, 0)
+    data = Sample("numbers").load(None, 0)
 
     for examples in data.splits.values():
         assert set(np.bincount([int(each.value) for each in examples])) == {len(examples) // 6}

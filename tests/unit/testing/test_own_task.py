@@ -69,14 +69,6 @@ def test_every_word_has_its_tag_in_exactly_one_window(tagging, tokenizer, direct
         assert (result.expected, result.score) == (result.predicted, 1)
 
 
-def test_names_are_found_as_conlleval_does(tagging):
-    assert tagging.spans(["B-A", "I-A", "O", "B-B", "B-B", "I-C"]) == {
-        ("A", 0, 2), ("B", 3, 4), ("B", 4, 5), ("C", 5, 6),
-    }  # fmt: skip
-    assert tagging.spans(["I-A", "I-A"]) == {("A", 0, 2)}
-    assert tagging.spans(["O"]) == set()
-
-
 def test_the_f1_is_of_whole_sentences(tagging, tokenizer):
     task = tagging.Tagging(("O", "B-CITY", "I-CITY"))
     examples = [tagging.Sentence(WORDS, ["B-CITY", *["I-CITY"] * 11])]
@@ -85,5 +77,5 @@ def test_the_f1_is_of_whole_sentences(tagging, tokenizer):
     said = {row: {"tags": target.tolist()} for row, target in enumerate(target_RT)}
 
     assert task.scores(data, {0: said}) == {"span_f1": 1.0}
-    said[1]["tags"][data.first[1][0]] = 0
+    said[1]["tags"][data.read_at[1][0]] = 0
     assert task.scores(data, {0: said}) == {"span_f1": 0.0}

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data.readers import Record, read_table, text_of
+from transfer_cli.data.readers import read_table
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError
 
 Span = tuple[int, int]

@@ -28,7 +28,8 @@ from transfer_cli.assembly.datasets import direction_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.tasks.tagging.task import TagExample, TaggingTask
+from transfer_cli.tasks.tagging.readers import TagExample
+from transfer_cli.tasks.tagging.task import TaggingTask
 
 
 class EdgeProbes(Analysis):

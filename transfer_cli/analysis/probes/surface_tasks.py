@@ -14,7 +14,8 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.tagging.task import TagExample, TaggingTask
+from transfer_cli.tasks.tagging.readers import TagExample
+from transfer_cli.tasks.tagging.task import TaggingTask
 
 SurfaceTask = Literal["length", "content", "position"]
 SURFACE_TASKS = get_args(SurfaceTask)

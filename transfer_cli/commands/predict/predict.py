@@ -18,7 +18,7 @@ from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data import any_table, readers
 from transfer_cli.data.any_table import OpenTable, Skipped
-from transfer_cli.data.columns import ANY, Chosen, Wanted
+from transfer_cli.data.columns import ANY, LABEL, Chosen, Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import SHEET_FORMATS, OnError
@@ -171,8 +171,8 @@ def _wanted(
 def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
     """Return the columns to read: those that were typed, now or for training, else the task's."""
     is_typed = (asked.text or own.text) in table.names
-    found = None if is_typed else task.columns_of(table.names, table.name)
-    return found or table.columns(asked, own)
+    column = None if is_typed else task.text_column(table.names, table.name)
+    return table.columns(asked, own) if column is None else Chosen(column, None, LABEL)
 
 
 def _path(config: DictConfig, submission: Submission | None) -> str:

@@ -21,7 +21,8 @@ from transfer_cli.data.any_table import OpenTable
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.readers import OnError, Record
+from transfer_cli.data.readers import OnError
+from transfer_cli.data.records import Record
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 

@@ -45,7 +45,7 @@ class WordAsker:
         self._allowed_V = trained.start.prompt_layout.allowed_tokens()
         self._allowed_V[sorted(self._tokenizer.special)] = False
         if among is not None:
-            known = [self._tokens_of(word) for word in among]
+            known = [self._tokenizer.encode_within(word) for word in among]
             single = [tokens[0] for tokens in known if len(tokens) == 1]
             if not single:
                 raise ConfigError("data.among: no word of it is one token of this model")
@@ -88,7 +88,7 @@ class WordAsker:
         else:
             text = f"{self._spaced_gap(example)}{example.after}"
             tokens = encode_with_gaps(text, self._tokenizer, self._trained.start.around)
-            asked = self._tokens_of(example.answer)
+            asked = self._tokenizer.encode_within(example.answer)
             row = Gap(tokens, tokens.index(self._tokenizer.mask), asked)
         positions = self._trained.start.description.shape.positions
         if len(row.tokens) > positions:
@@ -106,12 +106,6 @@ class WordAsker:
 
     def _spaced_gap(self, example: ClozeExample) -> str:
         return f"{example.before} {GAP}" if example.before else GAP
-
-    def _tokens_of(self, word: str) -> list[int]:
-        """Return the tokens of a word within a text."""
-        before = self._tokenizer.encode("a")
-        tokens = self._tokenizer.encode(f"a {word}")
-        return tokens[len(before) :] if tokens[: len(before)] == before else tokens
 
 
 def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:

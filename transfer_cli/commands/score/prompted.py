@@ -31,12 +31,10 @@ from transfer_cli.metrics import Metric, wilson_interval
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.classification import tallies as tallies_of_labels
 from transfer_cli.progress import progress
 from transfer_cli.runs.items import Item, shortened
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.choice.objective import MultipleChoice
-from transfer_cli.tasks.choice.objective import tallies as tallies_of_choices
 
 SHOWN = 5
 """Labels of which it is told how often they were said."""
@@ -241,12 +239,9 @@ def _measures(
         # A share of exactly 0 stays the least likely of those that are there.
         logits_BC[row, : len(shares_C)] = torch.from_numpy(shares_C).clamp(min=1e-300).log()
     label_B = torch.from_numpy(labels_B)
-    objective: Classification | MultipleChoice
-    if task.name == "choice":
-        objective, totals = MultipleChoice(), tallies_of_choices(logits_BC, label_B)
-    else:
-        objective, totals = Classification(), tallies_of_labels(logits_BC, label_B)
+    objective = MultipleChoice() if task.name == "choice" else Classification()
     objective.setup(TaskInfo(None, task.labels, task=task))  # type: ignore[arg-type]
+    totals = objective.tallies(logits_BC, {"label": label_B})
     measures = objective.compute_metrics(totals, {"loss": len(labels_B)}, TextStats())
     return measures, objective.tables(totals), objective.declared_metrics()
 

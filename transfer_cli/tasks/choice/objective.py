@@ -3,7 +3,7 @@
 Legend: B batch, C choices, S sequences that are there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -11,11 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch, real_sequences
-from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.sequence import SequenceObjective
+
+CHANCE = Metric("chance", higher_is_better=True, unit="fraction")
+"""The accuracy of a guess, which stands beside the run's."""
+
+MEAN_RANK = Metric("mean_rank", higher_is_better=False)
+"""Of the right choices, from 1."""
 
 
 class MultipleChoice(SequenceObjective):
@@ -29,7 +34,14 @@ class MultipleChoice(SequenceObjective):
     problem_type: ClassVar[str | None] = None
     num_outputs = 1
 
-    def logits(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", higher_is_better=True, unit="fraction", headline=True, per_example=True),
+        CHANCE,
+        MEAN_RANK,
+        LOSS,
+    )
+
+    def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the number of each choice, `[B, C]` in float32; -inf where there is none."""
         # What stands in for a missing choice must not even reach the statistics of a batch norm.
         real_S = real_sequences(batch)
@@ -40,81 +52,34 @@ class MultipleChoice(SequenceObjective):
             said_S.new_full((shape.numel(),), -torch.inf).index_copy(0, real_S, said_S).view(shape)
         )
 
-    def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """See `SequenceObjective`."""
-        return self.logits(model, batch, encoded)
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each right choice."""
+        return F.cross_entropy(outputs, batch["label"], reduction="none")
 
-    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the right choices."""
-        logits_BC = self.logits(model, batch, encoded)
-        return {"loss": F.cross_entropy(logits_BC, batch["label"], reduction="sum")}
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return hits, those of a guess, the ranks of the right choices, and the summed loss."""
+        hit_B, rank_B = hits_and_ranks(outputs, batch["label"])
+        return {
+            "accuracy": hit_B.sum(),
+            "chance": (1 / outputs.isfinite().sum(1).clamp(min=1)).sum(),
+            "mean_rank": rank_B.sum(),
+            "loss": F.cross_entropy(outputs, batch["label"], reduction="sum"),
+        }
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
-        """Return the summed loss, hits, ranks of the right choices, and hits of a guess."""
-        return tallies(self.logits(model, batch, encoded), batch["label"])
-
-    def predictions(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each choice's probability, `probabilities` `[B, C]`; 0 where there is none."""
-        return {"probabilities": self.logits(model, batch, encoded).softmax(1)}
+        return {"probabilities": outputs.softmax(1)}
 
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each example's cross-entropy, its likeliest choice, and how right that is."""
-        logits_BC, label_B = self.logits(model, batch, encoded), batch["label"]
-        hit_B, _ = hits_and_ranks(logits_BC, label_B)
-        return ExampleResults(
-            loss=F.cross_entropy(logits_BC, label_B, reduction="none"),
-            targets=torch.ones_like(label_B),
-            predicted={
-                "label": logits_BC.argmax(1),
-                "probability": logits_BC.softmax(1).amax(1),
-                "right": hit_B,
-            },
-        )
+    def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return each example's likeliest choice, and how right that is."""
+        hit_B, _ = hits_and_ranks(outputs, batch["label"])
+        share_B = outputs.softmax(1).amax(1)
+        return {"label": outputs.argmax(1), "probability": share_B, "right": hit_B}
 
-    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return the tokens of all choices, the number of the right one and of the likeliest."""
-        said_B = self.logits(model, batch, encoded).argmax(1).tolist()
-        return [
-            Sample(tokens[mask].tolist(), str(wanted), str(said))
-            for tokens, mask, wanted, said in zip(
-                batch["tokens"], batch["mask"], batch["label"].tolist(), said_B, strict=True
-            )
-        ]
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return accuracy, that of a guess, the mean rank from 1, and the loss."""
-        names = {"accuracy": "hits", "chance": "guessed", "mean_rank": "ranks", "loss": "loss"}
-        return {said: float(totals[name]) / counts["loss"] for said, name in names.items()}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics; the accuracy of a guess stands beside the run's."""
-        return (
-            Metric(
-                "accuracy", higher_is_better=True, unit="fraction", headline=True, per_example=True
-            ),
-            Metric("chance", higher_is_better=True, unit="fraction"),
-            Metric("mean_rank", higher_is_better=False),
-            LOSS,
-        )
-
-
-def tallies(logits_BC: Tensor, label_B: Tensor) -> dict[str, Tensor]:
-    """Return the summed loss, hits, ranks of the right choices, and hits of a guess."""
-    hit_B, rank_B = hits_and_ranks(logits_BC, label_B)
-    return {
-        "loss": F.cross_entropy(logits_BC, label_B, reduction="sum"),
-        "hits": hit_B.sum(),
-        "ranks": rank_B.sum(),
-        "guessed": (1 / logits_BC.isfinite().sum(1).clamp(min=1)).sum(),
-    }
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        """Return the number of the right choice and of the likeliest."""
+        both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
+        return [(str(wanted), str(said)) for wanted, said in both]
 
 
 def hits_and_ranks(logits_BC: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,14 +11,31 @@ from pathlib import Path
 from transfer_cli.data import any_table, readers
 from transfer_cli.data.columns import ANY, other_data
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
-from transfer_cli.tasks.choice.task import ChoiceExample
 
 _CONNECTIVES = {"cause": "because", "effect": "so"}
 _BLANK = "_"
 """Stands in a question of RACE where the answer goes."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class ChoiceExample:
+    """A context, what stands before each choice ("" for nothing), the choices, and the right one.
+
+    Choices and the number of the right one count from 0.
+    """
+
+    context: str
+    choices: Sequence[str]
+    question: str = ""
+    label: int | None = None
+
+    def endings(self) -> Iterator[str]:
+        """Yield what follows the context, choice by choice."""
+        for choice in self.choices:
+            yield f"{self.question} {choice}" if self.question else choice
 
 
 @dataclass(frozen=True)

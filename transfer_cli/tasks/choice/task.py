@@ -1,43 +1,30 @@
 """The record of the task: its examples, its answers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import Truncate, encode_texts
-from transfer_cli.data.labelled import Example, LabelledFiles
-from transfer_cli.data.readers import Record
+from transfer_cli.data.labelled import Example
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-
-DECIMALS = 6
-"""Decimals of a probability."""
-
-MARGIN = 0.02
-"""How far above chance an accuracy still counts as guessed."""
-
-
-@dataclass(frozen=True, slots=True)  # there may be millions
-class ChoiceExample:
-    """A context, what stands before each choice ("" for nothing), the choices, and the right one.
-
-    Choices and the number of the right one count from 0.
-    """
-
-    context: str
-    choices: Sequence[str]
-    question: str = ""
-    label: int | None = None
-
-    def endings(self) -> Iterator[str]:
-        """Yield what follows the context, choice by choice."""
-        for choice in self.choices:
-            yield f"{self.question} {choice}" if self.question else choice
+from transfer_cli.errors import one_of
+from transfer_cli.tasks.base import (
+    DECIMALS,
+    Answer,
+    Direction,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    no_better,
+)
+from transfer_cli.tasks.choice.readers import FORMATS, ChoiceExample, read_examples, row_format
+from transfer_cli.tasks.sources import LabelledFiles
 
 
 @dataclass(frozen=True)
@@ -48,32 +35,21 @@ class ChoiceTask(Task):
     objective: ClassVar[str] = "choice"
     head: ClassVar[str] = "class"
     example: ClassVar[type] = ChoiceExample
+    files: ClassVar[str | None] = f"{__name__}.Choices"
     fields: ClassVar[tuple[str, ...]] = ("label", "answer", "probabilities")
     expected: ClassVar[str] = "right choice"
     export_head: ClassVar[str | None] = "multiple_choice"
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
     measure: ClassVar[str] = "accuracy"
     """What its objective calls the share of right answers."""
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles]:
+    def text_column(self, names: Sequence[str], name: str) -> str:
         """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.choice.data import Choices
-
-        return Choices
-
-    def columns_of(self, names: Sequence[str], name: str) -> Chosen:
-        """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.choice.readers import row_format
-
-        return Chosen(row_format(names, name).context, None, "label")
+        return row_format(names, name).context
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> ChoiceExample:
         """See `Task`; the record is a row of any format that has one question a row."""
-        from transfer_cli.tasks.choice.readers import row_format
-
         return row_format(tuple(record.fields), name, record.line).read(record, name)
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
@@ -131,13 +107,6 @@ class ChoiceTask(Task):
         said = data.examples[example].choices[found["label"]]
         return Result(expected, said, found["probability"], found["right"])
 
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task."""
-        if not isinstance(other, ChoiceTask):
-            raise CheckpointError(
-                f"run: {path} is a run of {other.name}, and {first} one of {self.name}"
-            )
-
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities."""
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
@@ -158,10 +127,27 @@ class ChoiceTask(Task):
     ) -> str | None:
         """Return why nothing was learnt: a guess is right as often."""
         accuracy, chance = measures.get(self.measure, 1.0), measures.get("chance", 0.0)
-        if accuracy > chance + MARGIN:
-            return None
-        return (
-            f"training {self.measure} {100 * accuracy:.1f} % is no better than a guess among the "
-            f"choices ({100 * chance:.1f} %); try another seed, another optimizer.lr or a longer "
-            "run"
-        )
+        return no_better(self.measure, accuracy, "a guess among the choices", chance)
+
+
+@dataclass(kw_only=True)
+class Choices(LabelledFiles):
+    """Own questions with choices, or those of a public data set; see `readers`.
+
+    Each file may be a folder of RACE.
+
+    Args:
+        format: What is in the files; auto: told by their columns.
+    """
+
+    task: ClassVar[type[Task]] = ChoiceTask
+
+    format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("format", self.format, FORMATS, ValueError)
+
+    def read(self, path: Path) -> list[ChoiceExample]:
+        """See `LabelledFiles`."""
+        return read_examples(path, self.format)

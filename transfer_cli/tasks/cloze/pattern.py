@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from transfer_cli.data.encoded_task import Truncate, check_kept, kept
+from transfer_cli.data.encoded_task import Truncate, check_kept, in_portions, kept
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, listed, nearest
-from transfer_cli.progress import progress
 
 _FIELD = re.compile(r"\{(\w*)\}")
 _KNOWN = ("text", "pair", "mask")
@@ -17,8 +16,6 @@ _EXAMPLE = "such as objective.pattern='{text} It is about {mask}'"
 
 _OF_PATTERN, _OF_TEXT, _OF_PAIR, _OF_GAP = " ", "t", "p", "m"
 """Whose a character, or a token, is."""
-
-_PORTION = 1024
 
 
 @dataclass(frozen=True)
@@ -184,16 +181,13 @@ class PatternEncoder:
         Raises:
             DataError: The pattern alone is too long, or see `encoded_task.check_kept`.
         """
-        with progress("encoding", len(examples), "texts") as more:
-            for first in range(0, len(examples), _PORTION):
-                portion = examples[first : first + _PORTION]
-                chunks = [self._chunks(each.text, each.pair) for each in portion]
-                flat = [chunk for own in chunks for chunk in own]
-                found = iter(zip(flat, self._encoded(flat), strict=True))
-                for example, own in zip(portion, chunks, strict=True):
-                    tokens = [pair for _ in own for pair in _opened(*next(found))]
-                    yield self._cut(example, tokens, length, truncate)
-                more(len(portion))
+        for portion in in_portions(examples):
+            chunks = [self._chunks(each.text, each.pair) for each in portion]
+            flat = [chunk for own in chunks for chunk in own]
+            found = iter(zip(flat, self._encoded(flat), strict=True))
+            for example, own in zip(portion, chunks, strict=True):
+                tokens = [pair for _ in own for pair in _opened(*next(found))]
+                yield self._cut(example, tokens, length, truncate)
 
     def _chunks(self, text: str, pair: str | None) -> list[_Chunk]:
         (before, owners), (after, owners_after) = self.pattern.sides(text, pair)

@@ -4,6 +4,7 @@ Legend: B turns, C candidates, T positions, D width, V vocabulary, R replies.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -19,10 +20,11 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exponential
 from transfer_cli.objectives.replies import replies, text_until, without_special
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.objective import CHANCE, MEAN_RANK, MultipleChoice
 from transfer_cli.tasks.span.scoring import f1
 
 
+@dataclass(eq=False, repr=False)
 class NextUtterance(MultipleChoice):
     """Cross-entropy of the right candidate, and of its words (Wolf et al. 2019).
 
@@ -40,23 +42,14 @@ class NextUtterance(MultipleChoice):
     task = "dialog"
     direction = "causal"
 
-    def __init__(
-        self,
-        *,
-        language_model: float = 0.0,
-        reply_tokens: int = 20,
-        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
-        dropout: float = 0.1,
-        hidden: tuple[int, ...] = (),
-        batch_norm: bool = False,
-        pooler: bool | None = None,
-    ) -> None:
-        super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
-        at_least("reply_tokens", reply_tokens, 0)
-        if language_model < 0:
-            raise ValueError(f"language_model is {language_model}, expected 0 or more")
-        self.language_model = language_model
-        self.reply_tokens = reply_tokens
+    language_model: float = field(default=0.0, kw_only=True)
+    reply_tokens: int = field(default=20, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("reply_tokens", self.reply_tokens, 0)
+        if self.language_model < 0:
+            raise ValueError(f"language_model is {self.language_model}, expected 0 or more")
         self._words = CausalLM()
 
     @property
@@ -99,12 +92,10 @@ class NextUtterance(MultipleChoice):
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return hits at 1, those of a guess, the mean rank, perplexity, F1 and the loss."""
-        found = super().compute_metrics(totals, counts, text)
-        found = {"hits_at_1": found.pop("accuracy"), **found}
-        found["perplexity"] = exponential(float(totals["words"]) / counts["words"])
-        if "f1" in totals:
-            found["f1"] = float(totals["f1"]) / counts["loss"]
-        return found
+        means = super().compute_metrics(totals, counts, text)
+        del means["words"]
+        perplexity = exponential(float(totals["words"]) / counts["words"])
+        return {"hits_at_1": means.pop("accuracy"), **means, "perplexity": perplexity}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the metrics; runs are judged by the hits."""
@@ -115,8 +106,8 @@ class NextUtterance(MultipleChoice):
             hits,
             Metric("perplexity", higher_is_better=False, unit="perplexity"),
             *([words] if self.reply_tokens else []),
-            Metric("chance", higher_is_better=True, unit=fraction),
-            Metric("mean_rank", higher_is_better=False),
+            CHANCE,
+            MEAN_RANK,
             LOSS,
         )
 

@@ -1,36 +1,27 @@
 """The record of the task: its examples, the tokens of a turn, its answers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.columns import Chosen
+from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
-from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record
+from transfer_cli.data.labelled import INPUT, LabelledData
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError
-from transfer_cli.tasks.base import Answer, Direction
+from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.seeds import derive
+from transfer_cli.tasks.base import Answer, Direction, Task
 from transfer_cli.tasks.choice.task import ChoiceTask
+from transfer_cli.tasks.dialog.readers import DialogExample, read_turns, turn_of
+from transfer_cli.tasks.sources import LabelledFiles
 
 SPEAKERS = ("<speaker1>", "<speaker2>")
 """Stand before what the model says, and before what the other one says."""
-
-
-@dataclass(frozen=True, slots=True)  # there may be millions
-class DialogExample:
-    """A turn: what the speaker is like, what was said so far, what may follow, and what did.
-
-    The last utterance of the history is the other speaker's; the number of the right candidate
-    counts from 0.
-    """
-
-    persona: Sequence[str]
-    history: Sequence[str]
-    choices: Sequence[str]
-    label: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +40,8 @@ class DialogTask(ChoiceTask):
     """The next utterance of a dialog, among candidates.
 
     Args:
+        candidates: Replies of a training turn: the right one, and others drawn by the seed; None:
+            all. Turns that are scored keep all of theirs.
         max_history: Exchanges before the last utterance that are read.
         speakers: What stands before each utterance of the model, and of the other speaker: tokens
             of the vocabulary, or else any text.
@@ -57,6 +50,7 @@ class DialogTask(ChoiceTask):
     name: ClassVar[str] = "dialog"
     objective: ClassVar[str] = "next_utterance"
     example: ClassVar[type] = DialogExample
+    files: ClassVar[str | None] = f"{__name__}.Dialogs"
     fields: ClassVar[tuple[str, ...]] = ("reply", "ranking", "probabilities")
     expected: ClassVar[str] = "right reply"
     export_head: ClassVar[str | None] = None
@@ -64,31 +58,47 @@ class DialogTask(ChoiceTask):
 
     max_history: int = 2
     speakers: tuple[str, ...] = SPEAKERS
+    # Tasks that differ in this alone share their heads.
+    candidates: int | None = field(default=None, compare=False)
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles]:
+    def __post_init__(self) -> None:
+        if self.candidates is not None:
+            at_least("candidates", self.candidates, 2)
+        at_least("max_history", self.max_history, 0)
+
+    def text_column(self, names: Sequence[str], name: str) -> str:
         """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.dialog.data import Dialogs
-
-        return Dialogs
-
-    def columns_of(self, names: Sequence[str], name: str) -> Chosen:
-        """See `Task`."""
-        return Chosen("history", None, "label")
+        return "history"
 
     def read(  # type: ignore[override]  # examples are of its own class
         self, record: Record, text: str, pair: str | None, name: str
     ) -> DialogExample:
         """See `Task`."""
-        from transfer_cli.tasks.dialog.data import turn_of
-
         return turn_of(record.fields, f"{name}, line {record.line}")
 
     def texts(self, example: DialogExample) -> tuple[str, ...]:  # type: ignore[override]
         """See `Task`; the last utterance is shown first."""
         *earlier, last = example.history or ("",)
         return (last, *example.persona, *earlier, *example.choices)
+
+    def group(self, example: DialogExample) -> Hashable:
+        """Return the dialog: what the speaker is like, and what was said first."""
+        return (tuple(example.persona), *example.history[:1])
+
+    def learnt_from(self, train: Sequence[DialogExample], seed: int) -> Sequence[DialogExample]:
+        """Return turns with few candidates, none of which but one is right."""
+        if self.candidates is None:
+            return train
+        # Of Python's generator, only random() is promised to stay the same in later versions.
+        draw = random.Random(derive(seed, "distractors")).random  # noqa: S311 - no secret
+        turns = []
+        for turn in train:
+            right = turn.choices[turn.label or 0]
+            others = [reply for reply in turn.choices if reply != right]
+            order = sorted(range(len(others)), key=[draw() for _ in others].__getitem__)
+            kept = [others[at] for at in order[: self.candidates - 1]]
+            turns.append(replace(turn, choices=[*kept, right], label=len(kept)))
+        return turns
 
     def encode(  # type: ignore[override]  # examples are of its own class
         self,
@@ -191,3 +201,36 @@ class DialogTask(ChoiceTask):
         shares = found["probabilities"]
         ranking = sorted(range(len(shares)), key=lambda number: -shares[number])
         return {"reply": found["answer"], "ranking": ranking, "probabilities": shares}
+
+
+@dataclass(kw_only=True)
+class Dialogs(LabelledFiles):
+    """PersonaChat's released JSON, which holds both splits, or JSON lines, one a turn.
+
+    The last candidate of a turn is the right one.
+
+    Args:
+        candidates: See `DialogTask`; so are
+        max_history: the exchanges that are read, and
+        speakers: the marks.
+    """
+
+    task: ClassVar[type[Task]] = DialogTask
+
+    candidates: int | None = 2
+    max_history: int = 2
+    speakers: tuple[str, ...] = SPEAKERS
+
+    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+        """See `LabelledFiles`; to score a run on PersonaChat's file, the turns of `valid`."""
+        splits = {}
+        for split, path in paths.items():
+            turns = read_turns(path)
+            if split == INPUT:
+                splits[split] = turns.get("validation", turns["train"])
+            else:
+                splits[split] = turns[split] if split in turns else next(iter(turns.values()))
+            if split == "train" and "validation" in turns and "validation" not in paths:
+                splits["validation"] = turns["validation"]
+        first, node = next(iter(paths.values())), self.task.node(**self.options())
+        return LabelledData(first.stem, (), splits, node, files=paths)

@@ -3,37 +3,31 @@
 Legend: B batch, C labels, K labels of a text at most.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.batch import Batch, size
+from transfer_cli.batch import Batch
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import one_of
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Sample, TaskInfo
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.multilabel.task import HALF, SEPARATOR
 
 MOST_WEIGHT = 100.0
 """The largest weight of a label's examples: of rarer labels a single text would decide all."""
 
-METRICS = (
-    Metric("micro_f1", higher_is_better=True, unit="fraction", headline=True),
-    Metric("macro_f1", higher_is_better=True, unit="fraction"),
-    Metric("exact_match", higher_is_better=True, unit="fraction"),
-    Metric("hamming_loss", higher_is_better=False, unit="fraction"),
-    LOSS,
-)
-
 _NEVER = 1e-6
 """The probability of what a teacher is sure of not to be so."""
 
 
+@dataclass(eq=False, repr=False)
 class Multilabel(SequenceObjective):
     """Binary cross-entropy of each label, from one vector for each text; see `SequenceObjective`.
 
@@ -50,22 +44,23 @@ class Multilabel(SequenceObjective):
     task = "multilabel"
     problem_type: ClassVar[str] = "multi_label_classification"
 
-    def __init__(
-        self,
-        *,
-        pos_weight: Literal["balanced"] | None = None,
-        thresholds: Literal["fit"] | None = None,
-        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
-        dropout: float = 0.1,
-        hidden: tuple[int, ...] = (),
-        batch_norm: bool = False,
-        pooler: bool | None = None,
-    ) -> None:
-        super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
-        one_of("pos_weight", pos_weight or "balanced", ("balanced",), ValueError)
-        one_of("thresholds", thresholds or "fit", ("fit",), ValueError)
-        self.pos_weight = pos_weight
-        self.fits_answers = thresholds == "fit"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("micro_f1", higher_is_better=True, unit="fraction", headline=True),
+        Metric("macro_f1", higher_is_better=True, unit="fraction"),
+        Metric("exact_match", higher_is_better=True, unit="fraction"),
+        Metric("hamming_loss", higher_is_better=False, unit="fraction"),
+        LOSS,
+    )
+    counted: ClassVar[tuple[str, ...]] = ("decisions",)
+
+    pos_weight: Literal["balanced"] | None = field(default=None, kw_only=True)
+    thresholds: Literal["fit"] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("pos_weight", self.pos_weight or "balanced", ("balanced",), ValueError)
+        one_of("thresholds", self.thresholds or "fit", ("fit",), ValueError)
+        self.fits_answers = self.thresholds == "fit"
 
     def setup(self, info: TaskInfo) -> None:
         """See `Objective`."""
@@ -92,10 +87,6 @@ class Multilabel(SequenceObjective):
         unsaid_BN = (-target_BN).sigmoid() * (F.logsigmoid(-target_BN) - F.logsigmoid(-scores_BN))
         return (said_BN + unsaid_BN).sum(1)
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of decisions: texts x labels."""
-        return {"loss": size(batch) * self.num_outputs}
-
     def given(self, batch: Batch) -> Tensor:
         """Return whether each text has each label, `[B, C]`."""
         labels_BK, classes = batch["labels"], self.num_outputs
@@ -112,7 +103,7 @@ class Multilabel(SequenceObjective):
         # Doubles, as in the task's own decision.
         return shares_BC.double() > shares_BC.new_tensor(task.thresholds, dtype=torch.float64)
 
-    def losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
+    def decision_losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each decision, `[B, C]`."""
         given_BC = self.given(batch).to(logits_BC.dtype)
         weight_C = None
@@ -125,42 +116,42 @@ class Multilabel(SequenceObjective):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed loss."""
-        return {"loss": self.losses(self.outputs(model, batch, encoded), batch).sum()}
+        return {"loss": self.decision_losses(self.outputs(model, batch, encoded), batch).sum()}
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return each text's loss, summed over the labels."""
+        return self.decision_losses(outputs, batch).sum(1)
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Return the number of decisions: one for each label."""
+        return super().targets(batch) * self.num_outputs
+
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed loss, the texts answered exactly, and counts of decisions `[4, C]`.
 
         The rows of these: rightly said, wrongly said, wrongly not said, rightly not said.
         """
-        logits_BC = self.outputs(model, batch, encoded)
-        given_BC, said_BC = self.given(batch), self.said(logits_BC)
+        given_BC, said_BC = self.given(batch), self.said(outputs)
         cells = (given_BC & said_BC, ~given_BC & said_BC, given_BC & ~said_BC, ~given_BC & ~said_BC)
         return {
-            "loss": self.losses(logits_BC, batch).sum(),
+            "loss": self.decision_losses(outputs, batch).sum(),
             "exact": (given_BC == said_BC).all(1).sum(),
             "decisions": torch.stack([cell_BC.sum(0) for cell_BC in cells]),
         }
 
-    def predictions(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each label, `probabilities` `[B, C]`."""
-        return {"probabilities": self.outputs(model, batch, encoded).sigmoid()}
+        return {"probabilities": outputs.sigmoid()}
 
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each text's loss, summed over the labels, and what is said of it.
+    def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return what is said of each text.
 
         That is the numbers of labels, `said` `[B, K]`, then -1, and the probability of all these
         decisions. The probabilities of all labels are there for `Task.fit` alone: of thousands of
         labels, those of a whole split would fill the memory.
         """
-        logits_BC = self.outputs(model, batch, encoded)
-        said_BC, shares_BC = self.said(logits_BC), logits_BC.sigmoid()
-        numbers_C = torch.arange(self.num_outputs, device=logits_BC.device)
+        said_BC, shares_BC = self.said(outputs), outputs.sigmoid()
+        numbers_C = torch.arange(self.num_outputs, device=outputs.device)
         most = int(said_BC.sum(1).max())
         predicted = {
             "said": torch.where(said_BC, numbers_C, -1).topk(most, dim=1).values,
@@ -168,22 +159,12 @@ class Multilabel(SequenceObjective):
         }
         if self.fits_answers and not self.info.task.fitted:
             predicted["probabilities"] = shares_BC
-        targets_B = torch.full_like(batch["index"], self.num_outputs)
-        return ExampleResults(self.losses(logits_BC, batch).sum(1), targets_B, predicted)
+        return predicted
 
-    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-        """Return the counts of decisions, see `metric_sums`."""
-        return {"decisions": totals["decisions"].long().tolist()}
-
-    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return each text with its labels and those that are said."""
-        said = self.said(self.outputs(model, batch, encoded)).tolist()
-        return [
-            Sample(tokens[mask].tolist(), self._names(wanted_C), self._names(said_C))
-            for tokens, mask, wanted_C, said_C in zip(
-                batch["tokens"], batch["mask"], self.given(batch).tolist(), said, strict=True
-            )
-        ]
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        """Return each text's labels and those that are said."""
+        both = zip(self.given(batch).tolist(), self.said(outputs).tolist(), strict=True)
+        return [(self._names(wanted_C), self._names(said_C)) for wanted_C, said_C in both]
 
     def _names(self, chosen_C: list[bool]) -> str:
         names = zip(self.info.labels, chosen_C, strict=True)
@@ -212,10 +193,6 @@ class Multilabel(SequenceObjective):
             "hamming_loss": wrong / counts["loss"],
             **f1,
         }
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the micro-averaged F1 first, then the other metrics."""
-        return METRICS
 
     def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
         """See `SequenceObjective`."""

@@ -1,16 +1,31 @@
-"""The record of the task: its examples, its answers, its thresholds."""
+"""The record of the task: its examples, its answers, its thresholds; tables of them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.tasks import Table
+from transfer_cli.data.columns import Chosen, Wanted, is_yes, parts_of
+from transfer_cli.data.encoded_task import all_known
+from transfer_cli.data.label_names import joined_by, look_over
+from transfer_cli.data.layout import DELIMITERS, delimiter_name
+from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
 from transfer_cli.errors import DataError, listed
-from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
-from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
+from transfer_cli.tasks.base import (
+    DECIMALS,
+    Answer,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    mean_by_label,
+    no_better,
+)
+from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.texts import TextsTask
 
 SEPARATOR = "|"
@@ -18,9 +33,6 @@ SEPARATOR = "|"
 
 HALF = 0.5
 """The threshold of a label for which none was fitted."""
-
-MARGIN = 0.02
-"""How far above that of a constant answer a micro-F1 still counts as its equal."""
 
 _NONE = -1
 
@@ -50,9 +62,11 @@ class MultilabelTask(TextsTask):
     objective: ClassVar[str] = "multilabel"
     head: ClassVar[str] = "class"
     example: ClassVar[type] = LabelsExample
+    files: ClassVar[str | None] = f"{__name__}.LabelsTable"
     fields: ClassVar[tuple[str, ...]] = ("labels", "probabilities")
     expected: ClassVar[str] = "labels"
     export_head: ClassVar[str | None] = "sequence_classification"
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
     shares: tuple[float, ...] = field(default=(), compare=False)
@@ -62,32 +76,57 @@ class MultilabelTask(TextsTask):
         """The probability above which each label is said."""
         return list(self.fitted.get("thresholds", [HALF] * len(self.labels)))
 
-    @classmethod
-    def table(cls) -> type[Table]:
-        """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.multilabel.data import LabelsTable
-
-        return LabelsTable
-
     def labels_of(self, example: LabelsExample) -> Sequence[str]:
         """See `Task`."""
         return [self.labels[number] for number in example.label or ()]
 
+    def check(self, train: Sequence[LabelsExample], where: str) -> None:
+        """See `Task`."""
+        labels = self.labels
+        look_over(Counter(labels[each] for example in train for each in example.label or ()), where)
+        if len({each.label for each in train}) < 2:
+            raise DataError(
+                f"{where}: all examples have the same labels, {listed(labels) or 'none'}; there "
+                "is nothing to learn. Name another label column."
+            )
+        if len(train) < FEW_ROWS:
+            return
+        if all(len(each.label or ()) == 1 for each in train):
+            mark = joined_by(labels)
+            cure = f"data.separator={delimiter_name(mark)} parts them" if mark else (
+                "data=table objective=classification is for such rows"
+            )  # fmt: skip
+            raise DataError(f"{where}: each of its {len(train):,} rows has one label; {cure}.")
+        if 2 * len(labels) > sum(len(each.label or ()) for each in train):
+            raise DataError(
+                f"{where}: {len(train):,} examples have {len(labels):,} different labels, most of "
+                "them once. Is that the column of the labels? Say data.label=COLUMN."
+            )
+
+    def strata(self, examples: Sequence[LabelsExample]) -> Sequence[int]:
+        """Return the rarest label of each, so that a share has of each; of none, one more."""
+        count = Counter(chain.from_iterable(each.label or () for each in examples))
+        return [
+            min(each.label or (), key=lambda number: (count[number], number), default=-1)
+            for each in examples
+        ]
+
+    def facts(self, train: Sequence[LabelsExample]) -> dict[str, list[float]]:
+        """Return the share of the examples that have each label."""
+        count = Counter(chain.from_iterable(example.label or () for example in train))
+        return {"shares": [count[number] / len(train) for number in range(len(self.labels))]}
+
     def targets(self, examples: Sequence[LabelsExample]) -> Mapping[str, Any]:
         """See `TextsTask`."""
         numbers = [example.label for example in examples]
-        known = [each for each in numbers if each is not None]
-        if known and len(known) < len(numbers):
-            raise DataError(
-                f"Example {numbers.index(None) + 1} of {len(numbers)} has no list of labels, "
-                "others have one; of a text without labels it is empty."
-            )
+        if not all_known(numbers, "list of labels"):
+            return {}
+        known = [each or () for each in numbers]
         # Of many labels a text has few: their numbers take less than a table of yes and no.
-        targets = np.full((len(known), max(map(len, known), default=0)), _NONE, dtype=np.int64)
+        targets = np.full((len(known), max(map(len, known))), _NONE, dtype=np.int64)
         for row, own in enumerate(known):
             targets[row, : len(own)] = own
-        return {"labels": targets} if known else {}
+        return {"labels": targets}
 
     @classmethod
     def sample(cls) -> tuple["MultilabelTask", Sequence[LabelsExample]]:
@@ -121,10 +160,6 @@ class MultilabelTask(TextsTask):
         for row, example in enumerate(rows):
             given_NC[row, list(data.examples[example].label)] = True
         return {"thresholds": [*map(best_threshold, shares_NC.T, given_NC.T)]}
-
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task, or with other labels; their order may differ."""
-        check_same_labels(self, other, first, path)
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities and, where some were fitted, of the thresholds.
@@ -170,13 +205,16 @@ class MultilabelTask(TextsTask):
         # The micro-F1 of the one, two, ... most frequent labels as every answer.
         said = texts * np.arange(1, len(order) + 1)
         constant = 2 * given_C[order].cumsum() / (said + given)
-        if given == 0 or measures["micro_f1"] > constant.max() + MARGIN:
+        if given == 0:
             return None
         names = listed((self.labels[at] for at in order[: constant.argmax() + 1]), 3)
-        return (
-            f"training micro-F1 {100 * measures['micro_f1']:.1f} % is no better than always "
-            f"answering {names} ({100 * constant.max():.1f} %); try a longer run, another "
-            "optimizer.lr, objective.pos_weight=balanced or objective.thresholds=fit"
+        return no_better(
+            "micro-F1",
+            measures["micro_f1"],
+            f"always answering {names}",
+            constant.max(),
+            "try a longer run, another optimizer.lr, objective.pos_weight=balanced or "
+            "objective.thresholds=fit",
         )
 
 
@@ -200,3 +238,79 @@ def best_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bo
     f1_N[sorted_N == below_N] = -1  # equal probabilities are said together
     best = int(f1_N.argmax())
     return float((sorted_N[best] + below_N[best]) / 2)
+
+
+@dataclass(kw_only=True)
+class LabelsTable(Table):
+    """Own tables with any number of labels in each row; see `tasks.table.Table`.
+
+    A cell without labels is empty, or an empty list. Where `label` names several columns, each says
+    yes or no of the label that it is called by; see `data.columns.is_yes`.
+
+    Args:
+        separator: What parts the labels in a cell, or its name in `data.layout.DELIMITERS`; in
+            JSON lines and Parquet it may be a list.
+    """
+
+    separator: str = SEPARATOR
+
+    task: ClassVar[type[Task]] = MultilabelTask
+    read_as_trained: ClassVar[tuple[str, ...]] = ("separator",)
+    several: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.separator:
+            raise ValueError(f"separator is empty, expected a text or one of {listed(DELIMITERS)}")
+        self._mark = DELIMITERS.get(self.separator, self.separator)
+
+    @property
+    def columns(self) -> Wanted:
+        """The columns as they were typed."""
+        return replace(super().columns, separator=self._mark)
+
+    def label_in(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> tuple[str, ...]:
+        """Return the labels of a row."""
+        if columns.labels:
+            return tuple(each for each in columns.labels if _has_label(record, each, name))
+        names = [
+            label_of(Record(record.line, {columns.label: part}), columns.label, name)
+            for part in parts_of(value_of(record, columns.label, name), self._mark)
+        ]
+        return tuple(labels.setdefault(label, label) for label in dict.fromkeys(names))
+
+    def example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
+        """See `Table`."""
+        return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line)
+
+    def check(self, task: Task, train: Sequence[LabelsExample], where: str) -> None:
+        """See `Source`; columns of labels that no text has, or each has, say nothing."""
+        if not isinstance(self.label, tuple):
+            task.check(train, where)
+            return
+        count = Counter(chain.from_iterable(each.label or () for each in train))
+        names = [name for number, name in enumerate(task.labels) if 0 < count[number] < len(train)]
+        if len(names) < len(self.label):
+            raise DataError(
+                f"{where}: of its {len(self.label)} columns of labels only {len(names)} "
+                f"({listed(names, 20)}) have both yes and no in training; leave the others out of "
+                "data.label"
+            )
+
+
+def _has_label(record: Record, column: str, name: str) -> bool:
+    """Return whether a row has the label that a column is called by.
+
+    Raises:
+        DataError: The cell says neither yes nor no.
+    """
+    cell = value_of(record, column, name)
+    found = is_yes(cell)
+    if found is None:
+        raise DataError(
+            f"{name}, line {record.line}: {str(cell)!r:.80} in {column!r} says neither yes (1, "
+            "true, yes, x) nor no (0, false, no, nothing)."
+        )
+    return found

@@ -3,7 +3,8 @@
 Legend: B batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -11,16 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.split import TextStats
 from transfer_cli.errors import one_of
 from transfer_cli.metrics import Metric
-from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.regression.task import RegressionTask, shown
 
 
+@dataclass(eq=False, repr=False)
 class Regression(SequenceObjective):
     """Squared error of a number, from one vector for each text; see `SequenceObjective`.
 
@@ -38,26 +37,25 @@ class Regression(SequenceObjective):
     task = "regression"
     problem_type: ClassVar[str | None] = "regression"
     num_outputs = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("mse", higher_is_better=False),
+        Metric("mae", higher_is_better=False),
+        Metric("loss", higher_is_better=False, per_example=True),
+    )
+    task_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("pearson", higher_is_better=True, headline=True),
+        Metric("spearman", higher_is_better=True),
+    )
 
-    def __init__(
-        self,
-        *,
-        loss: Literal["mse", "huber"] = "mse",
-        standardise: bool = True,
-        clip: tuple[float, float] | None = None,
-        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
-        dropout: float = 0.1,
-        hidden: tuple[int, ...] = (),
-        batch_norm: bool = False,
-        pooler: bool | None = None,
-    ) -> None:
-        super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
-        one_of("loss", loss, ("mse", "huber"), ValueError)
-        if clip is not None and not (len(clip) == 2 and clip[0] < clip[1]):
-            raise ValueError(f"clip is {list(clip)}, expected [LOWEST, HIGHEST]")
-        self.loss = loss
-        self.standardise = standardise
-        self.clip = clip
+    loss: Literal["mse", "huber"] = field(default="mse", kw_only=True)
+    standardise: bool = field(default=True, kw_only=True)
+    clip: tuple[float, float] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("loss", self.loss, ("mse", "huber"), ValueError)
+        if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
+            raise ValueError(f"clip is {list(self.clip)}, expected [LOWEST, HIGHEST]")
 
     def unit_of(self, task: Task | None) -> tuple[float, float]:
         """See `SequenceObjective`."""
@@ -93,72 +91,24 @@ class Regression(SequenceObjective):
         """Return the squared difference, `[B]`."""
         return (target_BN - scores_BN).square().sum(1)
 
-    def losses(self, outputs_B1: Tensor, batch: Batch) -> Tensor:
-        """Return each text's loss, `[B]`."""
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """See `Objective`."""
         mean, scale = self.unit_of(self.info.task)
         target_B = ((batch["value"] - mean) / scale).float()
         measure = F.mse_loss if self.loss == "mse" else F.huber_loss
-        return measure(outputs_B1.squeeze(1), target_B, reduction="none")
+        return measure(outputs.squeeze(1), target_B, reduction="none")
 
-    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed loss."""
-        return {"loss": self.losses(self.outputs(model, batch, encoded), batch).sum()}
-
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed loss, squared and absolute error."""
-        outputs_B1 = self.outputs(model, batch, encoded)
-        error_B = self.values(outputs_B1) - batch["value"]
-        return {
-            "loss": self.losses(outputs_B1, batch).sum(),
-            "squared": error_B.square().sum(),
-            "absolute": error_B.abs().sum(),
-        }
+        error_B = self.values(outputs) - batch["value"]
+        squared, absolute = error_B.square().sum(), error_B.abs().sum()
+        return {**super().tallies(outputs, batch), "mse": squared, "mae": absolute}
 
-    def predictions(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the numbers, `value` `[B]`."""
-        return {"value": self.values(self.outputs(model, batch, encoded))}
+        return {"value": self.values(outputs)}
 
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each text's loss and number."""
-        outputs_B1 = self.outputs(model, batch, encoded)
-        loss_B = self.losses(outputs_B1, batch)
-        predicted = {"value": self.values(outputs_B1)}
-        return ExampleResults(loss_B, torch.ones_like(batch["index"]), predicted)
-
-    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return each text with its number and the predicted one."""
-        said_B = self.values(self.outputs(model, batch, encoded)).tolist()
-        return [
-            Sample(tokens[mask].tolist(), shown(wanted), shown(said))
-            for tokens, mask, wanted, said in zip(
-                batch["tokens"], batch["mask"], batch["value"].tolist(), said_B, strict=True
-            )
-        ]
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the loss, and the mean squared and absolute errors."""
-        names = {"loss": "loss", "squared": "mse", "absolute": "mae"}
-        return {said: float(totals[name]) / counts["loss"] for name, said in names.items()}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the errors; the correlations are `answer_metrics`."""
-        return (
-            Metric("mse", higher_is_better=False),
-            Metric("mae", higher_is_better=False),
-            Metric("loss", higher_is_better=False, per_example=True),
-        )
-
-    def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return the correlations of `RegressionTask.scores`."""
-        return (
-            Metric("pearson", higher_is_better=True, headline=True),
-            Metric("spearman", higher_is_better=True),
-        )
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        """Return each text's number and the predicted one."""
+        both = zip(batch["value"].tolist(), self.values(outputs).tolist(), strict=True)
+        return [(shown(wanted), shown(said)) for wanted, said in both]

@@ -1,23 +1,27 @@
-"""The record of the task: its examples, its answers, its correlations."""
+"""The record of the task: its examples, its answers, its correlations; tables of them."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.tasks import Table
+from transfer_cli.data.columns import Chosen
+from transfer_cli.data.encoded_task import all_known
+from transfer_cli.data.records import Record, plain_number
 from transfer_cli.errors import DataError
-from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
-from transfer_cli.tasks.probabilities import check_same_labels
+from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task
+from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.texts import TextsTask
 
 DIGITS = 7
 """Digits of a number that is written, as many as float32 has."""
 
-MARGIN = 0.02
-"""How far below the variance a squared error still counts as that of the mean."""
+_MOST = 3e38
+"""The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -44,36 +48,49 @@ class RegressionTask(TextsTask):
     objective: ClassVar[str] = "regression"
     head: ClassVar[str] = "class"
     example: ClassVar[type] = NumberExample
+    files: ClassVar[str | None] = f"{__name__}.NumberTable"
     fields: ClassVar[tuple[str, ...]] = ("value",)
     expected: ClassVar[str] = "value"
     export_head: ClassVar[str | None] = "sequence_classification"
     scores_answers: ClassVar[bool] = True
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
     mean: float = 0.0
     scale: float = 1.0
 
-    @classmethod
-    def table(cls) -> type[Table]:
-        """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.regression.data import NumberTable
-
-        return NumberTable
-
     def labels_of(self, example: NumberExample) -> Sequence[str]:
         """See `Task`."""
         return () if example.value is None else (shown(example.value),)
 
+    def unlabelled(self, example: NumberExample) -> NumberExample:
+        """See `Task`."""
+        return replace(example, value=None)
+
+    def check(self, train: Sequence[NumberExample], where: str) -> None:
+        """See `Task`."""
+        values = _values(train)
+        if np.ptp(values) == 0:
+            raise DataError(
+                f"{where}: all examples have the number {values[0]:g}; there is nothing to learn. "
+                "Name another label column."
+            )
+
+    def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
+        """Return the fifth of all numbers that each one is in."""
+        values = _values(examples)
+        bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
+        return [int(each) for each in np.searchsorted(bounds, values, side="right")]
+
+    def facts(self, train: Sequence[NumberExample]) -> dict[str, float]:
+        """Return the mean and the deviation of the numbers."""
+        values = _values(train)
+        return {"mean": float(values.mean()), "scale": float(values.std())}
+
     def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
         """See `TextsTask`."""
         values = [example.value for example in examples]
-        known = [value for value in values if value is not None]
-        if known and len(known) < len(values):
-            raise DataError(
-                f"Example {values.index(None) + 1} of {len(values)} has no number, others have one."
-            )
-        return {"value": np.array(known, dtype=np.float64)} if known else {}
+        return {"value": np.array(values, dtype=np.float64)} if all_known(values, "number") else {}
 
     @classmethod
     def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:
@@ -106,10 +123,6 @@ class RegressionTask(TextsTask):
         found["spearman"] = correlation(average_ranks(said), average_ranks(given))
         return {name: value for name, value in found.items() if value is not None}
 
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task."""
-        check_same_labels(self, other, first, path)
-
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the numbers."""
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
@@ -126,8 +139,7 @@ class RegressionTask(TextsTask):
             return None
         return (
             f"the mean squared training error, {measures['mse']:.4g}, is no better than always "
-            f"answering the mean ({self.scale**2:.4g}); try another seed, another optimizer.lr or "
-            "a longer run"
+            f"answering the mean ({self.scale**2:.4g}); {CURE}"
         )
 
 
@@ -152,3 +164,53 @@ def average_ranks(values: Sequence[float]) -> npt.NDArray[Any]:
     """Return the rank of each value from 1; equal values share the mean of their ranks."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
+    """Return the numbers of examples that have one."""
+    return np.array([each.value for each in examples], dtype=np.float64)
+
+
+@dataclass(kw_only=True)
+class NumberTable(Table):
+    """Own tables whose column of the label holds a number for each text; see `tasks.table`."""
+
+    task: ClassVar[type[Task]] = RegressionTask
+    numbers: ClassVar[bool] = True
+    most_labels: ClassVar[float] = math.inf
+
+    def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> float:
+        """Return the number in a row."""
+        text = plain_number(super().label_in(record, columns, name, labels))
+        problem = problem_of(text)
+        if problem is not None:
+            raise DataError(
+                f"{name}, line {record.line}: {text!r:.80} in {columns.label!r} {problem}; "
+                "data=table takes names of classes."
+            )
+        return float(text)
+
+    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
+        """Return none: a number is no name."""
+        return ()
+
+    def of_rows(
+        self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+    ) -> list[NumberExample]:
+        """See `Table`."""
+        return [NumberExample(row.text, row.label, row.pair, row.line) for row in rows]
+
+    def check(self, task: Task, train: Sequence[NumberExample], where: str) -> None:
+        """See `Source`; of names of labels there is nothing to say."""
+        task.check(train, where)
+
+
+def problem_of(text: str) -> str | None:
+    """Return why a text is no number that can be learnt, or None."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        return "is no number"
+    return None if abs(value) <= _MOST else "is more than 32 bits hold, 3e38"

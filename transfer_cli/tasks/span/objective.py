@@ -3,27 +3,29 @@
 Legend: B rows, T positions, D width, N best.
 """
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, size
-from transfer_cli.data.split import TextStats
+from transfer_cli.batch import Batch
 from transfer_cli.errors import at_least
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+from transfer_cli.objectives.answering import Answering
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.span.windows import FIRST, NULL, OWN_FIRST, OWN_PAST, PAST
 
 RULED_OUT = -1e9
 """The logit of a position that is no answer."""
 
 
-class SpanExtraction(Objective):
+@dataclass(eq=False, repr=False)
+class SpanExtraction(Answering):
     """Cross-entropy of the positions of an answer's first and last token (Devlin et al. 2019).
 
     A linear layer scores each token as the first and as the last one of the answer; the loss is the
@@ -42,21 +44,20 @@ class SpanExtraction(Objective):
     """
 
     task = "span"
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS,)
+    task_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("f1", higher_is_better=True, unit="percent", headline=True, per_example=True),
+        Metric("exact_match", higher_is_better=True, unit="percent"),
+    )
 
-    def __init__(
-        self,
-        *,
-        mask_question: bool = True,
-        n_best: int = 20,
-        longest_answer: int = 30,
-        null_threshold: float | Literal["fit"] = 0.0,
-    ) -> None:
-        at_least("n_best", n_best, 1)
-        at_least("longest_answer", longest_answer, 1)
-        self.mask_question = mask_question
-        self.n_best = n_best
-        self.longest_answer = longest_answer
-        self.null_threshold = null_threshold
+    mask_question: bool = field(default=True, kw_only=True)
+    n_best: int = field(default=20, kw_only=True)
+    longest_answer: int = field(default=30, kw_only=True)
+    null_threshold: float | Literal["fit"] = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        at_least("n_best", self.n_best, 1)
+        at_least("longest_answer", self.longest_answer, 1)
 
     @property
     def head(self) -> str:
@@ -74,11 +75,7 @@ class SpanExtraction(Objective):
         initialise_plain(linear)
         return {self.head: linear}
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of rows."""
-        return {"loss": size(batch)}
-
-    def logits(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+    def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the scores of each position as first and as last of the answer, `[B, T, 2]`."""
         logits_BT2: Tensor = model.heads[self.head](encoded.top).float()
         allowed_BT = batch["mask"]
@@ -88,15 +85,11 @@ class SpanExtraction(Objective):
             allowed_BT = is_null_BT | _between(batch, FIRST, PAST)
         return torch.where(allowed_BT[..., None], logits_BT2, RULED_OUT)
 
-    def losses(self, logits_BT2: Tensor, batch: Batch) -> Tensor:
-        """Return each row's loss, `[B]`."""
-        return F.cross_entropy(logits_BT2, batch["span"], reduction="none").mean(1)
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of the two cross-entropies of each row."""
+        return F.cross_entropy(outputs, batch["span"], reduction="none").mean(1)
 
-    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed loss."""
-        return {"loss": self.losses(self.logits(model, batch, encoded), batch).sum()}
-
-    def best(self, logits_BT2: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the best answers of each row, and the score of none.
 
         They are made of the N best first tokens among those that belong to the window and the N
@@ -106,7 +99,7 @@ class SpanExtraction(Objective):
             `score`, `start`, `end`: `[B, N]`, positions in the row; a score of -inf is no answer.
             `null`: `[B]`, less the threshold; -inf where there must be an answer.
         """
-        start_BT, end_BT = logits_BT2.unbind(2)
+        start_BT, end_BT = outputs.unbind(2)
         count = min(self.n_best, start_BT.shape[1])
         start_BN, first_BN = _ruled(start_BT, batch, OWN_FIRST, OWN_PAST).topk(count)
         end_BN, last_BN = _ruled(end_BT, batch, FIRST, PAST).topk(count)
@@ -133,54 +126,22 @@ class SpanExtraction(Objective):
             return float(self.info.task.fitted.get("null_threshold", 0.0))
         return float(self.null_threshold)
 
-    def predictions(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
-        """Return the best answers of each row; see `best`."""
-        return self.best(self.logits(model, batch, encoded), batch)
-
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each row's loss and best answers."""
-        logits_BT2 = self.logits(model, batch, encoded)
-        loss_B = self.losses(logits_BT2, batch)
-        return ExampleResults(loss_B, torch.ones_like(batch["index"]), self.best(logits_BT2, batch))
-
     @property
     def fits_answers(self) -> bool:  # type: ignore[override]
         """Whether the task is to choose the threshold at the end of the run."""
         return self.null_threshold == "fit" and self.info.task.unanswerable
 
-    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return each row with its answer and the predicted one; of a row without one, none."""
-        found = self.best(self.logits(model, batch, encoded), batch)
-        said_B2 = torch.stack([found["start"][:, 0], found["end"][:, 0]], 1)
-        is_none_B1 = (found["null"] > found["score"][:, 0])[:, None]
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
+        """Return each row's answer and the predicted one; of a row without one, none."""
+        best = self.answers(outputs, batch)
+        said_B2 = torch.stack([best["start"][:, 0], best["end"][:, 0]], 1)
+        is_none_B1 = (best["null"] > best["score"][:, 0])[:, None]
         said_B2 = torch.where(is_none_B1, batch["window"][:, NULL, None], said_B2)
-        both = (batch["span"].tolist(), said_B2.tolist())
-        rows = zip(batch["tokens"].tolist(), batch["mask"].sum(1).tolist(), *both, strict=True)
-        return [
-            Sample(tokens[:length], *(tokens[first : last + 1] for first, last in (span, said)))
-            for tokens, length, span, said in rows
-        ]
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the loss of a row."""
-        return {"loss": float(totals["loss"]) / counts["loss"]}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss; the measures of answers are `answer_metrics`."""
-        return (LOSS,)
-
-    def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return the measures of `SpanTask.scores`."""
-        return (
-            Metric("f1", higher_is_better=True, unit="percent", headline=True, per_example=True),
-            Metric("exact_match", higher_is_better=True, unit="percent"),
-        )
+        for tokens, *spans in zip(
+            batch["tokens"].tolist(), batch["span"].tolist(), said_B2.tolist(), strict=True
+        ):
+            wanted, said = (tokens[first : last + 1] for first, last in spans)
+            yield wanted, said
 
 
 def _between(batch: Batch, first: int, past: int) -> Tensor:

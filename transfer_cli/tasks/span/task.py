@@ -1,21 +1,25 @@
 """The record of the task: its questions, its answers, its scores."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.columns import ANY, Wanted
+from transfer_cli.data.labelled import LabelledData
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import DataError
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.errors import DataError, at_least, one_of
+from transfer_cli.tasks.base import CURE, DECIMALS, Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.span import scoring
+from transfer_cli.tasks.span.readers import SpanExample, read_questions
 from transfer_cli.tasks.span.windows import EncodedSpans, RowLayout, encode_spans, most_of_question
 
-DECIMALS = 6
-"""Decimals of a probability."""
+log = logging.getLogger(__name__)
 
 NO_ANSWER = "(no answer)"
 """Stands for "" where people look at answers."""
@@ -25,36 +29,6 @@ HAS_ANSWER, HAS_NONE = "HasAns", "NoAns"
 
 MARGIN = 2.0
 """The F1, in percent, up to which a run has learnt to find no answer."""
-
-
-@dataclass(frozen=True, slots=True)  # there may be millions
-class SpanExample:
-    """A question, the text that answers it, and the answers that people gave.
-
-    Args:
-        question: The question.
-        context: The text.
-        answers: Those of several people; none where the text has no answer; None: not known.
-        start: The character of the text at which the first answer begins; None where that is not
-            known.
-        answer_windows_only: Whether windows of the text without the answer are left out.
-    """
-
-    question: str
-    context: str
-    answers: Sequence[str] | None = None
-    start: int | None = None
-    answer_windows_only: bool = False
-
-    @property
-    def text(self) -> str:
-        """The first text."""
-        return self.question
-
-    @property
-    def pair(self) -> str:
-        """The second text."""
-        return self.context
 
 
 class ScoredSpan(NamedTuple):
@@ -82,6 +56,7 @@ class SpanTask(Task):
     objective: ClassVar[str] = "span"
     head: ClassVar[str] = "span"
     example: ClassVar[type] = SpanExample
+    files: ClassVar[str | None] = f"{__name__}.Squad"
     fields: ClassVar[tuple[str, ...]] = ("answer", "start", "end", "probability", "n_best")
     expected: ClassVar[str] = "answer"
     export_head: ClassVar[str | None] = "question_answering"
@@ -94,13 +69,10 @@ class SpanTask(Task):
     question_length: int | None = field(default=None, compare=False)
     step: int | None = field(default=None, compare=False)
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles]:
-        """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.span.data import Squad
-
-        return Squad
+    def __post_init__(self) -> None:
+        for name in ("question_length", "step"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> SpanExample:
         """See `Task`."""
@@ -120,6 +92,27 @@ class SpanTask(Task):
         if example.answers is None:
             return ()
         return (example.answers[0] if example.answers else NO_ANSWER,)
+
+    def unlabelled(self, example: SpanExample) -> SpanExample:
+        """See `Task`."""
+        return replace(example, answers=None, start=None)
+
+    def check(self, train: Sequence[SpanExample], where: str) -> None:
+        """See `Task`."""
+        if not any(question.answers for question in train):
+            raise DataError(f"{where}: no question has an answer; there is nothing to learn.")
+
+    def strata(self, examples: Sequence[SpanExample]) -> Sequence[int]:
+        """Return whether each question has an answer."""
+        return [int(bool(question.answers)) for question in examples]
+
+    def group(self, example: SpanExample) -> Hashable:
+        """Return the text, which is held out with all its questions."""
+        return example.context
+
+    def facts(self, train: Sequence[SpanExample]) -> dict[str, bool]:
+        """Return whether some questions have no answer."""
+        return {"unanswerable": not all(question.answers for question in train)}
 
     def encode(
         self,
@@ -256,5 +249,56 @@ class SpanTask(Task):
             return None
         return (
             f"the F1 of training questions that have an answer is {found:.1f} %: they are answered "
-            "at random or not at all; try another seed, another optimizer.lr or a longer run"
+            f"at random or not at all; {CURE}"
         )
+
+
+@dataclass(kw_only=True)
+class Squad(LabelledFiles):
+    """Questions in SQuAD's files, of version 1.1 or 2.0, or in JSON lines (or Parquet).
+
+    A line is an object with `question`, `context` and `answers`: a list of
+    `{"text": ..., "answer_start": ...}`, or an object of two lists `text` and `answer_start`; empty
+    where there is no answer. An `id` is optional there.
+
+    A training question is left out where its first answer does not stand in the text at the
+    character that is said.
+
+    Args:
+        question_length: Most tokens of a question, and
+        step: how far apart windows of a long text begin: see `windows.RowLayout`.
+        null_windows: Whether training windows without the answer of a question that has one are
+            kept, to learn that they have none, or dropped.
+    """
+
+    task: ClassVar[type[Task]] = SpanTask
+
+    question_length: int | None = None
+    step: int | None = None
+    null_windows: Literal["keep", "drop"] = "keep"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("null_windows", self.null_windows, ("keep", "drop"), ValueError)
+
+    def read(self, path: Path) -> list[SpanExample]:
+        """See `LabelledFiles`."""
+        return read_questions(path)
+
+    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+        """See `LabelledFiles`."""
+        data = super().examples(paths, own)
+        if "train" not in paths:
+            return data
+        questions = data.splits["train"]
+        train = [
+            replace(each, answer_windows_only=self.null_windows == "drop" and bool(each.answers))
+            for each in questions
+            if each.start is not None or not each.answers
+        ]
+        if len(train) < len(questions):
+            log.warning(
+                "%s: %s of %s questions are left out, whose answers are not in their texts",
+                paths["train"], f"{len(questions) - len(train):,}", f"{len(questions):,}",
+            )  # fmt: skip
+        return replace(data, splits={**data.splits, "train": train})

@@ -12,19 +12,21 @@ import logging
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.encoded_task import EncodedRows, specials_around, specials_between
+from transfer_cli.data.encoded_task import (
+    EncodedRows,
+    all_known,
+    in_portions,
+    specials_around,
+    specials_between,
+)
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.progress import progress
+from transfer_cli.errors import ConfigError
+from transfer_cli.tasks.span.readers import SpanExample
 from transfer_cli.tasks.span.scoring import best_of, exact
-
-if TYPE_CHECKING:
-    from transfer_cli.tasks.span.task import SpanExample
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,6 @@ NULL, FIRST, PAST, OWN_FIRST, OWN_PAST = range(5)
 """Columns of the batch key `window`: where "no answer" stands; the window of the text, from its
 first position to the one after its last; and of it the pieces that belong to this window."""
 
-_PORTION = 8192
 _LONGEST_STEP, _LONGEST_QUESTION = 128, 64
 
 
@@ -132,7 +133,7 @@ class _Row:
 
 
 def encode_spans(
-    examples: "Sequence[SpanExample]", tokenizer: Tokenizer, layout: RowLayout
+    examples: Sequence[SpanExample], tokenizer: Tokenizer, layout: RowLayout
 ) -> EncodedSpans:
     """Return questions with their texts as rows; of a question that is too long the end is cut.
 
@@ -143,11 +144,7 @@ def encode_spans(
     Raises:
         DataError: Some examples have answers and some are without them.
     """
-    known = [example.answers is not None for example in examples]
-    if any(known) and not all(known):
-        raise DataError(
-            f"Example {known.index(False) + 1} of {len(known)} has no answers, others have some."
-        )
+    known = all_known([example.answers for example in examples], "answers")
     rows, example_of, all_offsets = list[_Row](), list[int](), list[Ints]()
     is_cut, num_answers, num_unreachable = list[bool](), 0, 0
     for example, question, text, offsets in _encoded(examples, tokenizer):
@@ -167,7 +164,7 @@ def encode_spans(
             f"{num_unreachable:,}", f"{num_answers:,}",
         )  # fmt: skip
     targets = {"window": np.array([row.window for row in rows], dtype=np.int64)}
-    if any(known):
+    if known:
         targets["span"] = np.array([row.span for row in rows], dtype=np.int64)
     found = EncodedSpans(
         examples,
@@ -211,7 +208,7 @@ def owned_pieces(pieces: int, size: int, starts: Sequence[int]) -> list[tuple[in
     return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
 
 
-def answer_pieces(example: "SpanExample", offsets: Ints) -> tuple[int, int] | None:
+def answer_pieces(example: SpanExample, offsets: Ints) -> tuple[int, int] | None:
     """Return the pieces that hold the first and the last character of the first answer.
 
     None where there is no answer, or no piece holds it.
@@ -226,31 +223,28 @@ def answer_pieces(example: "SpanExample", offsets: Ints) -> tuple[int, int] | No
     return (start, end) if start <= end else None
 
 
-def _is_reached(example: "SpanExample", offsets: Ints, answer: tuple[int, int]) -> bool:
+def _is_reached(example: SpanExample, offsets: Ints, answer: tuple[int, int]) -> bool:
     """Return whether the answer that is cut from the text by whole pieces is right."""
     said = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
     return best_of(exact, example.answers or (), said) == 1
 
 
 def _encoded(
-    examples: "Sequence[SpanExample]", tokenizer: Tokenizer
-) -> "Iterator[tuple[SpanExample, list[int], list[int], Ints]]":
+    examples: Sequence[SpanExample], tokenizer: Tokenizer
+) -> Iterator[tuple[SpanExample, list[int], list[int], Ints]]:
     """Yield examples with the tokens of both texts, and the characters of those of the second."""
-    with progress("encoding", len(examples), "questions") as more:
-        for first in range(0, len(examples), _PORTION):
-            portion = examples[first : first + _PORTION]
-            # A blank question is none, as RoBERTa's truncation in other libraries fails on it.
-            questions = tokenizer.encode_batch([each.question.lstrip() for each in portion])
-            contexts = list(dict.fromkeys(example.context for example in portion))
-            encoded = {
-                context: (tokens, np.array(places, dtype=np.int64).reshape(-1, 2))
-                for context, (tokens, places) in zip(
-                    contexts, tokenizer.encode_with_offsets(contexts), strict=True
-                )
-            }
-            for example, question in zip(portion, questions, strict=True):
-                yield example, question, *encoded[example.context]
-            more(len(portion))
+    for portion in in_portions(examples, "questions"):
+        # A blank question is none, as RoBERTa's truncation in other libraries fails on it.
+        questions = tokenizer.encode_batch([each.question.lstrip() for each in portion])
+        contexts = list(dict.fromkeys(example.context for example in portion))
+        encoded = {
+            context: (tokens, np.array(places, dtype=np.int64).reshape(-1, 2))
+            for context, (tokens, places) in zip(
+                contexts, tokenizer.encode_with_offsets(contexts), strict=True
+            )
+        }
+        for example, question in zip(portion, questions, strict=True):
+            yield example, question, *encoded[example.context]
 
 
 def _rows(

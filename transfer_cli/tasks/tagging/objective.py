@@ -3,7 +3,8 @@
 Legend: B rows, T positions, D width, N targets, C tags.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch, rows_with_target, rows_with_word
-from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.units import UnitObjective
 
 MOST_IN_CONFUSION = 256
@@ -35,6 +35,7 @@ class TagHead(nn.Linear):
         return super().forward(self.dropout(hidden))
 
 
+@dataclass(eq=False, repr=False)
 class TokenTagging(UnitObjective):
     """Cross-entropy of each word's tag, read at one of its pieces (Devlin et al. 2019).
 
@@ -45,12 +46,23 @@ class TokenTagging(UnitObjective):
     """
 
     task = "tagging"
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS,)
+    task_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("entity_f1", higher_is_better=True, unit="fraction", headline=True),
+        Metric("entity_precision", higher_is_better=True, unit="fraction"),
+        Metric("entity_recall", higher_is_better=True, unit="fraction"),
+        Metric("entity_f1_strict", higher_is_better=True, unit="fraction"),
+        # Tags without entities have this alone.
+        Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
+    )
+    counted: ClassVar[tuple[str, ...]] = ("confusion",)
     units_are_examples: ClassVar[bool] = False
 
-    def __init__(self, dropout: float = 0.1) -> None:
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-        self.dropout = dropout
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
     @property
     def head(self) -> str:
@@ -68,11 +80,7 @@ class TokenTagging(UnitObjective):
         initialise_plain(head)
         return {self.head: head}
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of targets."""
-        return {"loss": int((batch["target"] != IGNORE).sum())}
-
-    def logits(self, model: TransferModel, encoded: Encoding) -> Tensor:
+    def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the logits of each tag at each position, `[B, T, C]`."""
         logits_BTC: Tensor = model.heads[self.head](encoded.top)
         return logits_BTC.float()
@@ -109,74 +117,43 @@ class TokenTagging(UnitObjective):
         target_N = batch["target"].flatten().index_select(0, rows_N)
         return {"loss": F.cross_entropy(logits_NC, target_N, reduction="sum")}
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each row, summed over its targets."""
+        logits_BCT = outputs.transpose(1, 2)
+        loss_BT = F.cross_entropy(
+            logits_BCT, batch["target"], ignore_index=IGNORE, reduction="none"
+        )
+        return loss_BT.sum(1)
+
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed loss, and the counts `[C, C]` of words: rows are tags, columns said.
 
         What is said of a word is its likeliest tag, whatever its neighbours have.
         """
-        sums, classes = self.loss_sums(model, batch, encoded), len(self.info.labels)
-        if classes <= MOST_IN_CONFUSION:
-            target_N = _of_words(batch).flatten()
-            said_N = self.logits(model, encoded).argmax(-1).flatten()
-            # What is no word goes into a cell of its own.
-            cell_N = torch.where(target_N == IGNORE, classes**2, target_N * classes + said_N)
-            cells = torch.bincount(cell_N, minlength=classes**2 + 1)[:-1]
-            sums["confusion"] = cells.view(classes, classes)
-        return sums
+        logits_NC, target_N = outputs.flatten(0, 1), batch["target"].flatten()
+        loss = F.cross_entropy(logits_NC, target_N, ignore_index=IGNORE, reduction="sum")
+        classes = len(self.info.labels)
+        if classes > MOST_IN_CONFUSION:
+            return {"loss": loss}
+        word_N, said_N = _of_words(batch).flatten(), logits_NC.argmax(-1)
+        # What is no word goes into a cell of its own.
+        cell_N = torch.where(word_N == IGNORE, classes**2, word_N * classes + said_N)
+        cells = torch.bincount(cell_N, minlength=classes**2 + 1)[:-1]
+        return {"loss": loss, "confusion": cells.view(classes, classes)}
 
-    def predictions(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each tag at each position, `shares` `[B, T, C]`."""
-        return {"shares": self.logits(model, encoded).softmax(-1)}
+        return {"shares": outputs.softmax(-1)}
 
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each row's loss, its number of targets, and the probabilities."""
-        logits_BTC, target_BT = self.logits(model, encoded), batch["target"]
-        loss_BT = F.cross_entropy(
-            logits_BTC.transpose(1, 2), target_BT, ignore_index=IGNORE, reduction="none"
-        )
-        said = {"shares": logits_BTC.softmax(-1)}
-        return ExampleResults(loss_BT.sum(1), (target_BT != IGNORE).sum(1), said)
-
-    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-        """Return the counts of `metric_sums`."""
-        return {"confusion": totals["confusion"].long().tolist()} if "confusion" in totals else {}
-
-    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return each row with the tags of its words and the likeliest ones."""
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        """Return the tags of each row's words and the likeliest ones."""
         target_BT = _of_words(batch)
-        said_BT = torch.where(target_BT == IGNORE, IGNORE, self.logits(model, encoded).argmax(-1))
-        rows = zip(batch["tokens"], batch["mask"], strict=True)
-        tokens = [tokens[mask].tolist() for tokens, mask in rows]
-        tags = (map(self._names, tags_BT.tolist()) for tags_BT in (target_BT, said_BT))
-        return [Sample(*row) for row in zip(tokens, *tags, strict=True)]
+        said_BT = torch.where(target_BT == IGNORE, IGNORE, outputs.argmax(-1))
+        both = zip(target_BT.tolist(), said_BT.tolist(), strict=True)
+        return [(self._names(wanted), self._names(said)) for wanted, said in both]
 
     def _names(self, tags: Sequence[int]) -> str:
         return " ".join(self.info.labels[tag] for tag in tags if tag != IGNORE)
-
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
-        """Return the loss of a target."""
-        return {"loss": float(totals["loss"]) / max(1, counts["loss"])}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss; the measures of tags are `answer_metrics`."""
-        return (LOSS,)
-
-    def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return the measures of `TaggingTask.scores`; tags without entities have the last one."""
-        of_entities = ("entity_precision", "entity_recall", "entity_f1_strict")
-        return (
-            Metric("entity_f1", higher_is_better=True, unit="fraction", headline=True),
-            *(Metric(name, higher_is_better=True, unit="fraction") for name in of_entities),
-            Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
-        )
 
 
 def _of_words(batch: Batch) -> Tensor:

@@ -11,8 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from transfer_cli.data.columns import check_accepted, other_data
-from transfer_cli.data.readers import Record, numbered_lines, read_table, text_of
+from transfer_cli.data.readers import numbered_lines, read_table
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.tagging.schemes import Entity, of_entities
 
@@ -34,6 +37,35 @@ _START, _END = ("start", "start_offset"), ("end", "end_offset")
 """As doccano, Prodigy and Label Studio call them."""
 
 _WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class TagExample:
+    """A text, and a tag for each of its words.
+
+    Args:
+        text: The text.
+        spans: The characters of each word: the first one, and the one after the last.
+        label: The number of each word's tag; None: not known.
+    """
+
+    text: str
+    spans: Sequence[Sequence[int]]
+    label: Sequence[int] | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words."""
+        return [self.text[start:end] for start, end in self.spans]
+
+    @classmethod
+    def of_words(cls, words: Sequence[str], label: Sequence[int] | None = None) -> "TagExample":
+        """Return words with a blank between any two."""
+        starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
+        spans = tuple(
+            (start, start + len(word)) for start, word in zip(starts, words, strict=False)
+        )
+        return cls(" ".join(words), spans, None if label is None else tuple(label))
 
 
 @dataclass(frozen=True)

@@ -7,57 +7,37 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.probabilities import check_same_labels, mean_by_label
+from transfer_cli.errors import DataError, at_least, one_of
+from transfer_cli.tasks.base import (
+    CURE,
+    MARGIN,
+    Answer,
+    Direction,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    mean_by_label,
+    no_better,
+)
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
-from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words
+from transfer_cli.tasks.tagging.readers import TagExample
+from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words, of_words
 
 Span = tuple[int, int]
 
 NO_ENTITY = "(none)"
 """Stands for no entities where people look at answers."""
 
-MARGIN = 0.02
-"""Up to which entity F1, or how far above the commonest tag's share, nothing was learnt."""
-
 _WORD = re.compile(r"\S+")
-
-
-@dataclass(frozen=True, slots=True)  # there may be millions
-class TagExample:
-    """A text, and a tag for each of its words.
-
-    Args:
-        text: The text.
-        spans: The characters of each word: the first one, and the one after the last.
-        label: The number of each word's tag; None: not known.
-    """
-
-    text: str
-    spans: Sequence[Sequence[int]]
-    label: Sequence[int] | None = None
-
-    @property
-    def words(self) -> list[str]:
-        """The words."""
-        return [self.text[start:end] for start, end in self.spans]
-
-    @classmethod
-    def of_words(cls, words: Sequence[str], label: Sequence[int] | None = None) -> "TagExample":
-        """Return words with a blank between any two."""
-        starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
-        spans = tuple(
-            (start, start + len(word)) for start, word in zip(starts, words, strict=False)
-        )
-        return cls(" ".join(words), spans, None if label is None else tuple(label))
 
 
 @dataclass(frozen=True)
@@ -76,11 +56,13 @@ class TaggingTask(Task):
     objective: ClassVar[str] = "tagging"
     head: ClassVar[str] = "tags"
     example: ClassVar[type] = TagExample
+    files: ClassVar[str | None] = "transfer_cli.tasks.tagging.files.TaggedFiles"
     fields: ClassVar[tuple[str, ...]] = ("tags", "entities")
     expected: ClassVar[str] = "tags"
     export_head: ClassVar[str | None] = "token_classification"
     makes_windows: ClassVar[bool] = True
     scores_answers: ClassVar[bool] = True
+    combines: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
     # Tasks that differ in these alone share their heads.
@@ -89,13 +71,10 @@ class TaggingTask(Task):
     label_all: bool = field(default=False, compare=False)
     stride: int | None = field(default=None, compare=False)
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles]:
-        """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.tagging.data import TaggedFiles
-
-        return TaggedFiles
+    def __post_init__(self) -> None:
+        one_of("piece", self.piece, ("auto", "first", "last"), ValueError)
+        if self.stride is not None:
+            at_least("stride", self.stride, 0)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TagExample:
         """Return the words between the blanks of a text, or those of a list."""
@@ -116,6 +95,21 @@ class TaggingTask(Task):
     def labels_of(self, example: TagExample) -> Sequence[str]:
         """Return the tags."""
         return [self.labels[number] for number in example.label or ()]
+
+    def check(self, train: Sequence[TagExample], where: str) -> None:
+        """See `Task`."""
+        if len(self.labels) < 2:
+            raise DataError(
+                f"{where}: all words have the tag {self.labels[0]!r}; there is nothing to learn. "
+                "Name another column of tags."
+            )
+
+    def strata(self, examples: Sequence[TagExample]) -> Sequence[int]:
+        """Return the rarest tag of each, so that a share has entities of each type."""
+        count = Counter(chain.from_iterable(each.label or () for each in examples))
+        return [
+            min(each.label or (), key=lambda number: (count[number], number)) for each in examples
+        ]
 
     def encode(
         self,
@@ -154,11 +148,7 @@ class TaggingTask(Task):
         """Return the text, the characters of its words, and the probability of each tag of each."""
         found = data.examples[example]
         spans = [[int(start), int(end)] for start, end in found.spans]
-        return {"text": found.text, "spans": spans, "shares": self._shares(data, rows)}
-
-    def _shares(self, data: Any, rows: Rows) -> list[list[float]]:
-        """Return the probabilities `[W, C]`: rows hold words one after the other, each once."""
-        return [own["shares"][place] for row, own in rows.items() for place in data.read_at[row]]
+        return {"text": found.text, "spans": spans, "shares": of_words(data, rows, "shares")}
 
     def decoded(self, shares_WC: Sequence[Sequence[float]]) -> list[str]:
         """Return the likeliest tags, of those that mark entities without fault if they are to."""
@@ -189,10 +179,6 @@ class TaggingTask(Task):
             ],
         }
 
-    def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run of another task, or with other tags; their order may differ."""
-        check_same_labels(self, other, first, path)
-
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities."""
         words = range(len(answers[0][1]["spans"]))
@@ -215,7 +201,7 @@ class TaggingTask(Task):
         The score is the F1 of the entities of this text, or the share of right tags.
         """
         found = data.examples[example]
-        shares_WC = self._shares(data, rows)
+        shares_WC = of_words(data, rows, "shares")
         said, given = self.decoded(shares_WC), list(self.labels_of(found))
         if self.marks_entities:
             wanted, had = set(self.entities(given)), set(self.entities(said))
@@ -246,29 +232,24 @@ class TaggingTask(Task):
         conlleval's rules, `entity_f1_strict` seqeval's strict mode. Without any entity all are 0.
         """
         given = [list(self.labels_of(data.examples[example])) for example in rows]
-        said = [self.decoded(self._shares(data, own)) for own in rows.values()]
+        said = [self.decoded(of_words(data, own, "shares")) for own in rows.values()]
         return measures(given, said, entities=self.marks_entities)
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
         """Return why nothing was learnt: no entities are found, or the commonest tag is said."""
-        cure = "try another seed, another optimizer.lr or a longer run"
         if self.marks_entities:
             f1 = measures.get("entity_f1", 1.0)
             if f1 > MARGIN:
                 return None
-            return f"the entity F1 of the training texts is {100 * f1:.1f} %; {cure}"
+            return f"the entity F1 of the training texts is {100 * f1:.1f} %; {CURE}"
         given = [sum(row) for row in tables.get("confusion", [])]
         if not given or "accuracy" not in measures:
             return None
-        share, accuracy = max(given) / sum(given), measures["accuracy"]
-        if accuracy > share + MARGIN:
-            return None
-        return (
-            f"training accuracy {100 * accuracy:.1f} % is no better than always answering "
-            f"{self.labels[given.index(max(given))]} ({100 * share:.1f} %); {cure}"
-        )
+        commonest = self.labels[given.index(max(given))]
+        share = max(given) / sum(given)
+        return no_better("accuracy", measures["accuracy"], f"always answering {commonest}", share)
 
 
 def measures(

@@ -4,25 +4,20 @@ Legend: W words of a text, P pieces.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.encoded_task import EncodedRows, specials_around
+from transfer_cli.data.encoded_task import EncodedRows, all_known, in_portions, specials_around
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.progress import progress
-
-if TYPE_CHECKING:
-    from transfer_cli.tasks.tagging.task import TagExample
-
-_PORTION = 8192
+from transfer_cli.errors import ConfigError
+from transfer_cli.tasks.tagging.readers import TagExample
 
 
 class EncodedWords(EncodedRows):
@@ -38,7 +33,7 @@ class EncodedWords(EncodedRows):
 
     def __init__(
         self,
-        examples: "Sequence[TagExample]",
+        examples: Sequence[TagExample],
         rows: Sequence[Sequence[int]],
         pad: int,
         read_at: Sequence[Sequence[int]],
@@ -76,6 +71,11 @@ class EncodedWords(EncodedRows):
             placed[is_read_BT] = values[word_BT[is_read_BT]]
             found[name] = torch.from_numpy(placed)
         return found
+
+
+def of_words(data: Any, rows: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
+    """Return what rows of `EncodedWords` hold of each word: they come in order, each once."""
+    return [own[name][place] for row, own in rows.items() for place in data.read_at[row]]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Window:
 
 
 def encode_words(
-    examples: "Sequence[TagExample]",
+    examples: Sequence[TagExample],
     tokenizer: Tokenizer,
     length: int,
     direction: str,
@@ -149,9 +149,7 @@ def encode_words(
     room = length - len(before) - len(after)
     if room < 1:
         raise ConfigError(f"data.length is {length}, which leaves no room for a word; raise it")
-    known = [example.label is not None for example in examples]
-    if any(known) and not all(known):
-        raise DataError(f"Text {known.index(False) + 1} of {len(known)} has no tags, others have.")
+    known = all_known([example.label for example in examples], "tags")
     rows, example_of, is_cut = list[_Window](), list[int](), list[bool]()
     for at, (_, found) in enumerate(_pieces(examples, tokenizer)):
         is_cut.append(any(len(own) > room for own in found))
@@ -161,7 +159,7 @@ def encode_words(
             rows.append(_Window.of(pieces, window, own, before))
             example_of.append(at)
     target = None
-    if any(known):
+    if known:
         target = [
             [*row.target(examples[at].label or (), reading), *[IGNORE] * len(after)]
             for row, at in zip(rows, example_of, strict=True)
@@ -220,20 +218,17 @@ def owners(words: int, windows: Sequence[tuple[int, int]]) -> list[range]:
 
 
 def _pieces(
-    examples: "Sequence[TagExample]", tokenizer: Tokenizer
-) -> "Iterator[tuple[TagExample, list[list[int]]]]":
+    examples: Sequence[TagExample], tokenizer: Tokenizer
+) -> Iterator[tuple[TagExample, list[list[int]]]]:
     """Yield examples with the tokens of each word, those that it has in the whole text."""
     # As other libraries do: else the first word's would be others than in the middle of a text.
     prefix = " " if tokenizer.is_byte_level else ""
-    with progress("encoding", len(examples), "texts") as more:
-        for start in range(0, len(examples), _PORTION):
-            portion = examples[start : start + _PORTION]
-            texts = [prefix + " ".join(each.words) for each in portion]
-            for example, text, (tokens, places) in zip(
-                portion, texts, tokenizer.encode_with_offsets(texts), strict=True
-            ):
-                yield example, _by_word(example.words, len(text), tokens, places, tokenizer.unk)
-            more(len(portion))
+    for portion in in_portions(examples):
+        texts = [prefix + " ".join(each.words) for each in portion]
+        for example, text, (tokens, places) in zip(
+            portion, texts, tokenizer.encode_with_offsets(texts), strict=True
+        ):
+            yield example, _by_word(example.words, len(text), tokens, places, tokenizer.unk)
 
 
 def _by_word(

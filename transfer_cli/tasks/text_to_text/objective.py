@@ -5,7 +5,7 @@ Legend: B texts, T positions, R texts to be answered, V vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class PrefixLM(CausalLM):
     """
 
     task: str | None = "text to text"
+    metrics: ClassVar[tuple[Metric, ...]] = (perplexity("perplexity"), LOSS)
     direction = None
     predicts = LanguageModel.predicts
 
@@ -168,10 +169,6 @@ class PrefixLM(CausalLM):
         """Return the perplexity of the targets, and the loss."""
         loss = float(totals["loss"]) / counts["loss"]
         return {"perplexity": exponential(loss), "loss": loss}
-
-    def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics; runs are judged by the perplexity."""
-        return perplexity("perplexity"), LOSS
 
     def answer_metrics(self) -> tuple[Metric, ...]:
         """Return those of `TextToTextTask.scores`."""

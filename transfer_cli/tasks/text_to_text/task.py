@@ -1,4 +1,4 @@
-"""The record of the task: its examples, their tokens, its answers.
+"""The record of the task: its examples, their tokens, its answers; tables of them.
 
 ==============  ===============================  ================================
 direction       source and target                segments
@@ -12,19 +12,20 @@ ends the target.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.columns import LABEL, Chosen, source_of
-from transfer_cli.data.encoded_task import EncodedRows
-from transfer_cli.data.labelled import LabelledFiles
-from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.columns import Chosen, Wanted, source_of
+from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.objectives.replies import text_until
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.span.scoring import exact
+from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.text_to_text.scoring import rouge_l
 
 
@@ -61,6 +62,7 @@ class TextToTextTask(Task):
     objective: ClassVar[str] = "prefix_lm"
     head: ClassVar[str] = "lm"
     example: ClassVar[type] = TextToTextExample
+    files: ClassVar[str | None] = f"{__name__}.TextPairsTable"
     fields: ClassVar[tuple[str, ...]] = ("answer",)
     expected: ClassVar[str] = "target"
     scores_answers: ClassVar[bool] = True
@@ -68,18 +70,13 @@ class TextToTextTask(Task):
     prefix: bool = True
     target_length: int | None = None
 
-    @classmethod
-    def table(cls) -> type[LabelledFiles]:
-        """See `Task`."""
-        # Only here: it imports this module.
-        from transfer_cli.tasks.text_to_text.data import TextPairsTable
+    def __post_init__(self) -> None:
+        if self.target_length is not None:
+            at_least("target_length", self.target_length, 2)
 
-        return TextPairsTable
-
-    def columns_of(self, names: Sequence[str], name: str) -> Chosen | None:
+    def text_column(self, names: Sequence[str], name: str) -> str | None:
         """See `Task`."""
-        source = source_of(names)
-        return None if source is None else Chosen(source, None, LABEL)
+        return source_of(names)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TextToTextExample:
         """See `Task`."""
@@ -88,6 +85,10 @@ class TextToTextTask(Task):
     def texts(self, example: TextToTextExample) -> tuple[str, ...]:
         """See `Task`."""
         return (example.source,) if example.target is None else (example.source, example.target)
+
+    def unlabelled(self, example: TextToTextExample) -> TextToTextExample:
+        """See `Task`."""
+        return replace(example, target=None)
 
     def most_new(self, length: int) -> int:
         """Return the most tokens of a target with its end, of an input of `length`."""
@@ -116,23 +117,19 @@ class TextToTextTask(Task):
                 f"data.target_length is {self.most_new(length)}: of the {length} tokens of an "
                 f"input (data.length), {length - len(begin) - 2} at most may be a target's"
             )
-        known = [example.target is not None for example in examples]
-        if any(known) and not all(known):
-            raise DataError(
-                f"Example {known.index(False) + 1} of {len(known)} has no target, others have one."
-            )
+        known = all_known([example.target for example in examples], "target")
         sources = tokenizer.encode_batch([example.source for example in examples])
         targets = tokenizer.encode_batch([example.target or "" for example in examples])
         rows, firsts, following, is_cut = [], [], [], []
         for source, target in zip(sources, targets, strict=True):
             first = [*begin, *source[:room], tokenizer.sep]
             kept = target[: self.most_new(length) - 1]
-            second = [*kept, end] if all(known) else []
+            second = [*kept, end] if known else []
             rows.append([*first, *second])
             firsts.append(len(first))
             following.append([*[IGNORE] * (len(first) - 1), *second, IGNORE])
             is_cut.append(len(source) > room or len(target) > len(kept))
-        of_rows: dict[str, Sequence[Any]] = {"next_tokens": following} if all(known) else {}
+        of_rows: dict[str, Sequence[Any]] = {"next_tokens": following} if known else {}
         if self.prefix:
             of_rows["prefix"] = firsts
         elif not is_causal:
@@ -172,10 +169,6 @@ class TextToTextTask(Task):
             for name, score in measured.items()
         }
 
-    def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
-        return dict(answer)
-
     def _said(self, data: Encoded, rows: Rows) -> str:
         (found,) = rows.values()
         text: str = data.text_of(found["answer"])  # type: ignore[attr-defined]  # of `encode`
@@ -185,3 +178,49 @@ class TextToTextTask(Task):
 def ends(tokenizer: Tokenizer, *, causal: bool) -> tuple[list[int], int]:
     """Return the special tokens before a source, and the one that ends a target."""
     return ([], tokenizer.cls) if causal else ([tokenizer.cls], tokenizer.sep)
+
+
+@dataclass(kw_only=True)
+class TextPairsTable(Table):
+    """Own tables of source and target texts; see `tasks.table.Table`.
+
+    `text` is the column of the source, `label` that of the target.
+
+    Args:
+        prefix: See `TextToTextTask`; so is
+        target_length: the most tokens of a target.
+    """
+
+    task: ClassVar[type[Task]] = TextToTextTask
+    truncate: Truncate = field(default="longest_first", init=False)  # there is one text
+
+    prefix: bool = True
+    target_length: int | None = None
+
+    @property
+    def columns(self) -> Wanted:
+        """The columns as they were typed."""
+        return replace(super().columns, written=True)
+
+    def row_of(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> TableRow:
+        """See `Table`."""
+        source, target = (text_of(record, column, name) for column in (columns.text, columns.label))
+        for column, text in ((columns.text, source), (columns.label, target)):
+            if not text.strip():
+                raise DataError(f"{name}, line {record.line}: {column!r} is empty.")
+        return TableRow(record.line, source, target)
+
+    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
+        """Return none: a text is no name."""
+        return ()
+
+    def of_rows(
+        self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+    ) -> list[TextToTextExample]:
+        """See `Table`."""
+        return [TextToTextExample(row.text, row.label) for row in rows]
+
+    def check(self, task: Task, train: Sequence[Any], where: str) -> None:
+        """See `Source`: any texts can be learnt."""

@@ -1,97 +1,33 @@
-"""Labelled data sets of one label: TREC, own tables, and those that come with the project."""
+"""Own labelled tables, and those of the Hugging Face hub: one label for each text."""
 
+import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from transfer_cli.config.build import TARGET
-from transfer_cli.data import any_table, catalog, readers, sample
+from transfer_cli.data import any_table, readers
 from transfer_cli.data.any_table import Refuse, Skipped
 from transfer_cli.data.columns import ANY, Chosen, Wanted, typed
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.hub_client import located
-from transfer_cli.data.label_names import look_over, say_numbers
-from transfer_cli.data.labelled import (
-    CLASSIFICATION,
-    INPUT,
-    Drawn,
-    Example,
-    LabelledData,
-    LabelledFiles,
-    check_share,
-)
+from transfer_cli.data.label_names import joined_by, look_over, say_numbers
+from transfer_cli.data.labelled import INPUT, Example, LabelledData
 from transfer_cli.data.layout import Layout, delimiter_name
-from transfer_cli.data.readers import Record
+from transfer_cli.data.records import MAX_LABELS, Record, label_of, text_of, value_of
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
+from transfer_cli.runs.directory import HUB
+from transfer_cli.tasks.base import Task
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.sources import LabelledFiles
 
 log = logging.getLogger(__name__)
-
-MAX_LABELS = 10_000
-"""For own tables. More are rather texts, or numbers: a column that was not meant."""
-
-_FINE_NAMES = {
-    "ABBR": "abb exp",
-    "DESC": "def desc manner reason",
-    "ENTY": (
-        "animal body color cremat currency dismed event food instru lang letter other plant "
-        "product religion sport substance symbol techmeth termeq veh word"
-    ),
-    "HUM": "desc gr ind title",
-    "LOC": "city country mount other state",
-    "NUM": "code count date dist money ord other perc period speed temp volsize weight",
-}
-
-COARSE_LABELS = tuple(_FINE_NAMES)
-
-_WORDS = {
-    "ABBR": "expression", "DESC": "description", "ENTY": "thing", "HUM": "person",
-    "LOC": "place", "NUM": "number",
-}  # fmt: skip
-
-FINE_LABELS = tuple(
-    f"{coarse}:{fine}" for coarse, names in _FINE_NAMES.items() for fine in names.split()
-)
-"""The 50 labels of TREC; the coarse label is part of each, since fine names repeat."""
-
-
-@dataclass(kw_only=True)
-class Trec(Drawn):
-    """TREC question classification (Li and Roth 2002).
-
-    Args:
-        fine: Use the 50 fine labels instead of the 6 coarse ones.
-        validation: The share of the training questions held out, in (0, 1).
-    """
-
-    fine: bool = False
-    validation: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("validation", self.validation)
-
-    def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`."""
-        labels = FINE_LABELS if self.fine else COARSE_LABELS
-        paths = {split: catalog.find_trec(split, data_dir) for split in catalog.TREC}
-        splits = {
-            split: [
-                Example(text, labels.index(label if self.fine else label.split(":")[0]))
-                for text, label in _read_trec(path)
-            ]
-            for split, path in paths.items()
-        }
-        name = "trec50" if self.fine else "trec6"
-        words = {} if self.fine else _WORDS
-        data = LabelledData(name, labels, splits, files=paths, words=words)
-        return self._drawn(data, seed, self.validation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +52,11 @@ class TableRows:
     rows: Sequence[TableRow]
     columns: Chosen
     num_skipped: int
+
+    def part_of(self, path: Path) -> Whole:
+        """Return what they are all that can be read of."""
+        skipped = f"{self.num_skipped:,} cannot be read"
+        return Whole(str(path), len(self.rows) + self.num_skipped, (skipped,))
 
 
 @dataclass(kw_only=True)
@@ -156,7 +97,7 @@ class Table(LabelledFiles):
     errors: Literal["stop", "skip"] = "stop"
     truncate: Truncate = "longest_first"
 
-    kind: ClassVar[str | None] = "classification"
+    task: ClassVar[type[Task]] = ClassificationTask
     most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""
@@ -183,64 +124,65 @@ class Table(LabelledFiles):
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: located(path) for name, path in given.items() if path}
 
-    def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`; `data_dir` changes nothing."""
-        paths = self.paths
-        train = self._rows(paths["train"])
-        own = train.columns.asked()
-        rows = {
-            name: train if name == "train" else self._rows(path, own)
-            for name, path in paths.items()
-        }
-        data = replace(self.of_rows(rows, paths), cells=self.cells)
-        return self._drawn(data, seed, self.validation_share)
-
-    def of_rows(self, rows: Mapping[str, "TableRows"], paths: Mapping[str, Path]) -> LabelledData:
-        """Return what the rows of splits are, by name; labels are those of the first."""
-        first = next(iter(rows))
-        labels = sorted_labels(row.label for row in rows[first].rows)
+    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+        """See `LabelledFiles`; other files are read from the columns of the first if they can."""
+        keys = "" if INPUT in paths else "data."
+        rows: dict[str, TableRows] = {}
+        for split, path in paths.items():
+            rows[split] = self._rows(path, own, keys)
+            own = next(iter(rows.values())).columns.asked()
+        first = next(iter(paths))
+        labels = self.labels(rows[first].rows)
         splits = {
-            name: [
-                Example(row.text, number, row.pair, row.line)
-                for row, (number,) in zip(
-                    found.rows, numbers_of(found.rows, labels, paths[name], name), strict=True
-                )
-            ]
-            for name, found in rows.items()
+            split: self.of_rows(found.rows, labels, paths[split], split)
+            for split, found in rows.items()
         }
-        return LabelledData(paths[first].stem, labels, splits, self.node(), files=paths)
+        node = self.task.node(**self.options())
+        part_of = {
+            split: found.part_of(paths[split]) for split, found in rows.items() if found.num_skipped
+        }
+        return LabelledData(
+            paths[first].stem, labels, splits, node, part_of, paths, cells=self.cells
+        )
 
-    def node(self) -> dict[str, Any]:
-        """Return the config node of the task, with the options that it has of the data."""
-        return {TARGET: CLASSIFICATION, "truncate": self.truncate}
+    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
+        """See `LabelledFiles`; they are those of rows."""
+        return sorted_labels(itertools.chain.from_iterable(row.labels for row in train))
 
-    def whole(self, own: Wanted) -> LabelledData:
-        """See `LabelledFiles`."""
-        path = self.paths["train"]
-        found = self._rows(path, own, keys="")
-        skipped = (f"{found.num_skipped:,} cannot be read",) if found.num_skipped else ()
-        part_of = Whole(str(path), len(found.rows) + found.num_skipped, skipped)
-        data = self.of_rows({INPUT: found}, {INPUT: path})
-        return replace(data, files={"train": path}, part_of={INPUT: part_of}, cells=self.cells)
+    def of_rows(
+        self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+    ) -> list[Any]:
+        """Return the examples in the rows of a split, whose labels are among those of `train`."""
+        numbers = numbers_of(rows, labels, path, split)
+        return [self.example(row, each) for row, each in zip(rows, numbers, strict=True)]
+
+    def example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
+        """Return the example in a row, given the numbers of its labels."""
+        return Example(row.text, numbers[0], row.pair, row.line)
 
     def cells(self, path: Path, column: str) -> dict[int, str]:
         """See `LabelledData`."""
         asked = replace(self.columns, keys="")
         with any_table.opened(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped() if self.errors == "skip" else readers.refuse)
-            return {row.line: str(readers.value_of(row, column, str(path))) for row in rows}
+            return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         """Return what is read of a record; equal labels are one text in memory."""
-        text = readers.text_of(record, columns.text, name)
-        pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
-        label = readers.label_of(record, columns.label, name)
-        return TableRow(record.line, text, labels.setdefault(label, label), pair)
+        text = text_of(record, columns.text, name)
+        pair = None if columns.pair is None else text_of(record, columns.pair, name)
+        return TableRow(record.line, text, self.label_in(record, columns, name, labels), pair)
 
-    def check(self, train: Sequence[Any], labels: Sequence[str], where: str) -> None:
-        """See `Drawn`; labels that are surely several, joined, are told of."""
+    def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> Any:
+        """Return what is said of a row: here its label."""
+        label = label_of(record, columns.label, name)
+        return labels.setdefault(label, label)
+
+    def check(self, task: Task, train: Sequence[Any], where: str) -> None:
+        """See `Source`; labels that are surely several, joined, are told of."""
+        labels = task.labels
         mark = joined_by(labels)
         if mark is not None:
             log.warning(
@@ -248,7 +190,7 @@ class Table(LabelledFiles):
                 "data=labels objective=multilabel data.separator=%s",
                 where, next(label for label in labels if mark in label)[:80], delimiter_name(mark),
             )  # fmt: skip
-        super().check(train, labels, where)
+        super().check(task, train, where)
         found = Counter(example.label for example in train)
         counts = {label: found[number] for number, label in enumerate(labels)}
         look_over(counts, where)
@@ -265,7 +207,7 @@ class Table(LabelledFiles):
             raise readers.unknown_format(path, keys)
         return table_format
 
-    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "TableRows":
+    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> TableRows:
         """Return the rows of a file, from the columns `own` of another file if it has them."""
         asked = replace(self.columns, keys=keys)
         skipped = Skipped()
@@ -291,44 +233,31 @@ class Table(LabelledFiles):
 
 
 @dataclass(kw_only=True)
-class SampleQuestions(Drawn):
-    """The embedded questions about the made-up encyclopedia.
+class HubTable(Table):
+    """A data set of the hub whose rows have one label; see `Table`, `data.hub_client`.
 
     Args:
-        world: Which made-up world they ask about: the one of the encyclopedia read before.
+        name: `owner/name`.
+        config: Which of its tables; None: the only one, or `default`.
+        split: The name of the split to train on.
+        validation: That of the split to validate on; without it a share of the training rows is
+            held out.
+        test: That of the test split; without it there is none.
     """
 
-    world: int = 0
+    name: str
+    config: str | None = None
+    split: str = "train"
+    train: str = field(init=False)
 
-    def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`; `data_dir` changes nothing."""
-        labels, questions = sample.questions(self.world)
-        splits = {
-            name: [Example(text, label) for text, label in rows] for name, rows in questions.items()
-        }
-        data = LabelledData("sample_questions", labels, splits)
-        return self._drawn(data, seed)
-
-
-@dataclass(kw_only=True)
-class SamplePairs(Drawn):
-    """Pairs of the embedded questions: do both ask about things of one kind?
-
-    Which kinds they are, only the encyclopedia tells; see `data.sample`.
-
-    Args:
-        world: Which made-up world they ask about: the one of the encyclopedia read before.
-    """
-
-    world: int = 0
-
-    def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`; `data_dir` changes nothing."""
-        splits = {
-            name: [Example(text, int(is_same), pair) for text, pair, is_same in rows]
-            for name, rows in sample.pairs(self.world).items()
-        }
-        return self._drawn(LabelledData("sample_pairs", ("different", "same"), splits), seed)
+    def __post_init__(self) -> None:
+        if self.name.count("/") != 1:
+            raise ValueError(f"name is {self.name!r}, expected owner/name")
+        place = f"{HUB}{self.name}/{self.config}" if self.config else f"{HUB}{self.name}"
+        self.train = f"{place}/{self.split}"
+        self.validation = self.validation and f"{place}/{self.validation}"
+        self.test = self.test and f"{place}/{self.test}"
+        super().__post_init__()
 
 
 def sorted_labels(found: Iterable[str]) -> tuple[str, ...]:
@@ -338,29 +267,6 @@ def sorted_labels(found: Iterable[str]) -> tuple[str, ...]:
     if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
         labels.sort(key=int)
     return tuple(labels)
-
-
-def joined_by(labels: Sequence[str]) -> str | None:
-    """Return the mark that surely joins several names in labels: most names are in several."""
-    for mark in "|;,":
-        parts = [{part.strip() for part in label.split(mark)} for label in labels]
-        in_labels = Counter(part for names in parts for part in names)
-        repeated = sum(count > 1 for count in in_labels.values())
-        if sum(len(names) > 1 for names in parts) > 1 and 4 * repeated >= 3 * len(in_labels):
-            return mark
-    return None
-
-
-def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each question with its fine label."""
-    for number, line in readers.numbered_lines(path, encoding="latin-1"):
-        label, space, text = line.partition(" ")
-        if not space or label not in FINE_LABELS:
-            raise DataError(
-                f"{path}, line {number}: begins with {label[:40]!r}, expected a label such as "
-                f"NUM:date and a space.{nearest(label, FINE_LABELS)}"
-            )
-        yield text.strip(" "), label
 
 
 def numbers_of(

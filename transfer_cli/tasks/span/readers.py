@@ -1,23 +1,16 @@
-"""Questions with texts and answers: SQuAD's files, and an embedded sample."""
+"""Questions with texts and answers, and their files, which are SQuAD's."""
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, TypeVar
 
-from transfer_cli.data import any_table, readers, sample
+from transfer_cli.data import any_table, readers
 from transfer_cli.data.columns import Wanted
-from transfer_cli.data.drawing import hold_out
-from transfer_cli.data.labelled import INPUT, Drawn, LabelledData, LabelledFiles
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.split import Whole
-from transfer_cli.errors import DataError, at_least, one_of
+from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
-from transfer_cli.tasks.span.task import SpanExample, SpanTask
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -28,147 +21,45 @@ mostly the encoding, or characters that were counted as bytes."""
 _KINDS = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
 
 
-@dataclass(kw_only=True)
-class _AskedOfTexts(Drawn):
-    """Questions with texts and answers.
+@dataclass(frozen=True, slots=True)  # there may be millions
+class SpanExample:
+    """A question, the text that answers it, and the answers that people gave.
 
     Args:
-        question_length: Most tokens of a question, and
-        step: how far apart windows of a long text begin: see `windows.RowLayout`.
+        question: The question.
+        context: The text.
+        answers: Those of several people; none where the text has no answer; None: not known.
+        start: The character of the text at which the first answer begins; None where that is not
+            known.
+        answer_windows_only: Whether windows of the text without the answer are left out.
     """
 
-    kind: ClassVar[str | None] = "span"
+    question: str
+    context: str
+    answers: Sequence[str] | None = None
+    start: int | None = None
+    answer_windows_only: bool = False
 
-    question_length: int | None = None
-    step: int | None = None
+    @property
+    def text(self) -> str:
+        """The first text."""
+        return self.question
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("question_length", "step"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
-
-    def unlabelled(self, example: SpanExample) -> SpanExample:
-        """See `Drawn`."""
-        return replace(example, answers=None, start=None)
-
-    def strata(self, examples: Sequence[SpanExample]) -> Sequence[int]:
-        """Return whether each question has an answer."""
-        return [int(bool(each.answers)) for each in examples]
-
-    def check(self, train: Sequence[SpanExample], labels: Sequence[str], where: str) -> None:
-        """See `Drawn`."""
-        if not any(each.answers for each in train):
-            raise DataError(f"{where}: no question has an answer; there is nothing to learn.")
-
-    def held_out(
-        self, train: Sequence[SpanExample], share: float, seed: int, where: str
-    ) -> tuple[tuple[SpanExample, ...], tuple[SpanExample, ...]]:
-        """Hold out a share of the texts, with all their questions."""
-        contexts = tuple(dict.fromkeys(each.context for each in train))
-        _, held = hold_out(contexts, share, seed, where, [0] * len(contexts))
-        out = set(held)
-        return (
-            tuple(each for each in train if each.context not in out),
-            tuple(each for each in train if each.context in out),
-        )
-
-    def _with_task(self, data: LabelledData) -> LabelledData:
-        task = SpanTask.node(
-            unanswerable=not all(each.answers for each in data.splits["train"]),
-            question_length=self.question_length,
-            step=self.step,
-        )
-        return replace(data, task=task)
+    @property
+    def pair(self) -> str:
+        """The second text."""
+        return self.context
 
 
-@dataclass(kw_only=True)
-class Squad(_AskedOfTexts, LabelledFiles):
-    """Questions in SQuAD's files, of version 1.1 or 2.0, or in JSON lines (or Parquet).
-
-    A line is an object with `question`, `context` and `answers`: a list of
-    `{"text": ..., "answer_start": ...}`, or an object of two lists `text` and `answer_start`; empty
-    where there is no answer. An `id` is optional there.
-
-    A training question is left out where its first answer does not stand in the text at the
-    character that is said.
-
-    Args:
-        null_windows: Whether training windows without the answer of a question that has one are
-            kept, to learn that they have none, or dropped.
-    """
-
-    null_windows: Literal["keep", "drop"] = "keep"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("null_windows", self.null_windows, ("keep", "drop"), ValueError)
-
-    def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`; `data_dir` changes nothing."""
-        paths = self.paths
-        splits = {name: tuple(_questions(path)) for name, path in paths.items()}
-        found = len(splits["train"])
-        splits["train"] = tuple(
-            replace(each, answer_windows_only=self.null_windows == "drop" and bool(each.answers))
-            for each in splits["train"]
-            if each.start is not None or not each.answers
-        )
-        if len(splits["train"]) < found:
-            log.warning(
-                "%s: %s of %s questions are left out, whose answers are not in their texts",
-                paths["train"], f"{found - len(splits['train']):,}", f"{found:,}",
-            )  # fmt: skip
-        data = LabelledData(paths["train"].stem, (), splits, SpanTask.node(), files=paths)
-        return self._with_task(self._drawn(data, seed, self.validation_share))
-
-    def whole(self, own: Wanted) -> LabelledData:
-        """See `LabelledFiles`."""
-        path = self.paths["train"]
-        found = tuple(_questions(path))
-        part_of = {INPUT: Whole(str(path), len(found), ())}
-        files = {"train": path}
-        return LabelledData(path.stem, (), {INPUT: found}, SpanTask.node(), part_of, files)
-
-
-@dataclass(kw_only=True)
-class SampleSpans(_AskedOfTexts):
-    """The embedded questions about the made-up encyclopedia, answered by a name in a text.
-
-    Which of the names in the text it is, only the encyclopedia tells; see `data.sample`.
-
-    Args:
-        world: Which made-up world they ask about: the one of the encyclopedia read before.
-    """
-
-    world: int = 0
-
-    def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`; `data_dir` changes nothing."""
-        splits = {
-            name: [
-                SpanExample(question, text, (answer,), text.index(answer)) if answer
-                else SpanExample(question, text, ())
-                for question, text, answer in rows
-            ]
-            for name, rows in sample.spans(self.world).items()
-        }  # fmt: skip
-        data = LabelledData("sample_spans", (), splits, SpanTask.node())
-        return self._with_task(self._drawn(data, seed))
-
-
-# ---------------------------------------------------------------------------------- reading
-
-
-def _questions(path: Path) -> Iterator[SpanExample]:
-    """Yield the questions of a file, those with misplaced answers without a `start`.
+def read_questions(path: Path) -> list[SpanExample]:
+    """Return the questions of a file, those with misplaced answers without a `start`.
 
     Raises:
         DataError: It cannot be read, has no questions or an identifier twice; or more than 1 % of
             the answers are not in their texts.
     """
     places: dict[str, str] = {}
-    count, misplaced = 0, list[str]()
+    questions, misplaced = list[SpanExample](), list[str]()
     for where, fields in _records(path):
         identifier = fields.get("id")
         if identifier is not None:
@@ -180,18 +71,18 @@ def _questions(path: Path) -> Iterator[SpanExample]:
                 )
             places[key] = where
         example = _example(fields, f"{path}, {where}")
-        count += 1
         if example.answers and example.start is None:
             misplaced.append(where)
-        yield example
-    if not count:
+        questions.append(example)
+    if not questions:
         raise DataError(f"{path} has no questions.")
-    if len(misplaced) > MOST_LEFT_OUT * count:
+    if len(misplaced) > MOST_LEFT_OUT * len(questions):
         raise DataError(
             f"{path}, {misplaced[0]}: its answer does not stand in the text at answer_start, and "
-            f"so it is with {len(misplaced):,} of {count:,} questions; is the file in UTF-8, and "
-            "does answer_start count characters?"
+            f"so it is with {len(misplaced):,} of {len(questions):,} questions; is the file in "
+            "UTF-8, and does answer_start count characters?"
         )
+    return questions
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
-from transfer_cli.data import tasks
 from transfer_cli.data.drawing import hold_out, keep_few
 from transfer_cli.data.labelled import Example, TaskData
-from transfer_cli.data.tasks import SampleQuestions, Table, Trec
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.tasks.multilabel.data import LabelsTable
-from transfer_cli.tasks.regression.data import NumberTable
+from transfer_cli.tasks import trec
+from transfer_cli.tasks.multilabel.task import LabelsTable
+from transfer_cli.tasks.regression.task import NumberTable
+from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.table import Table
+from transfer_cli.tasks.trec import Trec
 
 REAL = os.environ.get("TRANSFER_DATA")  # read before functional tests get folders of their own
 
@@ -31,23 +33,23 @@ def counts(examples):
 @pytest.fixture
 def trec_dir(tmp_path):
     (tmp_path / "trec").mkdir()
-    rows = [f"{label} How , {turn} ?\n" for turn in range(10) for label in tasks.FINE_LABELS]
+    rows = [f"{label} How , {turn} ?\n" for turn in range(10) for label in trec.FINE_LABELS]
     (tmp_path / "trec" / "train_5500.label").write_text("".join(rows))
     (tmp_path / "trec" / "TREC_10.label").write_bytes(b"NUM:date sister\xf0city ?\n")
     return tmp_path
 
 
 def test_there_are_six_coarse_and_fifty_fine_labels():
-    assert list(tasks.COARSE_LABELS) == ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
-    assert len(tasks.FINE_LABELS) == 50
-    assert list(tasks.FINE_LABELS) == sorted(tasks.FINE_LABELS)
+    assert list(trec.COARSE_LABELS) == ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
+    assert len(trec.FINE_LABELS) == 50
+    assert list(trec.FINE_LABELS) == sorted(trec.FINE_LABELS)
 
 
 def test_trec_is_read_as_latin_1(trec_dir):
     data = Trec().load(trec_dir, 0)
 
     assert data.splits["test"] == (Example("sister\u00f0city ?", 5),)
-    assert data.labels == tasks.COARSE_LABELS
+    assert data.labels == trec.COARSE_LABELS
     assert len(data.splits["train"]) == 450
     assert len(data.splits["validation"]) == 50
 
@@ -337,7 +339,7 @@ def test_values_out_of_range_are_refused(settings, message):
 
 
 def test_an_unknown_format_is_refused_with_the_nearest():
-    node = {"_target_": "transfer_cli.data.tasks.Table", "train": "a", "format": "cvs"}
+    node = {"_target_": "transfer_cli.tasks.table.Table", "train": "a", "format": "cvs"}
 
     with pytest.raises(ConfigError, match=r"data\.format: expected one of .* Did you mean 'csv'"):
         build(node, "data", TaskData)
@@ -347,8 +349,8 @@ def test_an_unknown_format_is_refused_with_the_nearest():
 
 
 def test_the_sample_questions_are_a_task():
-    data = SampleQuestions(labelled=12).load(Path(), 0)
+    data = Sample("questions", labelled=12).load(Path(), 0)
 
     assert {"train", "validation", "test"} == set(data.splits)
     assert counts(data.splits["train"]) == dict.fromkeys(range(6), 2)
-    assert data.splits["test"] == SampleQuestions().load(Path(), 1).splits["test"]
+    assert data.splits["test"] == Sample("questions").load(Path(), 1).splits["test"]

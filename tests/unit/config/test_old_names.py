@@ -1,0 +1,40 @@
+import pytest
+
+from transfer_cli.config.build import TARGET, class_of
+from transfer_cli.config.old_names import with_new_names
+from transfer_cli.config.plain_yaml import read_plain
+from transfer_cli.tasks.samples import Sample
+
+OLD = """
+data.hub_table.HubTable data.rest.Rest data.tasks.SamplePairs data.tasks.SampleQuestions
+data.tasks.Table data.tasks.Trec tasks.choice.data.Choices tasks.choice.data.SampleChoices
+tasks.dialog.data.Dialogs tasks.dialog.data.SampleDialog tasks.glue.Glue
+tasks.multilabel.data.LabelsTable tasks.multilabel.data.SampleLabels
+tasks.regression.data.NumberTable tasks.regression.data.SampleNumbers tasks.span.data.SampleSpans
+tasks.span.data.Squad tasks.tagging.data.SampleTags tasks.tagging.data.TaggedFiles
+tasks.text_to_text.data.SampleTextPairs tasks.text_to_text.data.TextPairsTable
+"""
+
+
+@pytest.mark.parametrize("name", OLD.split())
+def test_a_source_of_an_older_run_has_a_class_of_the_same_name_or_is_a_sample(name):
+    node = with_new_names({TARGET: f"transfer_cli.{name}"})
+
+    found = class_of(node, "data")
+
+    if found is Sample:
+        Sample(node["sample"])
+    else:
+        assert found.__name__ == name.rpartition(".")[2]
+
+
+def test_names_inside_of_streams_and_tasks_are_new_as_well(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "streams:\n  more:\n    data:\n      task:\n"
+        "        _target_: transfer_cli.data.tasks.SamplePairs\n        world: 3\n"
+    )
+
+    assert read_plain(path)["streams"]["more"]["data"]["task"] == {
+        TARGET: "transfer_cli.tasks.samples.Sample", "sample": "pairs", "world": 3,
+    }  # fmt: skip

@@ -1,0 +1,130 @@
+"""A row of a table, and what stands in its columns."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transfer_cli.errors import DataError, listed, nearest
+
+MAX_LABEL_CHARACTERS = 1000
+"""A longer label is a text in the wrong column. Results and messages repeat labels."""
+
+MAX_LABELS = 10_000
+"""Of own files. More are rather texts, or numbers: a column that was not meant."""
+
+FEW_ROWS = 20
+"""In fewer rows, labels that occur once are no sign of anything."""
+
+_MOST_LISTED = 20
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of a table.
+
+    Args:
+        line: The line on which it begins, counted from 1.
+        fields: Column name -> value; values are strings except in JSON lines.
+    """
+
+    line: int
+    fields: Mapping[str, object]
+
+
+def text_of(record: Record, column: str, name: str) -> str:
+    """Return the text in a column."""
+    value = value_of(record, column, name)
+    where = f"{name}, line {record.line}: {column!r}"
+    if not isinstance(value, str):
+        within = nested_names({column: value})
+        cure = "" if within == [column] else f" Within it there are {listed(within, _MOST_LISTED)}."
+        raise DataError(f"{where} is {json_kind(value)}, expected text.{cure}")
+    if "\0" in value:
+        raise DataError(f"{where} holds a NUL character. Is this text?")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} holds half of a surrogate pair, which is no character."
+        ) from error
+    return value
+
+
+def label_of(record: Record, column: str, name: str) -> str:
+    """Return the label in a column; JSON numbers and truth values as JSON writes them."""
+    value = value_of(record, column, name)
+    where = f"{name}, line {record.line}: the label in {column!r}"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{where} is {value}. Leave rows without a label out.")
+    if isinstance(value, list) and [*map(type, value)] != [str]:
+        is_names = all(isinstance(each, str) for each in value)
+        data = "labels objective=multilabel" if is_names else "conll objective=tagging"
+        what = f"{len(value)} labels" if is_names else "a list of entities"
+        raise DataError(f"{where} is {what}, which data={data} reads.")
+    if isinstance(value, list):  # as annotation tools write one choice
+        record = Record(record.line, {column: value[0]})
+    number = isinstance(value, bool | int | float)
+    label = json.dumps(value) if number else text_of(record, column, name).strip()
+    if not label:
+        raise DataError(f"{where} is empty.")
+    if len(label) > MAX_LABEL_CHARACTERS:
+        raise DataError(
+            f"{where} has {len(label):,} characters, the most is {MAX_LABEL_CHARACTERS:,}. "
+            "Is it the text?"
+        )
+    return label
+
+
+def plain_number(text: str) -> str:
+    """Return a number with a point, given one with a decimal comma or marks between thousands.
+
+    `1,234` may be either, and is returned as it is.
+    """
+    if _COMMA_NUMBER.fullmatch(text):
+        return text.replace(".", "").replace(",", ".")
+    return text.replace(",", "") if _POINT_NUMBER.fullmatch(text) else text
+
+
+_COMMA_NUMBER = re.compile(
+    r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|0?,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)"
+)
+_POINT_NUMBER = re.compile(r"[-+]?[0-9]{1,3}((,[0-9]{3})+\.[0-9]+|(,[0-9]{3}){2,})")
+
+
+def value_of(record: Record, column: str, name: str) -> object:
+    """Return what is in a column; `a.b` is `b` in the object that is `a`."""
+    if column in record.fields:
+        return record.fields[column]
+    found: object = record.fields
+    for part in column.split("."):
+        found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
+    if found is not _MISSING:
+        return found
+    columns = nested_names(record.fields)
+    shown = listed((repr(each[:80]) for each in columns), _MOST_LISTED)
+    raise DataError(
+        f"{name}, line {record.line}: no column {column!r}; there are "
+        f"{shown or 'none'}.{nearest(column, columns)}"
+    )
+
+
+def nested_names(fields: Mapping[str, object], depth: int = 4) -> list[str]:
+    """Return the names of all values, those in objects as `value_of` takes them."""
+    found = []
+    for name, value in fields.items():
+        within = []
+        if isinstance(value, Mapping) and depth > 1:
+            within = nested_names(value, depth - 1)
+        found += [f"{name}.{each}" for each in within] or [name]
+    return found
+
+
+def json_kind(value: object) -> str:
+    """Return what JSON calls the kind of a value, with its article."""
+    if value is None:
+        return "null"
+    names = {dict: "an object", list: "a list", bool: "true or false", str: "a string"}
+    return names.get(type(value), "a number")

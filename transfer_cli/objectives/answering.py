@@ -1,0 +1,103 @@
+"""Base class of objectives whose head answers examples.
+
+A subclass defines `outputs`, what the head says of a batch, and functions of that: `losses`,
+`answers`, `shown` and, for further measures, `tallies`. All that the engine asks for follows.
+
+Legend: B batch, T positions.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from transfer_cli.batch import IGNORE, Batch, size
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+
+
+class Answering(Objective):
+    """A loss of what a head says of examples."""
+
+    counted: ClassVar[tuple[str, ...]] = ()
+    """The tallies that are tables of counts."""
+
+    @abstractmethod
+    def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Any:
+        """Return what the head says of a batch."""
+
+    @abstractmethod
+    def losses(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the loss of each row, `[B]`, summed over its targets, in nats."""
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Return the number of targets of each row, `[B]`: those in `target`, else one."""
+        if "target" in batch:
+            return (batch["target"] != IGNORE).sum(1)
+        return torch.ones(size(batch), dtype=torch.long, device=batch["tokens"].device)
+
+    def tallies(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return the sums, "loss" among them, that an evaluation adds up over batches."""
+        return {"loss": self.losses(outputs, batch).sum()}
+
+    def answers(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return the predictions of its task, which need no targets, by name, each `[B, ...]`."""
+        return {}
+
+    def results(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return what the result of an example is made of: by default its answer."""
+        return self.answers(outputs, batch)
+
+    def shown(
+        self, outputs: Any, batch: Batch
+    ) -> Iterable[tuple[list[int] | str, list[int] | str]]:
+        """Return the right answer and the model's for each row, for display."""
+        return ()
+
+    # --- what follows -----------------------------------------------------------------------
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of targets."""
+        return {"loss": int(self.targets(batch).sum())}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the sum of `losses`."""
+        return {"loss": self.losses(self.outputs(model, batch, encoded), batch).sum()}
+
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return `tallies`."""
+        return self.tallies(self._once(model, batch, encoded), batch)
+
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return `answers`."""
+        return self.answers(self._once(model, batch, encoded), batch)
+
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
+        """Return `losses`, `targets` and `results`."""
+        outputs = self._once(model, batch, encoded)
+        loss_B, targets_B = self.losses(outputs, batch), self.targets(batch)
+        return ExampleResults(loss_B, targets_B, self.results(outputs, batch))
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return each text with what is `shown` of it."""
+        shown = self.shown(self._once(model, batch, encoded), batch)
+        rows = zip(batch["tokens"], batch["mask"], shown, strict=False)
+        return [Sample(tokens[mask].tolist(), *pair) for tokens, mask, pair in rows]
+
+    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
+        """Return the tallies that are `counted`."""
+        return {name: totals[name].long().tolist() for name in self.counted if name in totals}
+
+    def _once(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Any:
+        """Return `outputs`, for which the head runs once in an evaluation."""
+        if self not in encoded.outputs:
+            encoded.outputs[self] = self.outputs(model, batch, encoded)
+        return encoded.outputs[self]

@@ -1,0 +1,187 @@
+"""The embedded examples about the made-up encyclopedia, for each task; see `data.sample`.
+
+What is right only the encyclopedia tells. So a model that has read it learns these in no time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.config.build import build
+from transfer_cli.data import sample
+from transfer_cli.data.labelled import Example, LabelledData
+from transfer_cli.errors import one_of
+from transfer_cli.tasks.base import Task
+from transfer_cli.tasks.choice.readers import ChoiceExample
+from transfer_cli.tasks.choice.task import ChoiceTask
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.dialog.readers import DialogExample
+from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.multilabel.task import LabelsExample, MultilabelTask
+from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
+from transfer_cli.tasks.sources import Source
+from transfer_cli.tasks.span.readers import SpanExample
+from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.tagging import schemes
+from transfer_cli.tasks.tagging.readers import TagExample
+from transfer_cli.tasks.tagging.task import TaggingTask
+from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
+
+_SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 4.0, "river": 5.0}
+
+_TRAITS: Mapping[str, tuple[str, ...]] = {
+    "animal": ("alive",),
+    "city": ("human", "place"),
+    "disease": (),
+    "mineral": ("natural",),
+    "person": ("alive", "human"),
+    "river": ("natural", "place"),
+}
+
+_TOLD = {
+    "animal": "a wild animal with furry paws .",
+    "city": "a busy city with a market .",
+    "disease": "a severe disease that begins with fever .",
+    "mineral": "a shiny mineral that forms crystals .",
+    "person": "a famous poet who wrote novels .",
+    "river": "a broad river that flows through a valley .",
+}
+
+Splits = Mapping[str, Sequence[Any]]
+
+
+def _questions(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Questions about one name each: what kind of thing is it?"""
+    kinds, questions = sample.questions(world)
+    return kinds, {
+        split: [Example(text, kind) for text, kind in rows] for split, rows in questions.items()
+    }
+
+
+def _pairs(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Pairs of questions: do both ask about things of one kind?"""
+    return ("different", "same"), {
+        split: [Example(text, int(is_same), pair) for text, pair, is_same in rows]
+        for split, rows in sample.pairs(world).items()
+    }
+
+
+def _numbers(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Questions about one name each: how large is it?"""
+    kinds, questions = sample.questions(world)
+    return (), {
+        split: [NumberExample(text, _SIZES[kinds[kind]]) for text, kind in rows]
+        for split, rows in questions.items()
+    }
+
+
+def _labels(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Questions about one name each: what is it like? One kind of thing has no label."""
+    kinds, questions = sample.questions(world)
+    labels = tuple(sorted(set(chain.from_iterable(_TRAITS.values()))))
+    numbers = [tuple(labels.index(trait) for trait in _TRAITS[kind]) for kind in kinds]
+    return labels, {
+        split: [LabelsExample(text, numbers[kind]) for text, kind in rows]
+        for split, rows in questions.items()
+    }
+
+
+def _text_pairs(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Questions about one name each, answered by a few words."""
+    kinds, questions = sample.questions(world)
+    return (), {
+        split: [TextToTextExample(text, _TOLD[kinds[kind]]) for text, kind in rows]
+        for split, rows in questions.items()
+    }
+
+
+def _spans(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Questions answered by a name in a text: which of the names is it?"""
+    return (), {
+        split: [
+            SpanExample(question, text, (answer,), text.index(answer)) if answer
+            else SpanExample(question, text, ())
+            for question, text, answer in rows
+        ]
+        for split, rows in sample.spans(world).items()
+    }  # fmt: skip
+
+
+def _tags(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Questions whose names are to be tagged: a name is an entity of the type that it has."""
+    sentences = sample.tags(world)
+    labels = schemes.labels_of(chain.from_iterable(tags for _, tags in sentences["train"]), "bio")
+    return labels, {
+        split: [TagExample.of_words(words, [*map(labels.index, tags)]) for words, tags in rows]
+        for split, rows in sentences.items()
+    }
+
+
+def _choices(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Choices: which of the sentences is about the one name in the context?"""
+    return (), {
+        split: [ChoiceExample(context, choices, label=right) for context, choices, right in rows]
+        for split, rows in sample.choices(world).items()
+    }
+
+
+def _dialog(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Dialogs: what is said of the name that is asked about?"""
+    return (), {
+        split: [DialogExample(*turn, label=len(turn[2]) - 1) for turn in turns]
+        for split, turns in sample.dialogs(world).items()
+    }
+
+
+SAMPLES: Mapping[
+    str, tuple[type[Task], Callable[[int], tuple[tuple[str, ...], Splits]]]
+] = {
+    "questions": (ClassificationTask, _questions),
+    "pairs": (ClassificationTask, _pairs),
+    "numbers": (RegressionTask, _numbers),
+    "labels": (MultilabelTask, _labels),
+    "text_pairs": (TextToTextTask, _text_pairs),
+    "spans": (SpanTask, _spans),
+    "tags": (TaggingTask, _tags),
+    "choices": (ChoiceTask, _choices),
+    "dialog": (DialogTask, _dialog),
+}  # fmt: skip
+"""Name -> the task of its examples, and the function from a world to labels and splits."""
+
+
+class Sample(Source):
+    """Embedded examples about the made-up encyclopedia.
+
+    Args:
+        sample: One of `SAMPLES`.
+        world: Which made-up world they ask about: the one of the encyclopedia read before.
+        labelled: See `TaskData`; so is
+        length: the longest input.
+        options: Those of the task.
+    """
+
+    def __init__(
+        self,
+        sample: str,
+        *,
+        world: int = 0,
+        labelled: int | None = None,
+        length: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(length=length, labelled=labelled)
+        one_of("sample", sample, SAMPLES, ValueError)
+        task, self._made = SAMPLES[sample]
+        self.sample, self.world = sample, world
+        self._task = build(task.node(**options), "data", task)
+
+    @property
+    def kind(self) -> str:
+        """See `TaskData`."""
+        return self._task.name
+
+    def given(self, data_dir: Path) -> LabelledData:
+        """See `Source`; `data_dir` changes nothing."""
+        labels, splits = self._made(self.world)
+        return LabelledData(f"sample_{self.sample}", labels, splits, self._task.as_node())

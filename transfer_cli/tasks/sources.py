@@ -1,0 +1,204 @@
+"""Where labelled examples come from, and how splits that are missing are drawn.
+
+A reader turns a path into examples, and knows neither split nor seed nor task. What the examples
+are, and what can be learnt from them, the task says. A source puts both together.
+
+Missing splits are drawn from the training examples: the validation split first, then the few-label
+subset, so that the number of labels does not change the validation split.
+"""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transfer_cli.config.build import build
+from transfer_cli.data.columns import ANY, Wanted
+from transfer_cli.data.drawing import hold_out, keep_few
+from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
+from transfer_cli.data.overlap import say_overlap
+from transfer_cli.data.split import Whole
+from transfer_cli.errors import DataError
+from transfer_cli.tasks.base import Task
+
+
+@dataclass(kw_only=True)
+class Source(TaskData):
+    """Labelled examples of which some splits are given; the others are drawn."""
+
+    @property
+    def share(self) -> float:
+        """The share of the training examples to hold out where there is no validation split."""
+        return 0.0
+
+    @abstractmethod
+    def given(self, data_dir: Path) -> LabelledData:
+        """Return the splits that there are, all of whose labels are among those of `train`.
+
+        Raises:
+            DataError: A file is missing or broken.
+        """
+
+    def check(self, task: Task, train: Sequence[Any], where: str) -> None:
+        """Raise `DataError` unless something can be learnt from the training examples."""
+        task.check(train, where)
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`."""
+        data = self.given(data_dir)
+        task: Task = build(data.task, "data", Task, labels=data.labels)
+        splits = {name: tuple(examples) for name, examples in data.splits.items()}
+        train, where = splits["train"], data.source("train")
+        self.check(task, train, where)
+        say_overlap(splits, where, task.texts)
+        whole, part_of, left_out = len(train), {}, []
+        rest: Sequence[Any] = ()
+        if "validation" not in splits:
+            train, splits["validation"] = held_out(task, train, self.share, seed, where)
+            part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
+            left_out.append(f"{len(splits['validation']):,} are held out for validation")
+        if self.labelled is not None:
+            train, others = keep_few(train, self.labelled, seed, where, task.strata(train))
+            if others:
+                left_out.append(f"{len(others):,} are beyond data.labelled")
+            rest = tuple(map(task.unlabelled, others))
+        if left_out:
+            part_of["train"] = Whole(where, whole, tuple(left_out))
+        splits["train"] = tuple(task.learnt_from(train, seed))
+        node = {**task.as_node(), **task.facts(train)}
+        return replace(data, splits=splits, part_of=part_of, rest=rest, task=node)
+
+
+def held_out(
+    task: Task, train: Sequence[Any], share: float, seed: int, where: str
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the training examples without a share of them, and that share; see `hold_out`.
+
+    Of examples in groups, all of a group are held out or none.
+    """
+    groups = [task.group(example) for example in train]
+    distinct = tuple(dict.fromkeys(groups))
+    if distinct == (None,):
+        return hold_out(train, share, seed, where, task.strata(train))
+    _, held = hold_out(distinct, share, seed, where, [0] * len(distinct))
+    is_held = set(held)
+    both = list(zip(train, groups, strict=True))
+    return (
+        tuple(example for example, group in both if group not in is_held),
+        tuple(example for example, group in both if group in is_held),
+    )
+
+
+@dataclass(kw_only=True)
+class LabelledFiles(Source):
+    """Own labelled files, one for each split.
+
+    A kind of file is a subclass with its `task` and its reader, `read`. Its fields are keys of
+    `data`; those that are called as fields of the task are the task's as well.
+
+    Args:
+        train: A file.
+        validation: A file. Without it a share of the training examples is held out.
+        test: A file; without it there is no test set.
+        validation_share: The share of the training examples held out, in (0, 1).
+    """
+
+    task: ClassVar[type[Task]]
+    """What the examples are."""
+    read_as_trained: ClassVar[tuple[str, ...]] = ()
+    """Options with which a run's own data were read, and with which other tables are."""
+
+    train: str
+    validation: str | None = None
+    test: str | None = None
+    validation_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("validation_share", self.validation_share)
+        self.task(**self.options())  # which looks at them
+
+    @property
+    def kind(self) -> str:
+        """See `TaskData`."""
+        return self.task.name
+
+    @property
+    def share(self) -> float:
+        """See `Source`."""
+        return self.validation_share
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The file of each split that has one."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: Path(path).expanduser() for name, path in given.items() if path}
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that the task has as well."""
+        names = {field.name for field in dataclasses.fields(self.task)}
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name in names
+        }
+
+    def read(self, path: Path) -> Sequence[Any]:
+        """Return the examples in a file.
+
+        Raises:
+            DataError: It cannot be read, or an example is none.
+        """
+        raise NotImplementedError
+
+    def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
+        """Return the labels of training examples, in the order of their numbers."""
+        return ()
+
+    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+        """Return the examples in files, by split; labels are those of the first.
+
+        Args:
+            paths: A file for each split.
+            own: The columns of the table that a run was trained on.
+
+        Raises:
+            DataError: A file cannot be read.
+        """
+        splits = {name: self.read(path) for name, path in paths.items()}
+        first = next(iter(paths))
+        labels = self.labels(splits[first])
+        task = self.task(labels, **self.options())
+        for name, path in paths.items():
+            answers = chain.from_iterable(map(task.labels_of, splits[name]))
+            unknown = next((label for label in answers if label not in labels), None)
+            if labels and unknown is not None:
+                raise DataError(f"{path}: {unknown!r} is not among the labels of {paths[first]}.")
+        return LabelledData(paths[first].stem, labels, splits, task.as_node(), files=paths)
+
+    def given(self, data_dir: Path) -> LabelledData:
+        """See `Source`; `data_dir` changes nothing."""
+        return self.examples(self.paths)
+
+    def whole(self, own: Wanted) -> LabelledData:
+        """Return all examples of the training file as one split, `input`, to score a run on.
+
+        Args:
+            own: The columns of the table that the run was trained on.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        path = self.paths["train"]
+        data = self.examples({INPUT: path}, own)
+        part_of = {INPUT: Whole(str(path), len(data.splits[INPUT]), ()), **data.part_of}
+        return replace(data, files={"train": path}, part_of=part_of)
+
+
+def check_share(key: str, share: float) -> None:
+    """Raise `ValueError` unless an option is a share, between 0 and 1."""
+    if not 0 < share < 1:
+        raise ValueError(f"{key} is {share}, expected between 0 and 1.")

@@ -1,0 +1,159 @@
+"""Own files with a tag for each word."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from transfer_cli.data.columns import ANY, Wanted
+from transfer_cli.data.labelled import LabelledData
+from transfer_cli.data.records import MAX_LABELS
+from transfer_cli.errors import DataError, listed, nearest, one_of
+from transfer_cli.tasks.base import Task
+from transfer_cli.tasks.sources import LabelledFiles
+from transfer_cli.tasks.tagging import schemes
+from transfer_cli.tasks.tagging.readers import (
+    FIELDS,
+    Sentence,
+    TagColumns,
+    TagExample,
+    format_of,
+    sentences,
+)
+from transfer_cli.tasks.tagging.schemes import Scheme
+from transfer_cli.tasks.tagging.task import TaggingTask
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class TaggedFiles(LabelledFiles):
+    """Own files of tagged words; see `readers` for what each format holds.
+
+    Args:
+        format: `conll`, `conllu` or `jsonl`; None: by the files' names, `conll` where they tell
+            nothing.
+        word: The column of the word in `conll`, from 0.
+        tag: The column of the tag there, below 0 from the end; in `conllu` one of `FIELDS`.
+        comments: Whether lines of `conll` that begin with `#` are left out.
+        names: The tags that numbers stand for in JSON lines.
+        scheme: How tags mark entities; auto: what the tags of the training file look like.
+        piece: The piece of a word at which its tag is read, see `TaggingTask`; so are the others.
+        label_all: Whether all pieces of a word have a target.
+        stride: Words that two windows of a long text share; None: half of one.
+    """
+
+    task: ClassVar[type[Task]] = TaggingTask
+    read_as_trained: ClassVar[tuple[str, ...]] = ("word", "tag", "comments", "names", "scheme")
+
+    format: Literal["conll", "conllu", "jsonl"] | None = None
+    word: int = 0
+    tag: int | str = -1
+    comments: bool = False
+    names: list[str] | None = None
+    scheme: Literal["auto", "bio", "iob1", "bioes", "io", "none"] = "auto"
+    piece: Literal["auto", "first", "last"] = "auto"
+    label_all: bool = False
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("format", self.format or "conll", ("conll", "conllu", "jsonl"), ValueError)
+        one_of("scheme", self.scheme, schemes.SCHEMES, ValueError)
+        if isinstance(self.tag, str):
+            one_of("tag", self.tag, FIELDS, ValueError)
+        self._columns = TagColumns(self.word, self.tag, self.comments, self.names)
+
+    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+        """See `LabelledFiles`; the scheme is that of the first file."""
+        found = {split: self._sentences(path) for split, path in paths.items()}
+        first = next(iter(paths))
+        scheme = self._scheme(found[first], paths[first])
+        bio = {
+            split: [_in_bio(each, scheme, paths[split]) for each in rows]
+            for split, rows in found.items()
+        }
+        for split, tags in bio.items():
+            _say_changes(found[split], tags, scheme, paths[split])
+        labels = schemes.labels_of(chain.from_iterable(bio[first]), scheme)
+        if len(labels) > MAX_LABELS:
+            raise DataError(
+                f"{paths[first]}: {len(labels):,} different tags, more than {MAX_LABELS:,}. Is "
+                "that the column of tags?"
+            )
+        numbers = {tag: number for number, tag in enumerate(labels)}
+        splits = {}
+        for split, rows in found.items():
+            _check_known(rows, bio[split], labels, paths[split])
+            splits[split] = [
+                _example(each, [numbers[tag] for tag in tags])
+                for each, tags in zip(rows, bio[split], strict=True)
+            ]
+        node = self.task.node(**self.options(), marks_entities=scheme != "none")
+        return LabelledData(paths[first].stem, labels, splits, node, files=paths)
+
+    def _sentences(self, path: Path) -> list[Sentence]:
+        file_format = self.format or format_of(path)
+        if (file_format == "conllu") != isinstance(self.tag, str) and file_format != "jsonl":
+            said = (
+                f"data.tag={self.tag} is a column of CoNLL-U; a number names one of {path}"
+                if isinstance(self.tag, str)
+                else f"{path} is CoNLL-U; say data=conllu data.tag=upos, or one of {listed(FIELDS)}"
+            )
+            raise DataError(f"{said}.")
+        return sentences(path, file_format, self._columns)
+
+    def _scheme(self, train: Sequence[Sentence], path: Path) -> Scheme:
+        if self.scheme != "auto":
+            return self.scheme
+        scheme, warning = schemes.scheme_of(each.tags for each in train)
+        if warning:
+            log.warning("%s: %s", path, warning)
+        return scheme
+
+
+def _in_bio(sentence: Sentence, scheme: Scheme, source: Path) -> list[str]:
+    found = schemes.fault(sentence.tags, scheme)
+    if found is not None:
+        word, said = found
+        raise DataError(
+            f"{source}, line {sentence.lines[word]}: {said} (the scheme is {scheme}; data.scheme "
+            f"sets it, to one of {listed(schemes.SCHEMES, 10)})."
+        )
+    return schemes.to_bio(sentence.tags, scheme)
+
+
+def _say_changes(
+    found: Sequence[Sentence], bio: Sequence[list[str]], scheme: Scheme, source: Path
+) -> None:
+    changed = sum(
+        one != other
+        for sentence, tags in zip(found, bio, strict=True)
+        for one, other in zip(sentence.tags, tags, strict=True)
+    )
+    if changed:
+        log.info(
+            "%s: its tags are %s; %s of %s were changed to BIO",
+            source, scheme.upper(), f"{changed:,}", f"{sum(map(len, bio)):,}",
+        )  # fmt: skip
+
+
+def _check_known(
+    found: Sequence[Sentence], bio: Sequence[list[str]], labels: Sequence[str], source: Path
+) -> None:
+    known = set(labels)
+    for sentence, tags in zip(found, bio, strict=True):
+        for tag, line in zip(tags, sentence.lines, strict=True):
+            if tag not in known:
+                raise DataError(
+                    f"{source}, line {line}: the tag {tag!r} is not among the {len(labels)} of the "
+                    f"training file.{nearest(tag, labels)}"
+                )
+
+
+def _example(sentence: Sentence, label: Sequence[int]) -> TagExample:
+    if sentence.text is None or sentence.spans is None:
+        return TagExample.of_words(sentence.words, label)
+    return TagExample(sentence.text, tuple(sentence.spans), tuple(label))
