@@ -23,7 +23,6 @@ from transfer_cli.report.html.charts import Chart
 from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
-from transfer_cli.report.html.search_chart import search_chart
 from transfer_cli.report.html.setting_charts import label_chart, rate_chart
 
 MOST_POINTS = 400
@@ -116,7 +115,6 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("rate", "Learning rate", _charts(address, [rate_chart(choosing)])),
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [*costs, labels])),
-        ("parallel", "Parallel coordinates", _charts(address, [search_chart(choosing, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
         ("decisions", "Labels", mistakes.decisions_section(task)),
         ("errors", "Shared errors", mistakes.shared_errors(task.errors, task.expected)),

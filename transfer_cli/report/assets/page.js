@@ -143,46 +143,32 @@
     return { at, ticks, words, title: own.title ?? "" };
   }
 
-  function mixed(share) {
-    const parts = (name) => colour(name).match(/[0-9a-f]{2}/gi).map((each) => parseInt(each, 16));
-    const [best, worst] = [parts("ramp-best"), parts("ramp-worst")];
-    return `rgb(${best.map((each, at) => Math.round(each + share * (worst[at] - each))).join(",")})`;
-  }
-
-  function colourOf({ slot, slots, ramp }, at) {
+  function colourOf({ slot, slots }, at) {
     const place = slots ? slots[at] : slot;
-    if (place !== undefined) return colour(`series-${place % COLOURS}`);
-    return ramp === undefined ? colour("edge") : mixed(ramp);
+    return colour(place === undefined ? "edge" : `series-${place % COLOURS}`);
   }
 
   const LETTER = 6.6;
 
   /** Draw axes; return where a pair of values is, in pixels. */
-  function drawAxes(picture, x, y, layout, { width, height }) {
+  function drawAxes(picture, x, y, { width, height }) {
     const [soft, line, edge] = ["soft", "line", "edge"].map(colour);
-    const isParallel = layout.xaxis.side === "top";
-    const longest = isParallel ? 0 : Math.max(1, ...y.ticks.map(([, words]) => words.length));
-    const left = isParallel ? 8 : 34 + LETTER * longest;
-    const [top, right, bottom] = isParallel ? [52, 16, 12] : [12, 20, 46];
+    const longest = Math.max(1, ...y.ticks.map(([, words]) => words.length));
+    const left = 34 + LETTER * longest;
+    const [top, right, bottom] = [12, 20, 46];
     const [w, h] = [width - left - right, height - top - bottom];
     const X = (value) => left + w * x.at(value);
     const Y = (value) => top + h * (1 - y.at(value));
     const text = { fill: soft, "font-size": 12 };
     let end = -Infinity;
-    x.ticks.forEach(([share, words], n) => {
+    for (const [share, words] of x.ticks) {
       const at = left + w * share;
-      svg(picture, "line", { x1: at, x2: at, y1: top, y2: top + h, stroke: isParallel ? edge : line });
+      svg(picture, "line", { x1: at, x2: at, y1: top, y2: top + h, stroke: line });
       const half = (LETTER * words.length) / 2;
-      if (isParallel) {
-        const inside = Math.min(Math.max(at, half + 2), width - half - 2);
-        const row = n % 2 ? 38 : 18;
-        svg(picture, "text", { ...text, x: inside, y: row, "text-anchor": "middle" }, words);
-      } else if (at - half > end) {
-        svg(picture, "text", { ...text, x: at, y: top + h + 17, "text-anchor": "middle" }, words);
-        end = at + half + 6;
-      }
-    });
-    if (isParallel) return [X, Y];
+      if (at - half <= end) continue;
+      svg(picture, "text", { ...text, x: at, y: top + h + 17, "text-anchor": "middle" }, words);
+      end = at + half + 6;
+    }
     for (const [share, words] of y.ticks) {
       const at = top + h * (1 - share);
       svg(picture, "line", { x1: left, x2: left + w, y1: at, y2: at, stroke: line });
@@ -259,14 +245,11 @@
       this.figure = figure;
       this.plot = figure.querySelector(".plot");
       this.choice = figure.querySelector("select.view");
-      this.share = figure.querySelector("select.share");
       this.numbers = figure.querySelector(".numbers");
       this.tip = element("div", null, { class: "tip", hidden: "" });
       this.points = [];
       this.views = JSON.parse(figure.querySelector("script").textContent);
-      for (const each of [this.choice, this.share]) {
-        each?.addEventListener("change", () => this.draw());
-      }
+      this.choice?.addEventListener("change", () => this.draw());
       figure.querySelector("button.save").addEventListener("click", () => this.save());
       figure.querySelector("details").addEventListener("toggle", () => this.list());
       this.plot.addEventListener("pointermove", (event) => this.point(event));
@@ -279,10 +262,8 @@
 
     traces() {
       const visible = visibleGroups(this.figure.dataset.legend);
-      const share = this.share ? Number(this.share.value) : 1;
       return this.view().traces.filter(({ meta }) => (
-        (meta.group === undefined || !visible || visible.has(meta.group))
-        && (meta.ramp === undefined || share === 1 || meta.ramp < share)
+        meta.group === undefined || !visible || visible.has(meta.group)
       ));
     }
 
@@ -301,11 +282,8 @@
         ...(each.error_y?.array.map((bar, at) => each.y[at] + bar) ?? []),
         ...(each.error_y?.arrayminus.map((bar, at) => each.y[at] - bar) ?? []),
       ]));
-      const [X, Y] = drawAxes(this.picture, x, y, layout, { width, height });
+      const [X, Y] = drawAxes(this.picture, x, y, { width, height });
       for (const each of traces) drawTrace(this.picture, each, X, Y);
-      for (const { x: at, y: share, text } of layout.annotations ?? []) {
-        write(this.picture, text, X(at) - 5, Y(share));
-      }
       this.points = [];
       for (const each of traces) this.name(each, x, y, X, Y, width < NARROW);
       this.tip.hidden = true;
@@ -316,19 +294,13 @@
     /** Write the names that stand beside points, and keep those that a pointer asks for. */
     name(trace, x, y, X, Y, isNarrow) {
       if (["seed", "quiet"].includes(trace.meta.role)) return;
-      let stretch = 0;
       trace.x.forEach((value, at) => {
-        if (value === null) stretch += 1;
-        else {
-          const [px, py] = [X(value), Y(trace.y[at])];
-          const names = trace.name;
-          const name = Array.isArray(names) ? names[trace.line ? stretch : at] : names;
-          const own = x.title
-            ? `${name}\n${y.title}: ${said(trace.y[at])}\n${x.title}: ${x.words(value)}` : name;
-          this.points.push([px, py, own]);
-          const label = isNarrow && trace.meta.short ? trace.meta.short[at] : trace.labels?.[at];
-          if (label) write(this.picture, label, px, py, trace.sides[at]);
-        }
+        const [px, py] = [X(value), Y(trace.y[at])];
+        const name = Array.isArray(trace.name) ? trace.name[at] : trace.name;
+        const words = `${name}\n${y.title}: ${said(trace.y[at])}\n${x.title}: ${x.words(value)}`;
+        this.points.push([px, py, words]);
+        const label = isNarrow && trace.meta.short ? trace.meta.short[at] : trace.labels?.[at];
+        if (label) write(this.picture, label, px, py, trace.sides[at]);
       });
     }
 

@@ -1,10 +1,10 @@
 """What a chart of a report is: traces that the page's script draws, and its words and numbers.
 
 A trace is a mapping: `x` and `y` of its points, None where a line has a gap; `line` and `marker`,
-what is drawn; `error_y`, bars; `name`, what a point is called, or a name for each point, and of
-lines for each stretch; `labels`, words beside the points; `ring`, the point to take. `meta.slot`
-says which group it shows, or `slots` for each point: the script gives it a colour that differs
-from the others on a light and on a dark ground.
+what is drawn; `error_y`, bars; `name`, what a point is called, or a name for each point; `labels`,
+words beside the points; `ring`, the point to take. `meta.slot` says which group it shows, or
+`slots` for each point: the script gives it a colour that differs from the others on a light and on
+a dark ground.
 """
 
 import math
@@ -42,7 +42,6 @@ class Chart:
         description: The same with the outcome, for those who cannot see it.
         views: One at least.
         columns: Of the table of numbers; without them the script lists what is visible.
-        narrowest: Width in pixels below which it scrolls.
         lines: What its lines are called, where they are no groups.
     """
 
@@ -53,7 +52,6 @@ class Chart:
     views: Sequence[View]
     columns: Sequence[PageColumn | str] = ()
     rows: Sequence[Sequence[Cell | object]] = ()
-    narrowest: int = 0
     lines: Sequence[str] = ()
 
     @property

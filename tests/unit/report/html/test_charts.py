@@ -12,7 +12,6 @@ from transfer_cli.report.html import charts
 from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
-from transfer_cli.report.html.search_chart import axis_of, search_chart
 from transfer_cli.report.html.setting_charts import label_chart, rate_chart
 from transfer_cli.runs.results import UNDECLARED
 
@@ -193,49 +192,6 @@ def test_shares_are_drawn_in_percent(tmp_path):
     assert accuracy.layout["yaxis"]["title"] == "validation accuracy (%)"
     last = [trace["y"][-1] for trace in accuracy.traces if trace["meta"]["role"] == "mean"]
     assert all(50 < each <= 100 for each in last)
-
-
-def test_a_search_has_an_axis_for_each_setting_and_one_for_the_result(tmp_path):
-    task, names, _ = shown(reports.search(tmp_path, trials=24))
-
-    chart = search_chart(task, names)
-
-    layout = chart.views[0].layout
-    assert layout["xaxis"]["ticktext"] == [
-        "adaptation", "lr", "weight_decay", "batch", "schedule", "test error rate (%)",
-    ]  # fmt: skip
-    lines = sum(each["x"].count(None) for each in traces(chart, "trial"))
-    assert lines == 24
-    for each in traces(chart, "trial"):
-        assert all(place is None or 0 <= place <= 1 for place in each["y"])
-    best = min(group.measures[task.measure].mean for group in task.groups)
-    assert f"{best:.2f}" in chart.description
-
-
-def test_few_trials_are_no_search(tmp_path):
-    task, names, _ = shown(reports.search(tmp_path, trials=7))
-
-    assert search_chart(task, names) is None
-
-
-def test_numbers_far_apart_are_spread_by_their_logarithm():
-    axis = axis_of("optimizer.lr", "lr", [1e-5, 1e-4, 1e-3])
-
-    assert axis.places == pytest.approx([0, 0.5, 1])
-    assert [words for _, words in axis.ticks] == ["1e-05", "0.0001", "0.001"]
-
-
-def test_what_is_no_number_has_a_place_for_each_value():
-    axis = axis_of("loop.clip", "clip", [None, 1.0, None, True])
-
-    assert axis.places[0] == axis.places[2]
-    assert len({*axis.places}) == 3
-
-
-def test_numbers_among_words_stand_by_size():
-    axis = axis_of("data.labelled", "labelled", [None, 2000, 100])
-
-    assert [words for _, words in axis.ticks] == ["100", "2000", "all"]
 
 
 def test_no_bar_leaves_what_an_error_rate_can_be():
