@@ -160,7 +160,7 @@ def test_a_mistake_in_a_primary_config_of_ones_own(capsys, tmp_path, text, messa
         ("evaluate", ["run=.", "loop.batch=1"], "loop.batch: no such key."),
         ("inspect", ["samples=few"], "samples: expected a whole number, got 'few'"),
         ("pretrain", ["-m", "seed=1,2", "loop.batch=x"], "loop.batch: expected a whole number"),
-        ("pretrain", ["--cfg", "job", "-m"], "Only one of"),
+        ("pretrain", ["--cfg", "job", "-m"], "-m: what is shown is the config of one run"),
     ],
 )
 def test_a_mistake_with_another_command(capsys, command, words, message):
