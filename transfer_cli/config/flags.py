@@ -142,11 +142,13 @@ def parse(arguments: list[str], command: str = "") -> Request:
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
     shows = "config" if found.cfg else found.info or ""
+    if shows and found.multirun:
+        raise ConfigError("-m: what is shown is the config of one run; leave -m out")
     return Request(
         overrides=tuple(map(_declared, [*words, *([f"html={found.html}"] if found.html else [])])),
         asks_help=found.help,
         asks_all=asks_all,
-        multirun=not shows and (found.multirun or (_chooses_sweep(words) and not found.job)),
+        multirun=found.multirun or (_chooses_sweep(words) and not found.job and not shows),
         shows=shows,
         package=found.package,
         resolve=found.resolve,
