@@ -21,17 +21,17 @@ from transfer_cli.tasks.base import Task
 LOSS_OPTIONS = ("stream", "weight")
 """Options in the node of an objective that are not the objective's."""
 
-FITTING = {
-    "classification": ("classification", "data=table, where the label is a name"),
-    "regression": ("regression", "data=numbers, where the label is a number"),
-    "multilabel": ("multilabel", "data=labels, where a text has several labels"),
-    "tagging": ("tagging", "data=conll, where each word has a tag"),
-    "span": ("span", "data=squad, where the answer is a part of a text"),
-    "choice": ("choice", "data=choices, where one of several texts is right"),
-    "dialog": ("next_utterance", "data=dialog, where a reply follows"),
-    "text to text": ("prefix_lm", "data=text_pairs, where the label is a text"),
+OWN_DATA = {
+    "classification": "data=table, where the label is a name",
+    "regression": "data=numbers, where the label is a number",
+    "multilabel": "data=labels, where a text has several labels",
+    "tagging": "data=conll, where each word has a tag",
+    "span": "data=squad, where the answer is a part of a text",
+    "choice": "data=choices, where one of several texts is right",
+    "dialog": "data=dialog, where a reply follows",
+    "text to text": "data=text_pairs, where the label is a text",
 }
-"""Task -> the objective that learns it, and own data that have it."""
+"""Task -> own data that have it."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +160,15 @@ def bind_losses(
     return found
 
 
-def check_task(name: str, loss: Asked, task: Task | str | None) -> None:
+def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
     """Refuse an objective that needs other examples than its data has.
 
     Args:
         name: The name of the loss.
         loss: The objective.
-        task: The task of its data, or its name alone; None: text without labels.
+        task: The task of its data, or its class; None: text without labels.
     """
-    needs, there = loss.objective.task, task.name if isinstance(task, Task) else task
+    needs, there = loss.objective.task, None if task is None else task.name
     if there == "choice" and needs is None and _hides_tokens(loss.objective):
         raise ConfigError(
             f"{loss_key(name)}: {type(loss.objective).__name__} hides tokens of single texts, and "
@@ -177,8 +177,8 @@ def check_task(name: str, loss: Asked, task: Task | str | None) -> None:
     if needs is None or needs == there:
         return
     key, data = ("objective", "data") if name == "main" else (f"losses.{name}", loss.stream)
-    objective, _ = FITTING.get(str(there), (getattr(task, "objective", None), ""))
-    _, source = FITTING.get(needs, ("", f"data of the task {needs}"))
+    objective = None if task is None else task.objective
+    source = OWN_DATA.get(needs, f"data of the task {needs}")
     cure = f"objective={objective}, or " if objective and name == "main" else ""
     raise ConfigError(
         f"{key}: {type(loss.objective).__name__} needs examples of the task {needs}, and "

@@ -182,8 +182,8 @@ class TaskData(ABC):
             at_least("labelled", self.labelled, 1)
 
     @property
-    def kind(self) -> str | None:
-        """The name of the task of its examples, where that is known before they are read."""
+    def kind(self) -> Any:
+        """The class of the task of its examples, where that is known before they are read."""
         return None
 
     def submission(self) -> Submission | None:

@@ -94,8 +94,9 @@ class Classification(SequenceObjective):
         self._progress = progress
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of texts, for each term."""
-        return dict.fromkeys(self.weights, size(batch))
+        """Return the number of texts."""
+        count = size(batch)
+        return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
 
     @property
     def num_outputs(self) -> int:

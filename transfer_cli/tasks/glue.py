@@ -13,6 +13,7 @@ from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.labelled import Example, LabelledData, Submission
 from transfer_cli.errors import DataError, listed, nearest, one_of
+from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask, problem_of
 from transfer_cli.tasks.sources import Source
@@ -100,9 +101,9 @@ class Glue(Source):
         return Submission({"": files} if isinstance(files, str) else files, texts, bounds)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> type[Task]:
         """See `TaskData`."""
-        return ClassificationTask.name if self._files.labels else RegressionTask.name
+        return ClassificationTask if self._files.labels else RegressionTask
 
     def given(self, data_dir: Path) -> LabelledData:
         """See `Source`; `data_dir` changes nothing."""

@@ -177,9 +177,9 @@ class Sample(Source):
         self._task = build(task.node(**options), "data", task)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> type[Task]:
         """See `TaskData`."""
-        return self._task.name
+        return type(self._task)
 
     def given(self, data_dir: Path) -> LabelledData:
         """See `Source`; `data_dir` changes nothing."""

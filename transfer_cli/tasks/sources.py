@@ -122,9 +122,9 @@ class LabelledFiles(Source):
         self.task(**self.options())  # which looks at them
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> type[Task]:
         """See `TaskData`."""
-        return self.task.name
+        return self.task
 
     @property
     def share(self) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from transfer_cli.data import catalog, readers
 from transfer_cli.data.labelled import Example, LabelledData
 from transfer_cli.errors import DataError, nearest
+from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.sources import Source, check_share
 
@@ -52,9 +53,9 @@ class Trec(Source):
         check_share("validation", self.validation)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> type[Task]:
         """See `TaskData`."""
-        return ClassificationTask.name
+        return ClassificationTask
 
     @property
     def share(self) -> float:

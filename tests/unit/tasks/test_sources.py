@@ -221,19 +221,12 @@ def test_a_table_is_split_and_its_labels_sorted(write):
 
 
 def test_given_files_are_taken_as_they_are(write):
-    train, validation, test = (
-        write("a.csv", ROWS),
-        write("v.csv", ROWS[:3]),
-        write("t.csv", ROWS[:2]),
-    )
+    sizes = {"train": 40, "validation": 3, "test": 2}
+    files = {name: write(f"{name}.csv", ROWS[:size]) for name, size in sizes.items()}
 
-    splits = Table(train=train, validation=validation, test=test).load(Path(), 0).splits
+    splits = Table(**files).load(Path(), 0).splits
 
-    assert {name: len(examples) for name, examples in splits.items()} == {
-        "train": 40,
-        "validation": 3,
-        "test": 2,
-    }
+    assert {name: len(examples) for name, examples in splits.items()} == sizes
 
 
 def test_whole_numbers_as_labels_are_sorted_as_numbers(write):
