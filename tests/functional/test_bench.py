@@ -110,7 +110,7 @@ def run(script, *words):
     return subprocess.run(
         [sys.executable, FOLDER / script, *words, "--quick", "--threads", "1"],
         env={**os.environ, "PYTHONPATH": str(conf_dir().parent)},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=550, check=False,
     )  # fmt: skip
 
 
