@@ -18,13 +18,9 @@ MODULES: set[str] = set()
 """Modules that still share a name. It may only shrink as well."""
 
 
-SHIPPED = {"modeling_transfer"}
-"""Modules that an export copies, for readers who have nothing else of ours."""
-
-
 def modules():
     found = sorted(ROOT.rglob("*.py"))
-    return (path for path in found if not path.stem.startswith("__") and path.stem not in SHIPPED)
+    return (path for path in found if not path.stem.startswith("__"))
 
 
 def shared(places):

@@ -14,7 +14,7 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.family import SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.onnx_modules import graph_of
-from transfer_cli.interop.targets import Ours, target_of
+from transfer_cli.interop.targets import GRAPHS, Ours, target_of
 from transfer_cli.model.added import added_parameters, lasting_parameters
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -59,8 +59,9 @@ def exports_as(
         try:
             target = target_of(ours_of(description, tokenizer, task, model, heads, head=True))
         except CheckpointError as error:
-            return f"not as it is{graph}; {str(error).removeprefix('run: ')}"
-    return "; ".join(filter(None, (target.describe() + graph, target.misfit)))
+            reason = str(error).removeprefix("run: ").removesuffix(GRAPHS)
+            return f"{'format=onnx' if graph else 'not as it is'}; {reason}"
+    return target.describe() + graph
 
 
 def ours_of(

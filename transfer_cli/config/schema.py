@@ -508,8 +508,7 @@ class ExportConfig:
     format: str = "hf"
     """hf: a folder that Hugging Face's libraries load; onnx: a graph for ONNX runtimes."""
     family: str | None = None
-    """The `model_type` of the published family to write, or `transfer` for a folder with its own
-    code; null: the model's own family, or what fits."""
+    """The `model_type` of the published family to write; null: the model's own, or what fits."""
     head: bool = True
     """Whether the classifier or the language model's head goes along; false: the backbone alone."""
     base: str | None = None

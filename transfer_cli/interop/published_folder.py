@@ -27,7 +27,6 @@ from transfer_cli.interop.family import (
     Family,
     PublishedHead,
 )
-from transfer_cli.interop.own_code import MODEL_TYPE
 from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.interop.vocabulary import longest_input, read_tokenizer
@@ -196,11 +195,6 @@ def _family(settings: PublishedConfig, key: str) -> Family:
         return by_class[0]
     if isinstance(kind, str) and kind in known:
         return known[kind]
-    if kind == MODEL_TYPE:
-        raise CheckpointError(
-            f"{key}: {settings.path.parent} is an export with its own code, which only "
-            "transformers reads; give the run that it was made from"
-        )
     names = ", ".join(f"{family.name} ({family.model_type})" for family in known.values())
     raise CheckpointError(
         f"{key}: {settings.path.parent} is of the family {str(kind)[:100]!r} (model_type in "

@@ -1,8 +1,6 @@
 """A model of ours as a folder that Hugging Face's libraries load."""
 
 import json
-import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +15,7 @@ from transfer_cli.interop.family import LANGUAGE_MODEL
 from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.published_folder import open_folder
-from transfer_cli.interop.targets import CLASS_BIAS, NORM_BIAS, Ours, Target, target_of
+from transfer_cli.interop.targets import CLASS_BIAS, GRAPHS, NORM_BIAS, Ours, Target, target_of
 from transfer_cli.model.weights import readable_like
 
 TOKENS = "backbone.token_embedding.weight"
@@ -59,9 +57,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     folds_bias = classifier is not None and not any(r.ours == CLASS_BIAS for r in target.rules)
     if folds_bias:
         _fold_bias(tensors, target.name)
-    if target.code is not None:
-        shutil.copyfile(target.code, folder / target.code.name)
-    elif classifier is not None and pad == tokenizer.cls:
+    if classifier is not None and pad == tokenizer.cls:
         pad = len(tensors[TOKENS])
         tensors[TOKENS] = torch.nn.functional.pad(tensors[TOKENS], (0, 0, 0, 1))
     given = dict(target.constants)
@@ -88,7 +84,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     files.dump_json(folder / CONFIG, config)
     _write_tokenizer(ours, folder, pad, mask_lstrip=target.mask_lstrip)
     used = {rule.ours for rule in target.rules}
-    again = _read_again(target, folder)
+    again = open_folder(folder, "to").tensors()
     same = {n for n in again if n in tensors and torch.equal(again[n], tensors[n].float())}
     if damaged := (used & again.keys() & tensors.keys()) - same:
         raise CheckpointError(
@@ -96,13 +92,6 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         )
     left_out = ours.tensors.keys() - used - same - ({CLASS_BIAS} if folds_bias else set())
     return Written(target, ours.labels, tuple(sorted(left_out)))
-
-
-def _read_again(target: Target, folder: Path) -> Mapping[str, Tensor]:
-    if target.code is None:
-        return open_folder(folder, "to").tensors()
-    found = files.read_tensors(folder)
-    return {rule.ours: found[rule.theirs[0]] for rule in target.rules}
 
 
 def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
@@ -115,8 +104,7 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
     shift = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
     if norm is None or not torch.allclose(weight @ shift, bias, atol=1e-7):
         raise CheckpointError(
-            f"run: the classifier's bias has no place in {family}, whose classifier has none; "
-            "family=transfer writes a folder with its own code, which has one"
+            f"run: the classifier's bias has no place in {family}, which has none{GRAPHS}"
         )
     tensors[NORM_BIAS] = (norm.double() + shift).to(norm.dtype)
 

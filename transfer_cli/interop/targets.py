@@ -1,11 +1,10 @@
-"""What a model of ours can be written as: a model of a published family, or with code of its own.
+"""What a model of ours can be written as: a model of a published family.
 
 Only names and shapes of tensors are looked at, so that a plan asks before there are weights.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch import Tensor
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, one_of
-from transfer_cli.interop import own_code
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, PRETRAINING, Family, PublishedHead
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
@@ -24,6 +22,9 @@ from transfer_cli.objectives.sequence import SequenceObjective
 CLASS_BIAS = "heads.class.linear.bias"
 NORM_BIAS = "backbone.final_norm.bias"
 """Where the bias of a causal family's classifier is put, which has none there."""
+
+GRAPHS = ". format=onnx takes any model"
+"""The cure where no family fits."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,6 @@ class Target:
         config: Keys of `config.json` that say how it is built.
         constants: Further tensors, by name; see `Family.constants`.
         mask_lstrip: See `Family`.
-        code: The file with its code; None: transformers has it.
-        misfit: Why it is no model of a published family; "": it is.
     """
 
     name: str
@@ -81,15 +80,11 @@ class Target:
     config: Mapping[str, Any]
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     mask_lstrip: bool = False
-    code: Path | None = None
-    misfit: str = ""
 
     def describe(self) -> str:
         """Return in words what it is written as."""
-        if self.code is None:
-            article = "an" if self.name[0] in "AE" else "a"
-            return f"{article} {self.name} (transformers.{self.architecture})"
-        return f"a {self.name}, for transformers with trust_remote_code=True"
+        article = "an" if self.name[0] in "AE" else "a"
+        return f"{article} {self.name} (transformers.{self.architecture})"
 
 
 def target_of(ours: Ours, wanted: str | None = None) -> Target:
@@ -97,8 +92,7 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
 
     Args:
         ours: The model; its tensors may be on the meta device.
-        wanted: The `model_type` of a family, or that of the own code. None: the first family that
-            fits, else the own code.
+        wanted: The `model_type` of a family. None: the first family that fits.
 
     Raises:
         ConfigError: There is no such family.
@@ -106,7 +100,7 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
     """
     known = families()
     if wanted is not None:
-        one_of("family", wanted, (*known, own_code.MODEL_TYPE))
+        one_of("family", wanted, known)
         known = {name: family for name, family in known.items() if name == wanted}
     found = {family: _misfits(family, ours) for family in known.values()}
 
@@ -114,20 +108,16 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
         turned = family.is_causal != (ours.shape.direction == "causal")
         return turned, len(family.misfits(ours.shape, ours.tokenizer)), len(found[family])
 
-    best = min(found, key=distance, default=None)
-    if best is not None and not found[best]:
+    best = min(found, key=distance)
+    if not found[best]:
         return _of_family(best, ours)
-    nearly = f"no {best.name}: {'; '.join(found[best])}" if best else ""
-    if wanted not in (None, own_code.MODEL_TYPE):
+    nearly = f"no {best.name}: {'; '.join(found[best])}"
+    if wanted is not None:
         raise CheckpointError(f"run: it is {nearly}. family=null takes what fits")
-    wrong = own_code.misfits(ours.shape, ours.added, ours.head)
-    if wrong:
-        fits = all(part.in_graphs for part in ours.added.values())
-        raise CheckpointError(
-            f"run: no published family has such a model, nor has the code that an export brings "
-            f"along: {'; '.join(wrong)}" + (". format=onnx takes any model" if fits else "")
-        )
-    return _with_code(ours, nearly)
+    fits = all(part.in_graphs for part in ours.added.values())
+    raise CheckpointError(
+        f"run: no published family has such a model: {nearly}{GRAPHS if fits else ''}"
+    )
 
 
 def _of_family(family: Family, ours: Ours) -> Target:
@@ -146,23 +136,6 @@ def _of_family(family: Family, ours: Ours) -> Target:
         },
         constants={f"{prefix}{name}": each for name, each in constants.items()},
         mask_lstrip=family.mask_lstrip,
-    )
-
-
-def _with_code(ours: Ours, misfit: str) -> Target:
-    kind = own_code.kind_of(ours.head, ours.shape, ours.tensors)
-    return Target(
-        name="folder with its own code",
-        model_type=own_code.MODEL_TYPE,
-        architecture=kind.architecture,
-        pipeline=kind.pipeline,
-        rules=own_code.rules(ours.tensors, kind),
-        config={
-            **own_code.config(ours.shape, ours.added, kind),
-            **(own_code.of_classifier(ours.classifier, ours.shape) if ours.classifier else {}),
-        },
-        code=own_code.FILE,
-        misfit=misfit,
     )
 
 

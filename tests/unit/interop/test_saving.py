@@ -180,14 +180,14 @@ def test_both_heads_of_pretraining_predict_the_same(
         (replace(MASKED, residual="reordered", norm="layer_no_bias"), "norm=layer_no_bias"),
     ],
 )
-def test_what_fits_no_family_is_written_with_its_code(tmp_path, tokenizer, shape, misfit):
+def test_what_fits_no_family_is_refused_with_what_is_nearly_one(tmp_path, tokenizer, shape, misfit):
     model = model_of(shape, tokenizer)
 
-    written = write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
+    with pytest.raises(CheckpointError, match=misfit) as refused:
+        write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
 
-    assert misfit in written.target.misfit
-    assert written.left_out == ()
-    predicts_the_same(tmp_path, model, tokenizer, trust_remote_code=True)
+    assert "format=onnx" in str(refused.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -203,23 +203,10 @@ def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, misfi
     classifier = Classification(**{"pooling": "cls_last", **change})
     classifier.setup(TaskInfo(tokenizer, ("a", "b")))
     backbone = Backbone(CAUSAL, tokenizer.size)
-    model = TransferModel(backbone, classifier.modules(backbone)).eval()
-    with torch.no_grad():
-        for each in model.state_dict().values():
-            if each.is_floating_point():
-                each.add_(torch.rand_like(each) * 0.4)
+    model = TransferModel(backbone, classifier.modules(backbone))
 
-    written = write_folder(ours(CAUSAL, model.state_dict(), tokenizer, classifier), tmp_path)
-
-    assert misfit in written.target.misfit
-    theirs = loaded("AutoModelForSequenceClassification", tmp_path, trust_remote_code=True)
-    tokens, mask = some_texts(tokenizer)
-    with torch.no_grad():
-        batch = {"tokens": tokens, "mask": mask}
-        own = classifier.outputs(model, batch, Encoding(model, batch))
-        other = theirs(input_ids=tokens, attention_mask=mask.long()).logits
-    assert own.std() > 1e-2
-    torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-5)
+    with pytest.raises(CheckpointError, match=misfit):
+        write_folder(ours(CAUSAL, model.state_dict(), tokenizer, classifier), tmp_path)
 
 
 def test_a_part_of_ones_own_is_refused_by_name(tmp_path, tokenizer):
@@ -235,7 +222,7 @@ def test_a_part_of_ones_own_is_refused_by_name(tmp_path, tokenizer):
     model.readout.edit = "scaled"
     given = ours(CAUSAL, model.state_dict(), tokenizer, None)
 
-    with pytest.raises(CheckpointError, match=r"brings along: a factor \(adaptation.edits.scaled"):
+    with pytest.raises(CheckpointError, match=r"a factor \(adaptation.edits.scaled"):
         write_folder(replace(given, added=added_parameters(model)), tmp_path)
 
     assert not list(tmp_path.iterdir())

@@ -65,7 +65,6 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
         title=Path(to).name,
         task=target.pipeline,
         architecture=target.architecture,
-        brings_code=target.code is not None,
         what=what,
         labels=written.labels,
         how=_training(run, results) if results else {},

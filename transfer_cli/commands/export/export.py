@@ -110,8 +110,6 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
         "loads as": written.target.describe(),
         "card": f"{Path(config.to) / 'README.md'}: fill in its license",
     }
-    if written.target.misfit:
-        facts["because"] = f"it is {written.target.misfit}"
     left_out = list(written.left_out)
     if ours.classifier is not None:
         left_out += ours.classifier.left_out_of_exports(start.task)
