@@ -672,8 +672,8 @@ def main(
     *,
     rounds: int = 1,
     device: str = "cpu",
-) -> None:
-    """Run a case from the command line.
+) -> list[Report]:
+    """Run a case from the command line; return what it reported.
 
     Args:
         text: What it is for.
@@ -692,9 +692,11 @@ def main(
     asked.rounds = asked.rounds or (1 if asked.quick else rounds)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            show(list(measure(asked, Path(folder))), asked)
+            reports = list(measure(asked, Path(folder)))
+            show(reports, asked)
     except BenchmarkError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    return reports
 
 
 MODEL = {"--model": {"required": True, "type": Path, "help": "folder of a published model"}}
