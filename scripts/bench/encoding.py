@@ -147,7 +147,7 @@ def anonymous_peaks(words: Sequence[str], env: Mapping[str, str]) -> tuple[float
             list(words), env={**os.environ, **env}, stdout=log, stderr=log
         )
         while process.poll() is None:
-            sizes = [_anonymous_mib(each) for each in _with_children(process.pid)]
+            sizes = [_anonymous_mib(member) for member in _with_children(process.pid)]
             one, all_together = max(one, *sizes), max(all_together, sum(sizes))
             time.sleep(0.05)
         if process.returncode:
@@ -158,8 +158,8 @@ def anonymous_peaks(words: Sequence[str], env: Mapping[str, str]) -> tuple[float
 
 def _with_children(process: int) -> list[int]:
     family = [process]
-    for each in family:
-        for children in Path(f"/proc/{each}/task").glob("*/children"):
+    for member in family:
+        for children in Path(f"/proc/{member}/task").glob("*/children"):
             try:
                 family += map(int, children.read_text("ascii").split())
             except OSError:  # it has ended

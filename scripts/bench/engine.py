@@ -49,16 +49,16 @@ def at_tiny_size(asked: argparse.Namespace, folder: Path) -> Report:
         for name, how in ways.items()
     ]
     steps, rounds = (10, 2) if asked.quick else (50, 4 * asked.rounds + 1)
-    own, bare, timed = figures = measuring.take_turns(
+    ours, bare, timed = figures = measuring.take_turns(
         workers, rounds=rounds, steps=steps, threads=1
     )
-    wall, cpu = (1000 * measuring.difference(own, bare, of) for of in ("wall_s", "cpu_s"))
+    wall, cpu = (1000 * measuring.difference(ours, bare, of) for of in ("wall_s", "cpu_s"))
     notes = [
         f"Over the bare loop, CPU time: {cpu:.2f} ms a step.",
         f"Between steps, as a run itself measures it: {1000 * timed.noted('engine_s') / steps:.2f} "
         "ms.",
     ]
-    disturbed = own.disturbed or bare.disturbed
+    disturbed = ours.disturbed or bare.disturbed
     goal = Goal("engine over a bare loop, ms a step", wall, 0.6, disturbed=disturbed)
     title = f"What the engine takes, {product.title_of(TINY)}, a record every 10 steps, one thread"
     return Report(title, figures, [goal], notes=notes)

@@ -171,7 +171,7 @@ def compare(
     plain = measuring.FOLDER / "plain_tasks.py"
     script = [asked.peers or sys.executable, str(plain), json.dumps(asdict(recipe))]
     cache = {"TRANSFER_CACHE": str(folder / f"cache-{run.name}")}
-    own, peer = (
+    ours, peer = (
         Figure.of(command.name, [measuring.once(command, threads=asked.threads)])
         for command in (
             Command(f"{name}, transfer", measuring.transfer("finetune", *words), cache),
@@ -181,11 +181,11 @@ def compare(
     measures = json.loads((run / "results.json").read_text("utf-8"))["measures"]
     scores = measures[recipe.scored][recipe.measure], json.loads(Path(recipe.out).read_text())
     goals = [
-        measuring.compare(f"{name}: {what} over the peer's", own, peer, MOST_OF_PEER, of=of)
+        measuring.compare(f"{name}: {what} over the peer's", ours, peer, MOST_OF_PEER, of=of)
         for what, of in (("wall time", "wall_s"), ("CPU time", "cpu_s"), ("memory", "peak_mib"))
     ]
     row = [name, recipe.measure, *(f"{score:.4f}" for score in scores)]
-    return [own, peer], [*row, *(f"{goal.value:.2f}" for goal in goals)], goals
+    return [ours, peer], [*row, *(f"{goal.value:.2f}" for goal in goals)], goals
 
 
 def recipes(asked: argparse.Namespace, folder: Path) -> Iterator[Recipe]:
@@ -219,10 +219,10 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     ]
     figures, goals = list[Figure](), list[Goal]()
     for recipe in recipes(asked, folder):
-        both, row, own = compare(recipe, asked, folder)
+        both, row, goals_of_task = compare(recipe, asked, folder)
         table.append(row)
         figures += both
-        goals += own
+        goals += goals_of_task
     yield Report("Fine-tuning on tasks", figures, goals, table)
 
 

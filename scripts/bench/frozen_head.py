@@ -68,17 +68,17 @@ print(json.dumps({"error": 100 * wrong, "seconds": seconds}))
 
 def sentences(source: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each article's title and its short sentences, each once."""
-    title, found = "", dict[str, None]()
+    title, texts = "", dict[str, None]()
     with lzma.open(source, "rt", encoding="utf-8") as file:
         for line in itertools.chain(file, ["= end =\n"]):
             if heading := re.fullmatch(r"= (.+) =\n", line):
                 if title:
-                    yield title, list(found)
-                title, found = heading[1], {}
+                    yield title, list(texts)
+                title, texts = heading[1], {}
                 continue
             for sentence in re.split(r"(?<=[.?!]) (?=[A-Z])", line.strip()):
                 if len(sentence.split()) in WORDS:
-                    found[sentence] = None
+                    texts[sentence] = None
 
 
 def write_articles(source: Path, folder: Path, sizes: tuple[int, int, int]) -> list[str]:
@@ -158,10 +158,10 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     ]]  # fmt: skip
     figures, goals = list[Figure](), list[Goal]()
     for name, data in data_sets(asked, folder):
-        figure, row, own = compare(name, data, asked, folder, sklearn)
+        figure, row, of_set = compare(name, data, asked, folder, sklearn)
         table.append(row)
         figures.append(figure)
-        goals += own
+        goals += of_set
     yield Report("A linear head on frozen features", figures, goals, table, notes)
 
 

@@ -106,16 +106,16 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     for texts, limit, pair in zip(
         (1, asked.texts), LIMITS, (figures[:2], figures[2:]), strict=True
     ):
-        own, peer = pair
-        speeds |= {each.name: f"{texts * asked.tokens / each.wall_s:,.1f}" for each in pair}
-        said = [json.loads((folder / each.name).read_text()) for each in pair]
+        transfer, peer = pair
+        speeds |= {figure.name: f"{texts * asked.tokens / figure.wall_s:,.1f}" for figure in pair}
+        said = [json.loads((folder / figure.name).read_text()) for figure in pair]
         if any(one[0] != other[0] for one, other in zip(*said, strict=True)):
             raise BenchmarkError(f"{peer.name}: begins with other tokens than we do")
         same = [a == b for rows in zip(*said, strict=True) for a, b in zip(*rows, strict=True)]
         notes.append(f"{texts} at once: {sum(same) / len(same):.0%} of the tokens are the same.")
         for text, of in (("wall", "wall_s"), ("CPU", "cpu_s")):
             name = f"{texts} at once: its {text} time over ours"
-            goals.append(measuring.compare(name, peer, own, limit, of=of, at_most=False))
+            goals.append(measuring.compare(name, peer, transfer, limit, of=of, at_most=False))
     rows = measuring.rows_of(figures, {"tokens a second": lambda figure: speeds[figure.name]})
     title = f"Making {asked.tokens} tokens with {asked.model.name}, {asked.threads} threads"
     yield Report(title, figures, goals, rows, notes)

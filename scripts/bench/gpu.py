@@ -97,13 +97,13 @@ def of_size(name: str, asked: argparse.Namespace, folder: Path, peak_tflops: flo
         "MFU": lambda figure: f"{shares[figure.name]:.1%}",
         "peak GPU MiB": lambda figure: f"{figure.noted('gpu_mib'):,.0f}",
     })  # fmt: skip
-    own, *peers = figures
+    ours, *peers = figures
     goals = [
-        compare(f"{name}: time over that of {peer.name}", own, peer, limit)
+        compare(f"{name}: time over that of {peer.name}", ours, peer, limit)
         for peer, limit in zip(peers, (1.0, 1 / 1.4), strict=False)
     ]
     for trainer in peers[1:]:
-        ratio = own.noted("gpu_mib") / max(1.0, trainer.noted("gpu_mib"))
+        ratio = ours.noted("gpu_mib") / max(1.0, trainer.noted("gpu_mib"))
         goals.append(Goal(f"{name}: GPU memory over that of {TRAINER}", ratio, 0.5))
     if name in MFU_GOALS:
         goals.append(Goal(f"{name}: MFU", shares[OURS], MFU_GOALS[name], at_most=False))

@@ -124,12 +124,12 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     }
     rows = [["over", "", "batch", "tokens/s", "GFLOP/token", "MFU %", "peak MiB", ""]]
     for name, value, size in lines:
-        own, flops = figures[str(size)], flops_per_token(size)
-        speed = size["length"] * size["batch"] / own.wall_s
+        ours, flops = figures[str(size)], flops_per_token(size)
+        speed = size["length"] * size["batch"] / ours.wall_s
         rows.append([
             name, str(value), f"{size['batch']} x {size['length']}", f"{speed:,.0f}",
-            f"{flops / 1e9:.3g}", f"{100 * speed * flops / peak:.1f}", f"{own.peak_mib:,.0f}",
-            "disturbed" if own.disturbed else "",
+            f"{flops / 1e9:.3g}", f"{100 * speed * flops / peak:.1f}", f"{ours.peak_mib:,.0f}",
+            "disturbed" if ours.disturbed else "",
         ])  # fmt: skip
     notes = [f"MFU is of {peak / 1e9:,.0f} GFLOP/s. Where nothing else is said: {center}"]
     yield Report("Growth of a training step", list(figures.values()), rows=rows, notes=notes)

@@ -234,21 +234,21 @@ def _undisturbed(*several: Sequence[Turn]) -> list[int]:
     return quiet if 2 * len(quiet) >= len(rounds) else list(rounds)
 
 
-def _pairs(own: Figure, peer: Figure, of: str) -> list[tuple[float, float]]:
-    rounds = _undisturbed(own.samples, peer.samples)
-    return [(getattr(own.samples[r], of), getattr(peer.samples[r], of)) for r in rounds]
+def _pairs(ours: Figure, peer: Figure, of: str) -> list[tuple[float, float]]:
+    rounds = _undisturbed(ours.samples, peer.samples)
+    return [(getattr(ours.samples[r], of), getattr(peer.samples[r], of)) for r in rounds]
 
 
-def ratio(own: Figure, peer: Figure, of: str = "wall_s") -> float:
+def ratio(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
     """Return own / peer, the median over rounds, of `wall_s`, `cpu_s` or `peak_mib`."""
     if of == "peak_mib":
-        return own.peak_mib / peer.peak_mib
-    return statistics.median(mine / theirs for mine, theirs in _pairs(own, peer, of))
+        return ours.peak_mib / peer.peak_mib
+    return statistics.median(mine / theirs for mine, theirs in _pairs(ours, peer, of))
 
 
-def difference(own: Figure, peer: Figure, of: str = "wall_s") -> float:
+def difference(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
     """Return own - peer in seconds of a step, the median over rounds, of `wall_s` or `cpu_s`."""
-    return statistics.median(mine - theirs for mine, theirs in _pairs(own, peer, of))
+    return statistics.median(mine - theirs for mine, theirs in _pairs(ours, peer, of))
 
 
 def together(name: str, *parts: Figure) -> Figure:
@@ -531,11 +531,11 @@ class Goal:
 
 
 def compare(
-    text: str, own: Figure, peer: Figure, limit: float, *, of: str = "wall_s", at_most: bool = True
+    text: str, ours: Figure, peer: Figure, limit: float, *, of: str = "wall_s", at_most: bool = True
 ) -> Goal:
     """Return the goal that `ratio(own, peer, of)` stays within a limit."""
-    disturbed = of != "peak_mib" and (own.disturbed or peer.disturbed)
-    return Goal(text, ratio(own, peer, of), limit, at_most, disturbed)
+    disturbed = of != "peak_mib" and (ours.disturbed or peer.disturbed)
+    return Goal(text, ratio(ours, peer, of), limit, at_most, disturbed)
 
 
 @dataclass
@@ -582,9 +582,9 @@ def rows_of(
     more = columns or {}
     rows = [["variant", *more, "wall s", "CPU s", "peak MiB", ""]]
     for figure in figures:
-        own = [f"{figure.wall_s:.4g}", f"{figure.cpu_s:.4g}", f"{figure.peak_mib:,.0f}"]
+        times = [f"{figure.wall_s:.4g}", f"{figure.cpu_s:.4g}", f"{figure.peak_mib:,.0f}"]
         cells = [cell(figure) for cell in more.values()]
-        rows.append([figure.name, *cells, *own, "disturbed" if figure.disturbed else ""])
+        rows.append([figure.name, *cells, *times, "disturbed" if figure.disturbed else ""])
     return rows
 
 
@@ -672,8 +672,8 @@ def main(
     *,
     rounds: int = 1,
     device: str = "cpu",
-) -> None:
-    """Run a case from the command line.
+) -> list[Report]:
+    """Run a case from the command line; return what it reported.
 
     Args:
         text: What it is for.
@@ -692,9 +692,11 @@ def main(
     asked.rounds = asked.rounds or (1 if asked.quick else rounds)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            show(list(measure(asked, Path(folder))), asked)
+            reports = list(measure(asked, Path(folder)))
+            show(reports, asked)
     except BenchmarkError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    return reports
 
 
 MODEL = {"--model": {"required": True, "type": Path, "help": "folder of a published model"}}

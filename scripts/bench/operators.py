@@ -55,8 +55,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     os.environ |= {**material.env, "OMP_NUM_THREADS": str(asked.threads)}
     product.in_place_of_engine([*words, *asked.words], body)
     kinds = Counter[str]()
-    for name, each in seconds.items():
-        kinds[kind_of(name)] += each
+    for name, own_seconds in seconds.items():
+        kinds[kind_of(name)] += own_seconds
     yield Report("Kinds of operators", rows=_rows(kinds, {}, len(kinds)))
     yield Report("Operators", rows=_rows(seconds, calls, asked.top))
 
@@ -72,8 +72,10 @@ def kind_of(operator: str) -> str:
 def _rows(seconds: Counter[str], calls: Mapping[str, int], most: int) -> list[list[str]]:
     total = seconds.total()
     rows = [["", "calls a step", "s a step", "share"], ["all", "", f"{total:.3f}", ""]]
-    for name, each in seconds.most_common(most):
-        rows.append([name, str(calls.get(name, "")), f"{each:.3f}", f"{each / total:.1%}"])
+    for name, own_seconds in seconds.most_common(most):
+        rows.append(
+            [name, str(calls.get(name, "")), f"{own_seconds:.3f}", f"{own_seconds / total:.1%}"]
+        )
     return rows
 
 

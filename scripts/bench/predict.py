@@ -101,10 +101,10 @@ def theirs(arrive: Gate, folder: str, texts: str, answers: str, device: str, bat
     questions = Path(texts).read_text("utf-8").splitlines()
     label = pipeline("text-classification", model=folder, device=device)
     shares = [
-        {"probabilities": {one["label"]: one["score"] for one in each}}
-        for each in label(questions, batch_size=batch, top_k=None)
+        {"probabilities": {one["label"]: one["score"] for one in answer}}
+        for answer in label(questions, batch_size=batch, top_k=None)
     ]
-    Path(answers).write_text("".join(f"{json.dumps(each)}\n" for each in shares), "utf-8")
+    Path(answers).write_text("".join(f"{json.dumps(answer)}\n" for answer in shares), "utf-8")
     while True:
         arrive()
         label(questions, batch_size=batch)
@@ -143,12 +143,14 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     variants = [variant(OURS, "ours")]
     variants += [variant(name, "theirs", asked.peers, batch=n) for name, n in THEIRS.items()]
     figures = measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
-    own, *peers = figures
+    transfer, *peers = figures
     apart = max(apart_at_most(folder / OURS, folder / peer.name) for peer in peers)
-    goals = [measuring.compare(f"time over that of {peer.name}", own, peer, 1.0) for peer in peers]
+    goals = [
+        measuring.compare(f"time over that of {peer.name}", transfer, peer, 1.0) for peer in peers
+    ]
     rows = measuring.rows_of(figures, {
         "texts a second": lambda figure: f"{len(questions) / figure.wall_s:,.0f}",
-        "its wall over ours": lambda figure: f"{measuring.ratio(figure, own):.3g}",
+        "its wall over ours": lambda figure: f"{measuring.ratio(figure, transfer):.3g}",
     })  # fmt: skip
     source = "TREC" if has_trec else "the embedded sample"
     notes = [f"{len(questions)} questions of {source}; probabilities {apart:.1g} apart at most."]
@@ -164,7 +166,7 @@ def sample_questions() -> list[tuple[str, int]]:
     return sample.questions()[1]["test"]
 
 
-def apart_at_most(own: Path, peer: Path) -> float:
+def apart_at_most(ours_at: Path, peer: Path) -> float:
     """Return how far the probabilities are apart at most.
 
     Raises:
@@ -172,7 +174,7 @@ def apart_at_most(own: Path, peer: Path) -> float:
     """
     shares = [
         [json.loads(line)["probabilities"] for line in path.read_text("utf-8").splitlines()]
-        for path in (own, peer)
+        for path in (ours_at, peer)
     ]
     pairs = list(zip(*shares, strict=True))
     if any(mine.keys() != other.keys() for mine, other in pairs):

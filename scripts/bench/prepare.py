@@ -143,11 +143,17 @@ def speed(asked: argparse.Namespace, folder: Path, name: str, source: Path | Non
         for function in LIBRARY
     ]
     figures = measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
-    own, fast, _ = figures
+    transfer, fast, _ = figures
     megabytes = text.stat().st_size / MB
     goals = [
-        compare(f"{name}: time of encode_batch_fast over ours", fast, own, 0.9, at_most=False),
-        Goal(f"{name}: MB/s", megabytes / own.wall_s, 2.2, at_most=False, disturbed=own.disturbed),
+        compare(f"{name}: time of encode_batch_fast over ours", fast, transfer, 0.9, at_most=False),
+        Goal(
+            f"{name}: MB/s",
+            megabytes / transfer.wall_s,
+            2.2,
+            at_most=False,
+            disturbed=transfer.disturbed,
+        ),
     ]
     rows = measuring.rows_of(figures, speeds(megabytes))
     said = source.name if source else "made-up words"
@@ -188,8 +194,8 @@ def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Repo
         if len(on) > 1
     ]
     notes = ["Each command once. Their start takes 3 to 4 CPU seconds of the time."]
-    found = [*figures[True], *figures[False]]
-    return Report("Memory of transfer prepare", found, goals, notes=notes)
+    both = [*figures[True], *figures[False]]
+    return Report("Memory of transfer prepare", both, goals, notes=notes)
 
 
 PARTS = {"choices": ("speed", "memory"), "help": "one of the two parts"}

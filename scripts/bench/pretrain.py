@@ -79,21 +79,23 @@ def steps(name: str, asked: argparse.Namespace, folder: Path) -> Report:
         figure.name: figure
         for figure in measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
     }
-    own = figures[OURS]
+    ours = figures[OURS]
     goals = [
-        compare(f"{name}: time over that of {peer}", own, figures[peer], LIMITS[peer])
+        compare(f"{name}: time over that of {peer}", ours, figures[peer], LIMITS[peer])
         for peer in figures
         if peer in LIMITS and (name, peer) != ("mlm", TUTORIALS)
     ]
     notes = [] if asked.peers else [measuring.NO_PEERS]
     if GPT2 in figures:
         text = f"{name}: memory over that of {GPT2}"
-        goals.append(compare(text, own, figures[GPT2], MEMORY_LIMIT, of="peak_mib"))
+        goals.append(compare(text, ours, figures[GPT2], MEMORY_LIMIT, of="peak_mib"))
     if ATTENTION in figures:
         both = measuring.together("both", figures[PRODUCTS], figures[ATTENTION])
-        notes.append(f"Over both kinds of products: {measuring.ratio(own, both):.3g} x their time.")
+        notes.append(
+            f"Over both kinds of products: {measuring.ratio(ours, both):.3g} x their time."
+        )
     if name == "mlm":
-        notes.append(f"Over the tutorial's model: {measuring.ratio(own, figures[TUTORIALS]):.3g}.")
+        notes.append(f"Over the tutorial's model: {measuring.ratio(ours, figures[TUTORIALS]):.3g}.")
     title = f"A step of {title}, {product.title_of(size)}"
     return Report(title, list(figures.values()), goals, notes=notes)
 

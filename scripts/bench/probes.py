@@ -39,7 +39,7 @@ def commands(asked: argparse.Namespace, folder: Path, peers: str) -> list[Comman
     cache = {"TRANSFER_CACHE": str(folder / "cache")}
     script = measuring.FOLDER / "plain_probes.py"
 
-    def own(name: str, to: str, *more: str) -> Command:
+    def analyze(name: str, to: str, *more: str) -> Command:
         clear = partial(shutil.rmtree, folder / to, ignore_errors=True)
         ours = measuring.transfer(*words, f"output={folder / to}", *more)
         return Command(name, ours, cache, before=clear)
@@ -49,10 +49,12 @@ def commands(asked: argparse.Namespace, folder: Path, peers: str) -> list[Comman
         return Command(name, [peers, *files])
 
     return [
-        own("transfer analyze", "bare", "analysis.probes.controls=[]", "analysis.probes.mix=false"),
+        analyze(
+            "transfer analyze", "bare", "analysis.probes.controls=[]", "analysis.probes.mix=false"
+        ),
         plain("scikit-learn, all of the grid", "all"),
         plain("scikit-learn, stopping as ours", "stops"),
-        own("transfer analyze, with controls and mix", "full"),
+        analyze("transfer analyze, with controls and mix", "full"),
     ]
 
 
@@ -67,25 +69,27 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
         raise BenchmarkError(measuring.NO_PEERS)
     for split, rows in product.trec(asked.data_dir).items():
         product.write_table(folder / f"{split}.csv", rows[:300] if asked.quick else rows)
-    own, plain, stopping, full = figures = measuring.commands_in_turns(
+    ours, plain, stopping, full = figures = measuring.commands_in_turns(
         commands(asked, folder, peers), rounds=asked.rounds, unmeasured=0, threads=asked.threads
     )
     entries = json.loads((folder / "bare" / "analyses" / "probes.json").read_text("utf-8"))
-    ours = [each["accuracy"] for each in entries["probes"] if each["control"] is None]
-    theirs = json.loads((folder / "all").read_text("utf-8"))
-    apart = 100 * max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
+    our_accuracies = [entry["accuracy"] for entry in entries["probes"] if entry["control"] is None]
+    their_accuracies = json.loads((folder / "all").read_text("utf-8"))
+    apart = 100 * max(
+        abs(one - other) for one, other in zip(our_accuracies, their_accuracies, strict=True)
+    )
     goals = [
-        measuring.compare("time over that of scikit-learn", own, plain, MOST_RATIO),
-        measuring.compare("CPU time", own, plain, MOST_RATIO, of="cpu_s"),
+        measuring.compare("time over that of scikit-learn", ours, plain, MOST_RATIO),
+        measuring.compare("CPU time", ours, plain, MOST_RATIO, of="cpu_s"),
         Goal("points between the accuracies of a layer, at most", apart, MOST_POINTS),
         Goal("seconds with all", full.wall_s, MOST_SECONDS, disturbed=full.disturbed),
         Goal("MiB of memory with controls and mix", full.peak_mib, MOST_MIB),
     ]
     notes = [
-        f"over the loop that stops as ours: {measuring.ratio(own, stopping):.3g} of the time, "
-        f"{measuring.ratio(own, stopping, 'cpu_s'):.3g} of the CPU time",
-        f"accuracies of ours: {' '.join(f'{each:.4f}' for each in ours)}",
-        f"of scikit-learn: {' '.join(f'{each:.4f}' for each in theirs)}",
+        f"over the loop that stops as ours: {measuring.ratio(ours, stopping):.3g} of the time, "
+        f"{measuring.ratio(ours, stopping, 'cpu_s'):.3g} of the CPU time",
+        f"accuracies of ours: {' '.join(f'{accuracy:.4f}' for accuracy in our_accuracies)}",
+        f"of scikit-learn: {' '.join(f'{accuracy:.4f}' for accuracy in their_accuracies)}",
     ]
     yield Report("Probes of all layers", figures, goals, notes=notes)
 

@@ -82,9 +82,11 @@ def times(
             module, function = ("gpu", "transfer_run") if on_gpu else ("product", "bare_loop")
             variants.append(Variant(f"{kind} {length}", module, function, options, env=env))
         turns = {"unmeasured": 0, "at_once": 2} if on_gpu else {}
-        dense, *_ = found = measuring.take_turns(variants, rounds=asked.rounds, threads=1, **turns)
+        dense, *_ = of_length = measuring.take_turns(
+            variants, rounds=asked.rounds, threads=1, **turns
+        )
         steps = STEPS_OF_A_TURN if on_gpu else 1
-        for kind, figure in zip(KINDS.values(), found, strict=True):
+        for kind, figure in zip(KINDS.values(), of_length, strict=True):
             share = measuring.ratio(figure, dense, "wall_s" if on_gpu else "cpu_s")
             mib = figure.noted("gpu_mib") if on_gpu else figure.peak_mib
             rows.append([
@@ -93,7 +95,7 @@ def times(
                 "disturbed" if figure.disturbed else "",
             ])  # fmt: skip
             print(*rows[-1], flush=True)
-        figures += found
+        figures += of_length
     tokens = f"{TOKENS_ON_A_GPU if on_gpu else TOKENS:,} tokens a step, one thread"
     return Report(f"Sparse and dense attention by length, {tokens}", figures, rows=rows)
 

@@ -67,14 +67,14 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
         step,
     ]
     figures = measuring.commands_in_turns(commands, rounds=asked.rounds, threads=asked.threads)
-    found = {figure.name: figure for figure in figures}
+    by_name = {figure.name: figure for figure in figures}
     goals = [
-        compare(f"{name}, over {other}: {text}", found[name], found[other], limit, of=of)
+        compare(f"{name}, over {other}: {text}", by_name[name], by_name[other], limit, of=of)
         for name, other, limit in ((FIRST_STEP, BOTH, 1.3), (HELP, HYDRA, 2.0))
         for text, of in (("wall", "wall_s"), ("CPU", "cpu_s"))
     ]
     wall, cpu = (
-        measuring.ratio(found[FIRST_STEP], found[BOTH_ALONE], of) for of in ("wall_s", "cpu_s")
+        measuring.ratio(by_name[FIRST_STEP], by_name[BOTH_ALONE], of) for of in ("wall_s", "cpu_s")
     )
     notes = [
         f"Without the end of the importing process: {wall:.3g} x its wall time and {cpu:.3g} x its "
@@ -91,13 +91,13 @@ def profile(step: Command, env: dict[str, str]) -> Report:
     _imports(watched, env)  # bytecode is written
     assert step.before is not None  # noqa: S101 - it clears the run
     step.before()
-    found = [line for line in _imports(watched, env) if line[0] not in base]
+    modules = [line for line in _imports(watched, env) if line[0] not in base]
     rows = [["module", "own ms", "with what it imports ms"]]
-    for name, own, whole in sorted(found, key=lambda line: -line[1])[:_SHOWN]:
-        if own >= _SLOWEST_MS:
-            rows.append([name, f"{own:.1f}", f"{whole:.1f}"])
-    total = sum(own for _, own, _ in found)
-    notes = [f"{len(found):,} modules besides those of `{BOTH}`, {total:,.0f} ms in all."]
+    for name, alone, whole in sorted(modules, key=lambda line: -line[1])[:_SHOWN]:
+        if alone >= _SLOWEST_MS:
+            rows.append([name, f"{alone:.1f}", f"{whole:.1f}"])
+    total = sum(alone for _, alone, _ in modules)
+    notes = [f"{len(modules):,} modules besides those of `{BOTH}`, {total:,.0f} ms in all."]
     return Report("Imports of a run, besides torch and Ignite", rows=rows, notes=notes)
 
 
@@ -115,8 +115,8 @@ def _imports(words: Sequence[str], env: dict[str, str]) -> list[tuple[str, float
     ended = subprocess.run(  # noqa: S603 - our own words
         words, env={**os.environ, **env}, capture_output=True, text=True, check=True
     )
-    found = re.findall(r"import time:\s+(\d+) \|\s+(\d+) \|\s+(\S+)", ended.stderr)
-    return [(name, int(own) / 1000, int(whole) / 1000) for own, whole, name in found]
+    lines = re.findall(r"import time:\s+(\d+) \|\s+(\d+) \|\s+(\S+)", ended.stderr)
+    return [(name, int(alone) / 1000, int(whole) / 1000) for alone, whole, name in lines]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A command that is started in order to be killed: how far it is, and how to end it.
 
-Belongs to `torture.py`. Linux only: processes are found in `/proc`.
+Belongs to `test_torture.py`. Linux only: processes are found in `/proc`.
 """
 
 import contextlib

@@ -3,11 +3,11 @@
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from transfer_cli.config.commands import ALL
-from transfer_cli.config.describe import Option, options
+from transfer_cli.config.describe import Option, key_help, options
 from transfer_cli.config.flags import REPEATED, read
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.atomic import new_folder, writing
@@ -24,6 +24,21 @@ STARTERS = {
     "sweep/mine": "sweep=lr",
 }
 """What a new folder holds, and which option of ours each file is a copy of."""
+
+SAID = {
+    "_target_": "what is built of this; the keys beside it are its arguments",
+    "defaults": "what this is put together from, in this order; later ones win",
+    "_self_": "the keys of this file come here, after what stands above",
+    "adaptation": "what is added, what trains, what is kept",
+    "checkpoint": "when a run's whole state is written, and how many such states stay",
+    "loop": "how long, in which portions and how closely watched a run trains",
+    "losses": "further losses, by names of your own",
+    "optimizer": "settings of the optimizer, whichever is chosen",
+    "schedule": "settings of the schedule, whichever is chosen",
+    "store": "trained: what trained, and a reference; merged: edits folded in; all: all of it",
+    "streams": "further sources of batches, by names of your own",
+}
+"""What no option of ours repeats, and a copy of it says."""
 
 _WIDTH = 100
 
@@ -120,8 +135,8 @@ def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
 
 
 def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
-    """Return the path and the text of an option's copy: its file under a new head."""
-    lines = option.file.read_text(encoding="utf-8").splitlines()
+    """Return the path and the text of an option's copy: its file under a new head, explained."""
+    lines = list(explained(option))
     packages = [line for line in lines if line.startswith("# @package")]
     body = [line for line in lines if line not in packages]
     described = next(n for n, line in enumerate(body) if line.lstrip("# ").strip())
@@ -138,15 +153,49 @@ def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
     return Path(option.group) / f"{name}.yaml", text
 
 
+def explained(option: Option) -> Iterator[str]:
+    """Yield the lines of an option; those without a comment get what is said of them elsewhere."""
+    described = {(known.group, known.name): known.line for known in options()}
+    meanings = {**key_help("pretrain"), **key_help("finetune")} if not option.package else {}
+    path: list[str] = []
+    is_said = begun = False  # what stands above the first key is about the file
+    for line in option.file.read_text(encoding="utf-8").splitlines():
+        text = ""
+        if match := _KEY.match(line):
+            path = [*path[: len(match[1]) // 2], match[2]]
+            meaning = meanings.get(".".join(path), "")
+            text = SAID.get(match[2]) or meaning[:1].lower() + meaning[1:].rstrip(".")
+        elif path == ["defaults"] and (match := _ENTRY.match(line)):
+            group = match[1] or ""
+            below = group[1:] if group.startswith("/") else f"{option.group}/{group}"
+            text = SAID.get(match[2]) or described.get((below.rstrip("/"), match[2]), "")
+        yield from [line] if is_said or " #" in line or not text else _with_comment(line, text)
+        is_comment = line.lstrip().startswith("#")
+        is_said, begun = begun and is_comment, begun or not is_comment
+
+
+_KEY = re.compile(r"( *)(\w+):")
+_ENTRY = re.compile(r" *- (?:override )?(?:(/?[\w/]+)(?:@[\w.]+)?: )?\[?([\w/.-]+)")
+
+
+def _with_comment(line: str, text: str) -> list[str]:
+    """Return a line with a comment beside it, or above where there is no room."""
+    beside = f"{line:<32} # {text}"
+    if len(beside) <= _WIDTH:
+        return [beside]
+    indent = " " * (len(line) - len(line.lstrip()))
+    return [*(f"{indent}{part}" for part in _comment(text, _WIDTH - len(indent))), line]
+
+
 def chosen_by(option: Option, name: str) -> str:
     """Return the word that chooses the copy of an option, as it is typed in a shell."""
     several = option.group == "adaptation/edits"
     return f"'{option.group}=[{name}]'" if several else f"{option.group}={name}"
 
 
-def _comment(text: str) -> list[str]:
+def _comment(text: str, width: int = _WIDTH) -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent="# ", subsequent_indent="# ",
+        text, width, initial_indent="# ", subsequent_indent="# ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

@@ -30,18 +30,27 @@ def test_a_copy_keeps_every_comment_of_its_original(option):
             assert " ".join(comment.split()) in flat
 
 
-def test_every_line_of_every_option_is_explained():
+def test_every_line_of_every_copy_is_explained():
     bare = []
     for source, option in EVERY.items():
         if option.group == "model" and option.name != "base":
             continue  # `base`, which they extend, explains every key
-        lines = option.file.read_text(encoding="utf-8").splitlines()
+        lines = copy(option, "mine", Path("configs"))[1].splitlines()
         for above, line in itertools.pairwise(lines):
             said = " # " in line or above.lstrip().startswith("# ") or line.startswith("# ")
             if line.strip() and not said:
                 bare.append(f"{source}: {line.strip()}")
 
     assert [line for line in bare if not line.startswith("sweep=schemes: adapters,")] == []
+
+
+def test_a_copy_says_what_other_files_say_of_a_line():
+    text = copy(EVERY["adaptation=dora"], "mine", Path("configs"))[1]
+
+    assert EVERY["adaptation=lora"].line in text
+    assert EVERY["adaptation/edits=dora"].line in text
+    text = copy(EVERY["experiment=sample/pretrain"], "mine", Path("configs"))[1]
+    assert "steps: 400                     # optimizer steps. Wins over `epochs`" in text
 
 
 @pytest.mark.parametrize("option", EVERY.values(), ids=EVERY)
