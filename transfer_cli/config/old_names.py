@@ -39,7 +39,7 @@ _SAMPLES = {
 def with_new_names(node: Any) -> Any:
     """Return a config, or a part of one, in which classes have their names of today."""
     if isinstance(node, list):
-        return [with_new_names(each) for each in node]
+        return [with_new_names(value) for value in node]
     if not isinstance(node, dict):
         return node
     renamed = {name: with_new_names(value) for name, value in node.items()}

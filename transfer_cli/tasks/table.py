@@ -127,19 +127,21 @@ class Table(LabelledFiles):
     def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; other files are read from the columns of the first if they can."""
         keys = "" if INPUT in paths else "data."
-        rows: dict[str, TableRows] = {}
+        tables: dict[str, TableRows] = {}
         for split, path in paths.items():
-            rows[split] = self._rows(path, own, keys)
-            own = next(iter(rows.values())).columns.asked()
+            tables[split] = self._rows(path, own, keys)
+            own = next(iter(tables.values())).columns.asked()
         first = next(iter(paths))
-        labels = self.labels(rows[first].rows)
+        labels = self.labels(tables[first].rows)
         splits = {
-            split: self.of_rows(found.rows, labels, paths[split], split)
-            for split, found in rows.items()
+            split: self.of_rows(table.rows, labels, paths[split], split)
+            for split, table in tables.items()
         }
         node = self.task.node(**self.options())
         part_of = {
-            split: found.part_of(paths[split]) for split, found in rows.items() if found.num_skipped
+            split: table.part_of(paths[split])
+            for split, table in tables.items()
+            if table.num_skipped
         }
         return LabelledData(
             paths[first].stem, labels, splits, node, part_of, paths, cells=self.cells
@@ -154,7 +156,7 @@ class Table(LabelledFiles):
     ) -> list[Any]:
         """Return the examples in the rows of a split, whose labels are among those of `train`."""
         numbers = numbers_of(rows, labels, path, split)
-        return [self.example(row, each) for row, each in zip(rows, numbers, strict=True)]
+        return [self.example(row, of_row) for row, of_row in zip(rows, numbers, strict=True)]
 
     def example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
         """Return the example in a row, given the numbers of its labels."""

@@ -67,8 +67,8 @@ class Tagging(Task):
         """See `Task`; the target of a word stands at its first token."""
         numbers = {tag: number for number, tag in enumerate(self.labels)}
         tagged = [
-            TagExample.of_words(each.words, [numbers[tag] for tag in each.tags] or None)
-            for each in examples
+            TagExample.of_words(sentence.words, [numbers[tag] for tag in sentence.tags] or None)
+            for sentence in examples
         ]
         rows = encode_words(tagged, tokenizer, length, direction, Reading("first", stride=0))
         rows.examples = examples
@@ -94,10 +94,10 @@ class Tagging(Task):
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the F1 of names: right where kind, first and last word are."""
         right = count = 0
-        for example, own in rows.items():
-            tags = data.examples[example].tags, self._tags(data, own)
-            wanted, found = (set(entities(each)) for each in tags)
-            right, count = right + len(wanted & found), count + len(wanted) + len(found)
+        for example, windows in rows.items():
+            given = set(entities(data.examples[example].tags))
+            said = set(entities(self._tags(data, windows)))
+            right, count = right + len(given & said), count + len(given) + len(said)
         return {"span_f1": 2 * right / count if count else 0.0}
 
     def _tags(self, data: Any, rows: Rows) -> list[str]:
@@ -123,7 +123,7 @@ class TaggedWords(LabelledFiles):
 
     def labels(self, train: Sequence[Sentence]) -> tuple[str, ...]:
         """Return the tags; `O` is the first."""
-        return ("O", *sorted({tag for each in train for tag in each.tags} - {"O"}))
+        return ("O", *sorted({tag for sentence in train for tag in sentence.tags} - {"O"}))
 
 
 class TagWords(Answering):

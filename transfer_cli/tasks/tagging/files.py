@@ -68,15 +68,15 @@ class TaggedFiles(LabelledFiles):
 
     def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; the scheme is that of the first file."""
-        found = {split: self._sentences(path) for split, path in paths.items()}
+        read = {split: self._sentences(path) for split, path in paths.items()}
         first = next(iter(paths))
-        scheme = self._scheme(found[first], paths[first])
+        scheme = self._scheme(read[first], paths[first])
         bio = {
-            split: [_in_bio(each, scheme, paths[split]) for each in rows]
-            for split, rows in found.items()
+            split: [_in_bio(sentence, scheme, paths[split]) for sentence in rows]
+            for split, rows in read.items()
         }
         for split, tags in bio.items():
-            _say_changes(found[split], tags, scheme, paths[split])
+            _say_changes(read[split], tags, scheme, paths[split])
         labels = schemes.labels_of(chain.from_iterable(bio[first]), scheme)
         if len(labels) > MAX_LABELS:
             raise DataError(
@@ -85,11 +85,11 @@ class TaggedFiles(LabelledFiles):
             )
         numbers = {tag: number for number, tag in enumerate(labels)}
         splits = {}
-        for split, rows in found.items():
+        for split, rows in read.items():
             _check_known(rows, bio[split], labels, paths[split])
             splits[split] = [
-                _example(each, [numbers[tag] for tag in tags])
-                for each, tags in zip(rows, bio[split], strict=True)
+                _example(sentence, [numbers[tag] for tag in tags])
+                for sentence, tags in zip(rows, bio[split], strict=True)
             ]
         node = self.task.node(**self.options(), marks_entities=scheme != "none")
         return LabelledData(paths[first].stem, labels, splits, node, files=paths)
