@@ -45,7 +45,7 @@ def learnt(runs: Iterable[Run]) -> list[Run]:
 
 def choice_of(runs: Sequence[Run]) -> Criterion | None:
     """Return what decides which runs of a task are best; None where validation was not measured."""
-    metrics = merged(run.metrics for run in runs)
+    metrics = merged(run.results.metrics for run in runs)
     names: list[str] = []
     for key, defaults in _CHOOSING.items():
         found = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
@@ -53,7 +53,7 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     preferred = [
         f"validation/{each}" for each in (*names, *(m.name for m in by_preference(metrics)))
     ]
-    counts = Counter(name for run in runs for name in run.measures)
+    counts = Counter(name for run in runs for name in run.results.by_name)
     measure = max(preferred, key=lambda each: counts[each], default="")
     if not counts[measure]:
         return None
@@ -88,7 +88,7 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     """Return the best of the runs of a task; None where none learnt anything and was measured."""
     if choice is None:
         return None
-    places = {run.path: place(choice, run.measures, run.trained) for run in learnt(runs)}
+    places = {run.path: place(choice, run.results.by_name, run.trained) for run in learnt(runs)}
     known = {path: found for path, found in places.items() if found is not None}
     if not known:
         return None
@@ -112,9 +112,9 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
 
 def reasons(best: Best) -> Iterator[str]:
     """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
-    value = best.run.measures[best.choice.measure]
+    value = best.run.results.by_name[best.choice.measure]
     end = "lowest" if best.choice.lower_is_better else "highest"
-    has_test = any(name.startswith("test/") for name in best.run.measures)
+    has_test = any(name.startswith("test/") for name in best.run.results.by_name)
     yield (
         f"{best.choice.measure} {formats.value(best.choice.metric, value)}, the {end} of "
         f"{formats.several(best.among, 'run')} that learnt anything"
@@ -123,7 +123,7 @@ def reasons(best: Best) -> Iterator[str]:
     if best.tied:
         yield from _of_tie(best.run, best.tied, best.decided)
     if best.runner_up is not None:
-        other = best.runner_up.measures[best.choice.measure]
+        other = best.runner_up.results.by_name[best.choice.measure]
         side = "above" if other > value else "below"
         yield (
             f"the next, {best.runner_up.path}, has {formats.value(best.choice.metric, other)}, "
@@ -146,7 +146,7 @@ def commands(run: Run) -> dict[str, str]:
     """Return what to type next with a run, by what it is for, to be pasted into a shell."""
     folder = _word(run.path)
     found = {"export": f"transfer export {folder} FOLDER"}
-    if run.results.get("task") is not None or run.labels:
+    if run.results.task is not None or run.results.labels:
         found = {"predict": f"transfer predict {folder} FILE", **found}
     elif run.command == "pretrain":
         # Only here: it brings OmegaConf along.
@@ -214,7 +214,7 @@ def run_of(path: str, key: str) -> str:
             f"({path}/NUMBER); transfer report {_word(sweep)} shows them"
         )
     _, best = found[0]
-    value = formats.value(best.choice.metric, best.run.measures[best.choice.measure])
+    value = formats.value(best.choice.metric, best.run.results.by_name[best.choice.measure])
     tie = f", as {formats.several(len(best.tied), 'other')}: {best.decided}" if best.tied else ""
     log.info(
         "%s: took %s, the best of %s of that sweep by %s (%s%s)",

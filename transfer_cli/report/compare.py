@@ -30,8 +30,9 @@ from transfer_cli.report.differing_settings import canonical, is_setting, labels
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.report.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.report.statistics import holm
-from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged
+from transfer_cli.runs.untrusted import is_number
+from transfer_cli.safe_files import printable
 
 COSTS = (SECONDS, TRAINED, FLOPS, JOULES, MEMORY)
 """What a table can be sorted by beside measures; of all of them less is better."""
@@ -95,7 +96,7 @@ def _groups(runs: Sequence[Run]) -> list[Group]:
 
 def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
     finished = [run for run in runs if run.status == FINISHED]
-    measured = [run.measures for run in finished]
+    measured = [run.results.by_name for run in finished]
     names = dict.fromkeys(name for found in measured for name in found)
     spreads = {name: spread(found.get(name) for found in measured) for name in names}
     return Group(
@@ -104,7 +105,7 @@ def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
         runs=tuple(runs),
         measures={name: found for name, found in spreads.items() if found is not None},
         trained=next((run.trained for run in finished if run.trained is not None), None),
-        flops=spread(run.flops for run in finished),
+        flops=spread(run.results.flops for run in finished),
         seconds=spread(run.timing.get("seconds") for run in finished),
         joules=spread(run.joules for run in finished),
         memory=spread(run.timing.get("peak_memory_bytes") for run in finished),
@@ -115,7 +116,7 @@ def _task(
     name: str, groups: Sequence[Group], sort: str | None, words: Words, reader: OutcomeReader
 ) -> TaskRuns:
     runs = [run for group in groups for run in group.runs]
-    metrics = merged(run.metrics for run in runs)
+    metrics = merged(run.results.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
     choice = choice_of(learnt(runs)) or choice_of([run for run in runs if run.status == FINISHED])
     best_first, ties = _best_first(groups, choice, measure, metrics)
@@ -131,8 +132,8 @@ def _task(
         measure=measure,
         metrics=metrics,
         baseline=baseline,
-        labels=next((run.labels for run in runs if run.labels), ()),
-        expected=next((run.expected for run in runs if run.expected), "label"),
+        labels=next((run.results.labels for run in runs if run.results.labels), ()),
+        expected=printable(next(filter(None, (run.results.expected for run in runs)), "label")),
         errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
         sort=by,
         notes=(*ties, *notes, *_same_seeds(groups)),

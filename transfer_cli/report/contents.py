@@ -1,15 +1,14 @@
 """What a report consists of: plain values, made by `collect` and `compare`, shown by the rest."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
-from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.analyses import StoredAnalysis
-from transfer_cli.runs.results import metrics_of
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import is_number, nested
 from transfer_cli.safe_files import printable
 
 FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
@@ -46,7 +45,7 @@ class Run:
     status: str
     reason: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    results: Mapping[str, Any] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
     timing: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     sweep: Path | None = None
@@ -68,56 +67,15 @@ class Run:
         return None if self.reason is None else printable(f"{LEARNT_NOTHING} {self.reason}")
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """The metrics that its results declare."""
-        return metrics_of(self.results)
-
-    @property
-    def measures(self) -> dict[str, float]:
-        """The numbers that it measured, by `split/measure`."""
-        return {
-            f"{split}/{name}": float(value)
-            for split in mapping(self.results, "measures")
-            for name, value in mapping(self.results, "measures", split).items()
-            if is_number(value) and not math.isnan(value)
-        }
-
-    @property
     def trained(self) -> int | None:
         """The number of parameters that were ever trained."""
-        value = nested(self.results, "parameters", "trainable")
-        return value if isinstance(value, int) else None
-
-    @property
-    def num_train(self) -> int | None:
-        """How many examples it learnt from; None for runs that do not say."""
-        value = nested(self.results, "examples", "train")
-        return value if type(value) is int else None
-
-    @property
-    def flops(self) -> float | None:
-        """Floating-point operations of its steps, and of states that they found computed."""
-        value = nested(self.results, "cost", "flops")
-        states = nested(self.results, "cost", "flops_of_states")
-        return value + (states if is_number(states) else 0) if is_number(value) else None
+        return self.results.parameters.trainable
 
     @property
     def joules(self) -> float | None:
         """The energy that was read for it; None where nobody could tell."""
         value = nested(self.timing, "spent", "joules")
         return value if is_number(value) else None
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The class names; none of a language model, and before a run has ended."""
-        found = self.results.get("labels")
-        return tuple(map(str, found)) if isinstance(found, list) else ()
-
-    @property
-    def expected(self) -> str | None:
-        """The task's word for the right answer; None where it does not say."""
-        found = nested(self.results, "task", "expected")
-        return printable(found) if isinstance(found, str) else None
 
 
 Place = tuple[float, ...]

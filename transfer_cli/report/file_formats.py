@@ -12,7 +12,8 @@ from transfer_cli.report import results_table
 from transfer_cli.report.best import commands
 from transfer_cli.report.contents import FAILED, Best, Group, Report, Run, TaskRuns
 from transfer_cli.report.differing_settings import plain
-from transfer_cli.report.untrusted import is_number
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import markdown_code, markdown_row, markdown_text, spreadsheet_cell
 
 
@@ -86,6 +87,8 @@ def _record_fields(value: Any) -> Any:
         return str(value)
     if isinstance(value, frozenset):
         return sorted(value)
+    if isinstance(value, Results):
+        return value.as_json() if value != Results() else {}
     found = dict(vars(value))
     if isinstance(value, TaskRuns):
         found["lower_is_better"] = value.lower_is_better

@@ -10,6 +10,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.report import collect as collecting
 from transfer_cli.report.collect import collect
 from transfer_cli.report.contents import FAILED, FINISHED, LEFT, PRUNED, RUNNING, STOPPED
+from transfer_cli.runs.results import Results
 from transfer_cli.runs.sweep import SweepJob
 
 
@@ -100,7 +101,7 @@ def test_a_finished_run_is_read_whole(tmp_path):
     assert (run.command, run.status, run.reason, run.seed) == ("finetune", FINISHED, None, 3)
     assert run.settings["adaptation"] == "lora"
     assert run.settings["optimizer.lr"] == 0.001
-    assert run.results["measures"]["test"]["error_rate"] == 10.0
+    assert run.results.measures["test"]["error_rate"] == 10.0
     assert run.timing["seconds"] == 13.0
     assert run.environment["versions"]["torch"] == "2.13.0"
     assert run.typed == {"adaptation", "seed"}
@@ -116,7 +117,7 @@ def test_a_run_that_learnt_nothing_is_finished_with_a_reason(tmp_path):
 def test_a_run_says_why_it_ended(tmp_path, status):
     (run,) = collect([write_run(tmp_path / "run", status=status, reason="so")]).runs
 
-    assert (run.status, run.reason, run.results) == (status, "so", {})
+    assert (run.status, run.reason, run.results) == (status, "so", Results())
 
 
 def test_a_run_at_work_holds_its_lock_and_a_killed_one_does_not(tmp_path):

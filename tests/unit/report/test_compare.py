@@ -263,7 +263,7 @@ def test_measures_of_another_kind_are_passed_over(tmp_path):
 
     (run,) = collect([tmp_path]).runs
 
-    assert run.measures == {"test/accuracy": 1.0}
+    assert run.results.by_name == {"test/accuracy": 1.0}
 
 
 def test_a_spread_over_numbers_that_are_not_finite_has_no_deviation():

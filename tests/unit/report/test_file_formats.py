@@ -6,7 +6,7 @@ import pytest
 
 from transfer_cli.report.contents import FINISHED, Group, Report, Run, TaskRuns
 from transfer_cli.report.file_formats import as_csv
-from transfer_cli.runs.results import UNDECLARED
+from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 
 def report_of(label):

@@ -27,7 +27,7 @@ from transfer_cli.report.results_table import (
     results_table,
 )
 from transfer_cli.report.tables import as_page
-from transfer_cli.runs.results import UNDECLARED
+from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 MINUS = "\N{MINUS SIGN}"
 RUN = Run(Path("run"), "run", "finetune", "finished")

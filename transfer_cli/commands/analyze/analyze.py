@@ -17,9 +17,10 @@ from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.report.analyses_page import Shown, analyses_page
 from transfer_cli.runs.analyses import write_analysis
-from transfer_cli.runs.atomic import write_json, write_text
+from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import HUB, RunDirectory
 from transfer_cli.runs.environment import environment
+from transfer_cli.runs.results import Results
 from transfer_cli.terminal import print_line
 
 _SPLITS = {"auto": ("test", "validation", "input")}
@@ -113,5 +114,5 @@ def _directory(config: DictConfig) -> RunDirectory:
         directory = RunDirectory.create(Path(config.output).expanduser())
     with directory.written_at_once():
         directory.start("analyze", as_yaml(config), typed.overrides, typed.presets, environment())
-        write_json(directory.results, {"command": "analyze", "measures": {}})
+        Results("analyze", typed.presets, config.seed).write(directory.results)
     return directory

@@ -10,8 +10,8 @@ from transfer_cli.report import formats, sections
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, details, joined, note, table
 from transfer_cli.report.sections import RunAnalysis
-from transfer_cli.report.untrusted import is_number, reason
 from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
+from transfer_cli.runs.untrusted import is_number, reason
 from transfer_cli.safe_files import UnreadableError
 
 MOST_RUNS = 20

@@ -71,7 +71,10 @@ def label_chart(task: TaskRuns) -> Chart | None:
         return None
     asked = max(amount for amount in amounts if amount < math.inf)
     of_all = [group for group in task.groups if group.settings.get(key) is None]
-    known = max((run.num_train or 0 for group in of_all for run in group.finished), default=0)
+    known = max(
+        (run.results.examples.get("train", 0) for group in of_all for run in group.finished),
+        default=0,
+    )
     # Runs of earlier versions do not say how many all are: more than any number that was asked for.
     all_at = known if known >= asked else 2 * asked
     place = f"is {known:,}" if known >= asked else "stands to the right, wherever that may be"

@@ -13,7 +13,7 @@ from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
 from transfer_cli.report.html.setting_charts import label_chart, rate_chart
-from transfer_cli.runs.results import UNDECLARED
+from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 
 def shown(report):
@@ -117,7 +117,7 @@ def test_energy_is_drawn_where_a_machine_has_told_it(tmp_path):
 def test_all_labels_stand_where_they_are_and_else_to_the_right_of_every_number(tmp_path, known):
     task, _, _ = shown(reports.few_labels(tmp_path))
     for run in task.runs if not known else ():
-        del run.results["examples"]
+        run.results.examples.clear()
 
     chart = label_chart(task)
 
