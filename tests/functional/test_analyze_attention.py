@@ -8,7 +8,7 @@ import pytest
 
 from tests import attending
 from transfer_cli.analysis.attention.attention_maps import AttentionMaps
-from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.report.analyses_page import analyses_page
 
 pytestmark = pytest.mark.functional
 
@@ -50,9 +50,8 @@ def test_a_slip_beside_an_option_is_that_option(transfer, finetuned):
 def page(tmp_path_factory):
     """Return a page of texts, some of which hold markup."""
     found = AttentionMaps(texts=3)(attending.subject(attending.model()))
-    shown = Shown("attention", found.content, found.pictures, found.section, found.script)
     file = tmp_path_factory.mktemp("page") / "page.html"
-    file.write_text(analyses_page("tiny", [shown]), encoding="utf-8")
+    file.write_text(analyses_page("tiny", {"attention": found}, {}), encoding="utf-8")
     return file
 
 

@@ -22,7 +22,9 @@ def test_words_of_a_file_are_explained_and_markup_is_shown_as_text(
     assert second["label"] is None
     assert all(len(scores) == len(first["words"]) for scores in first["scores"].values())
     assert len(first["scores"]) == 3
-    assert re.search(r"residue \S+ of a change of \S+ after \d+ steps", ended.out)
+    assert re.search(
+        r"explained +erasure +\S+ +integrated_gradients +residue +change +steps", ended.out
+    )
     assert [row["method"] for row in found["faithfulness"]][-1] == "random"
     page = (tmp_path / "page.html").read_text()
     assert "alert(" not in page.replace("&#34;", '"')

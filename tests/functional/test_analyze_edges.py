@@ -28,7 +28,7 @@ def test_spans_are_probed_with_the_layers_up_to_each(
                      "html=page.html", *files)  # fmt: skip
 
     assert ended.code == 0, ended.err
-    assert "the centre of gravity of the learnt mix" in ended.out
+    assert "layers up to  micro-F1" in ended.out
     found = read_json(tmp_path / "found" / "analyses" / "edges.json")
     assert [(each["layers_up_to"], each["control"]) for each in found["probes"]] == [
         (0, None), (1, None), (0, "random"), (1, "random"),

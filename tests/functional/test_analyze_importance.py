@@ -14,7 +14,7 @@ def test_importance_is_written_beside_the_run_and_shown(transfer, finetuned, rea
     )  # fmt: skip
 
     assert ended.code == 0, ended.err
-    assert "without which error_rate is" in ended.out
+    assert "error_rate, in random order" in ended.out
     found = read_json(tmp_path / "found" / "analyses" / "importance.json")
     assert [len(heads) for heads in found["heads"]] == [2]
     assert set(found["left_out"]) == {"heads", "blocks", "attention", "feed_forward"}

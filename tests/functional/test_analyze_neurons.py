@@ -30,7 +30,7 @@ def test_units_are_described_by_contexts_and_properties(transfer, finetuned, rea
         assert values == sorted(values, reverse=True)
     shown = {(each["block"], each["unit"]) for each in content["units"]}
     assert {(each["block"], each["unit"]) for each in content["properties"]["position"]} <= shown
-    assert "<mark>" in Path("page.html").read_text()
+    assert "Where these units are highest" in Path("page.html").read_text()
 
 
 def test_a_block_that_is_not_there_is_named(transfer, finetuned):

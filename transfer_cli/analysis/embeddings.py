@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.progress import progress
-from transfer_cli.report import formats
+from transfer_cli.report.finding import Finding, Points, Table
 
 Order = Literal["auto", "frequent", "first"]
 Vectors = npt.NDArray[np.float64]
@@ -32,9 +31,6 @@ _MOST_POINTS = 2000
 
 _MOST_CHARACTERS = 200
 """Of a text beside its vector."""
-
-_MOST_PRINTED = 160
-"""Characters of a line."""
 
 _LEAST_LETTERS = 4
 """Of a word that is chosen here: shorter ones are mostly articles and the like."""
@@ -102,7 +98,7 @@ class Embeddings(Analysis):
         if self.of == "texts" and self.words is not None:
             raise ValueError("words have neighbours among tokens; leave of=texts out")
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         if self.of == "tokens":
             tokens, extent = self._tokens(subject)
@@ -115,50 +111,39 @@ class Embeddings(Analysis):
         places, shares = principal_components(found.vectors, 2)
         explained = " and ".join(f"{100 * share:.1f} %" for share in shares)
         count, width = found.vectors.shape
-        content: dict[str, Any] = {
-            "title": f"Embeddings of {self.of}",
-            "summary": (
-                f"{count:,} vectors of {width} numbers: {found.extent}. Two principal components "
-                f"hold {explained} of their variance. Open them all by tensorboard --logdir with "
-                "the folder embeddings-projector of these analyses."
-            ),
-            "values": {"vectors": count, "width": width},
-            "table": {
-                "columns": ["of", f"nearest {self.of}, by cosine"],
-                "rows": [
-                    [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
-                    for name, others in near
-                ],
-            },
-            "neighbours": {name: [list(pair) for pair in others] for name, others in near},
-            "pca": {
-                "shares": [round(share, 6) for share in shares],
-                "names": [row[0][:80] for row in found.rows[:_MOST_POINTS]],
-                "labels": list(found.labels[:_MOST_POINTS]),
-                "places": places[:_MOST_POINTS].round(4).tolist(),
-            },
-        }
+        values: dict[str, Any] = {"vectors": count, "width": width}
         if found.labels:
-            content["values"]["nearest of the same label"] = _same_label(found)
-        drawn = pictures.points(
-            places,
-            groups=found.labels,
-            names={}
-            if found.labels
-            else {at: row[0] for at, row in enumerate(found.rows[:_NAMED])},
-            titles=[f"component {at + 1}, {100 * share:.1f} %" for at, share in enumerate(shares)],
-        )
-        return AnalysisResult(
-            content,
-            pictures.only_drawn({"pca": drawn}),
+            values["nearest of the same label"] = _same_label(found)
+        rows = [
+            [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
+            for name, others in near
+        ]
+        names = {} if found.labels else {at: row[0] for at, row in enumerate(found.rows[:_NAMED])}
+        return Finding(
+            f"Embeddings of {self.of}",
+            f"{count:,} vectors of {width} numbers: {found.extent}. Two principal components "
+            f"hold {explained} of their variance. Open them all by tensorboard --logdir with "
+            "the folder embeddings-projector of these analyses.",
+            values,
+            [Table(["of", f"nearest {self.of}, by cosine"], rows)],
+            {
+                "pca": Points(
+                    places.tolist(),
+                    [f"component {at}, {100 * share:.1f} %" for at, share in enumerate(shares, 1)],
+                    found.labels,
+                    names,
+                )
+            },
+            data={
+                "neighbours": {name: [list(pair) for pair in others] for name, others in near},
+                "pca": {
+                    "shares": [round(share, 6) for share in shares],
+                    "names": [row[0][:80] for row in found.rows[:_MOST_POINTS]],
+                    "labels": list(found.labels[:_MOST_POINTS]),
+                    "places": places[:_MOST_POINTS].round(4).tolist(),
+                },
+            },
             files=_projector_files(found, f"{self.of} of {subject.opened.path}"),
-            lines=[
-                content["summary"],
-                *(
-                    formats.cut(f"{name:16s} {what}", _MOST_PRINTED)
-                    for name, what in content["table"]["rows"]
-                ),
-            ],
         )
 
     def _tokens(self, subject: Subject) -> tuple[npt.NDArray[np.int64], str]:

@@ -11,13 +11,12 @@ from transfer_cli.config.flat import flat
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.metrics import by_preference, find
 from transfer_cli.report import formats
-from transfer_cli.report.best import run_of
+from transfer_cli.report.best_of_sweep import run_of
 from transfer_cli.report.collect import check_there, read_run
-from transfer_cli.report.contents import FINISHED, Comparison, Run
+from transfer_cli.report.contents import CONFIDENCE, FINISHED, Comparison, Run
 from transfer_cli.report.differing_settings import canonical, shown_values
 from transfer_cli.report.file_formats import as_json
 from transfer_cli.report.outcomes import OutcomeReader, compare
-from transfer_cli.report.statistics import CONFIDENCE
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.results import merged
 from transfer_cli.runs.untrusted import is_number

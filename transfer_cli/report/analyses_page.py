@@ -1,42 +1,26 @@
 """What analyses found about a model, as one HTML page that needs nothing but itself."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-from transfer_cli.report.html.analysis_sections import picture, plainly, title_of
-from transfer_cli.report.html.markup import Html, joined
-from transfer_cli.report.page import Section, document
+from transfer_cli.report.finding import Finding
+from transfer_cli.report.html.analysis_sections import picture, shown, title_of
+from transfer_cli.report.page import Section, asset, document
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An analysis as the page shows it.
+def analyses_page(
+    title: str, findings: Mapping[str, Finding], pictures: Mapping[str, Mapping[str, bytes]]
+) -> str:
+    """Return the page; texts of people and models are shown as texts.
 
     Args:
-        name: What it is called.
-        content: See `runs.analyses`.
-        pictures: PNGs by what each shows.
-        section: What is shown in place of its summary, values and table; None: these.
-        script: The script of the section.
+        title: What the model is called.
+        findings: By the names of the analyses.
+        pictures: Of these, the PNGs by what each shows.
     """
-
-    name: str
-    content: Mapping[str, Any]
-    pictures: Mapping[str, bytes]
-    section: Html | None = None
-    script: str = ""
-
-
-def analyses_page(title: str, found: Iterable[Shown]) -> str:
-    """Return the page; texts of people and models are shown as texts."""
-    sections, scripts = [], []
-    for each in found:
-        pictures = {shows: picture(shows, content) for shows, content in each.pictures.items()}
-        content = plainly(each.content, pictures)
-        if each.section is not None:
-            content = joined([each.section, *pictures.values()])
-        sections.append(Section(each.name, title_of(each.name, each.content), content))
-        if each.script and each.script not in scripts:
-            scripts.append(each.script)
+    sections = []
+    for name, finding in findings.items():
+        embedded = [picture(*each) for each in pictures.get(name, {}).items()]
+        sections.append(Section(name, title_of(name, finding), shown(finding, embedded)))
+    views = {finding.view.kind for finding in findings.values() if finding.view is not None}
+    scripts = [asset("attention.js")] if "attention" in views else []
     return document("analyses.html", title, scripts, sections=sections)

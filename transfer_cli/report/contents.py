@@ -1,13 +1,14 @@
 """What a report consists of: plain values, made by `collect` and `compare`, shown by the rest."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
-from transfer_cli.runs.analyses import StoredAnalysis
 from transfer_cli.runs.results import Results
+from transfer_cli.runs.stored_analyses import StoredAnalysis
 from transfer_cli.runs.untrusted import is_number, nested
 from transfer_cli.safe_files import printable
 
@@ -19,6 +20,12 @@ ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
 FEWEST_SEEDS = 3
 """Runs below which no spread over them is told: that of two is mostly chance."""
+
+CONFIDENCE = 95
+"""Percent of an interval."""
+
+MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
+"""The tests of a comparison."""
 
 LEARNT_NOTHING = "†"
 """The mark of a run that learnt next to nothing."""
@@ -278,3 +285,29 @@ class Report:
     standings: tuple[SweepProgress, ...] = ()
     problems: tuple[str, ...] = ()
     created: str = ""
+
+
+def plain_values(value: object) -> Any:
+    """Return records, paths and plain values as lists and mappings that JSON can hold."""
+    return json.loads(json.dumps(value, default=_record_fields), parse_constant=lambda _: None)
+
+
+def _record_fields(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Results):
+        return value.as_json() if value != Results() else {}
+    found = dict(vars(value))
+    if isinstance(value, TaskRuns):
+        found["lower_is_better"] = value.lower_is_better
+    if isinstance(value, Run) and not value.analyses:
+        del found["analyses"]
+    if isinstance(value, Best):  # the runs themselves are in their groups
+        found |= {
+            "run": value.run.path,
+            "tied": [run.path for run in value.tied],
+            "runner_up": value.runner_up and value.runner_up.path,
+        }
+    return found

@@ -14,6 +14,9 @@ from transfer_cli.report.contents import Group, Spread, TaskRuns
 NOTHING = "\N{EN DASH}"
 """The mark of an empty cell."""
 
+ALL_DIGITS = 17
+"""Those that tell any two numbers apart."""
+
 _SHORT = 28
 _MOST_FOLDERS = 5
 _MOST_DECIMALS = 4
@@ -167,6 +170,20 @@ def setting(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(setting, value)) + "]"
     return str(value)
+
+
+def plain(value: Any, digits: int = ALL_DIGITS) -> str:
+    """Return a value of a config in full, or with so many digits."""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def cell(value: Any) -> str:
+    """Return a plain value as a table shows it."""
+    if value is None:
+        return NOTHING
+    return number(value) if isinstance(value, float) else setting(value)
 
 
 def setting_of(key: str, value: Any) -> str:

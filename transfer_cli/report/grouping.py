@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from transfer_cli.report.contents import FINISHED, LEFT, Run
-from transfer_cli.report.differing_settings import canonical, identity, names_teachers, plain
+from transfer_cli.report.differing_settings import canonical, identity, names_teachers
+from transfer_cli.report.formats import plain
 from transfer_cli.safe_files import printable
 
 _USES = ("data.labelled", "data.length")

@@ -10,15 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from transfer_cli.metrics import LOSS, Metric, by_preference, find
-from transfer_cli.report.contents import FEWEST_SEEDS, FINISHED, Comparison, Run, SharedError
+from transfer_cli.report.contents import (
+    BOOTSTRAP,
+    FEWEST_SEEDS,
+    FINISHED,
+    MCNEMAR,
+    Comparison,
+    Run,
+    SharedError,
+)
 from transfer_cli.report.statistics import Floats, Measure, Scored, bootstrap, mcnemar
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.runs.results import merged
 from transfer_cli.runs.untrusted import reason
 from transfer_cli.safe_files import UnreadableError
-
-MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 
 MOST_SHARED = 100
 """Shared errors that a report holds."""

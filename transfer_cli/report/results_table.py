@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from transfer_cli.report import formats
 from transfer_cli.report.best import reasons
 from transfer_cli.report.contents import (
+    BOOTSTRAP,
+    CONFIDENCE,
     FEWEST_SEEDS,
     LEARNT_NOTHING,
+    MCNEMAR,
     Comparison,
     Group,
     Report,
     Spread,
     TaskRuns,
 )
-from transfer_cli.report.differing_settings import plain
-from transfer_cli.report.outcomes import BOOTSTRAP, MCNEMAR
-from transfer_cli.report.statistics import CONFIDENCE
 from transfer_cli.safe_files import printable
 
 BEST = "*"
@@ -151,7 +151,7 @@ def own(task: TaskRuns) -> str:
     if task.best is None:
         return ""
     group = _group_of_best(task)
-    seed = f" seed={plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
+    seed = f" seed={formats.plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
     return f"({printable(group.label)}{seed})"
 
 

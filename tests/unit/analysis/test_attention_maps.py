@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transfer_cli.analysis.attention.attention_view import plain_text
 
 from tests import attending, tiny
 from tests.attending import TEXTS, subject
 from transfer_cli.adaptation.edits import GatedPrefix, PALs
 from transfer_cli.analysis.analysis import Material
 from transfer_cli.analysis.attention.attention_maps import AttentionMaps
-from transfer_cli.analysis.attention.attention_section import plain_text
 from transfer_cli.analysis.attention.read_sequences import sequences_of
 from transfer_cli.analysis.attention.text_maps import maps_of
 from transfer_cli.batch import with_facts
@@ -25,7 +25,8 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.report.analyses_page import analyses_page
+from transfer_cli.report.html.analysis_sections import shown
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogTask
@@ -39,12 +40,16 @@ def found():
     return AttentionMaps(texts=3)(subject(attending.model()))
 
 
+def section_of(result):
+    return shown(result, [])
+
+
 def arrays(result):
     return np.load(io.BytesIO(result.files["maps.npz"]))
 
 
 def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(found):
-    first = found.content["texts"][0]
+    first = found.as_json()["texts"][0]
     size = len(first["pieces"])
 
     for maps in (first["maps"], first["rollout"]):
@@ -55,7 +60,7 @@ def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(found):
     stored = arrays(found)
     assert stored["maps_0"].dtype == np.float16
     np.testing.assert_allclose(stored["maps_0"], first["maps"], atol=6e-4)
-    for number, text in enumerate(found.content["texts"]):
+    for number, text in enumerate(found.as_json()["texts"]):
         assert stored[f"pieces_{number}"].tolist() == text["pieces"]
         np.testing.assert_allclose(stored[f"maps_{number}"].astype(float).sum(-1), 1, atol=3e-3)
 
@@ -63,8 +68,8 @@ def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(found):
 def test_maps_are_those_of_the_first_texts_of_a_file_and_of_texts_spread_over_a_split():
     few = AttentionMaps(texts=3)
 
-    first = few(subject(attending.model())).content["texts"]
-    spread = few(subject(attending.model(), split="test")).content["texts"]
+    first = few(subject(attending.model())).as_json()["texts"]
+    spread = few(subject(attending.model(), split="test")).as_json()["texts"]
 
     assert [each["example"] for each in first] == [0, 1, 2]
     assert [each["text"] for each in first] == list(TEXTS[:3])
@@ -80,23 +85,23 @@ def test_a_long_text_is_cut_before_it_is_read_and_its_size_is_said(direction, st
 
     result = AttentionMaps(longest=8)(looked_at)
 
-    (text,) = result.content["texts"]
+    (text,) = result.as_json()["texts"]
     assert len(text["pieces"]) == 8
     assert (text["pieces"][0], text["pieces"][-1]) == (start, end)
     assert text["tokens_of_all"] > 20
-    assert f'"tokens":{text["tokens_of_all"]}' in result.section
+    assert f'"tokens":{text["tokens_of_all"]}' in section_of(result)
 
 
 def test_summaries_are_of_every_head_and_do_not_depend_on_batches(found):
-    heads = found.content["heads"]
-    alone = AttentionMaps(texts=3)(subject(attending.model(), batch=1)).content["heads"]
+    heads = found.as_json()["heads"]
+    alone = AttentionMaps(texts=3)(subject(attending.model(), batch=1)).as_json()["heads"]
 
     assert [(each["block"], each["head"]) for each in heads] == [
         (block, head) for block in range(3) for head in range(2)
     ]
     for one, other in zip(heads, alone, strict=True):
         assert one == pytest.approx(other, abs=2e-4)
-    assert found.content["values"]["texts summarised"] == len(TEXTS)
+    assert found.as_json()["values"]["texts summarised"] == len(TEXTS)
 
 
 def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
@@ -105,9 +110,9 @@ def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
 
     again = AttentionMaps(texts=3)(subject(model))
 
-    assert json.dumps(found.content) == json.dumps(again.content)
+    assert json.dumps(found.as_json()) == json.dumps(again.as_json())
     assert found.files == again.files
-    assert found.section == again.section
+    assert found.view == again.view
     assert tiny.same(before, tiny.weights_of(model))
     assert all(each.attention.on_probabilities is None for each in model.backbone.blocks)
 
@@ -155,7 +160,7 @@ def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
 
 
 def test_texts_on_the_page_are_texts_and_its_rows_of_bytes_sum_to_255(found):
-    page = analyses_page("tiny", [Shown("attention", found.content, {}, found.section)])
+    page = analyses_page("tiny", {"attention": found}, {})
 
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -176,10 +181,10 @@ def test_texts_on_the_page_are_texts_and_its_rows_of_bytes_sum_to_255(found):
 def test_what_is_too_long_for_a_page_is_in_the_file_alone():
     result = AttentionMaps(longest=100)(subject(attending.model(), (TEXTS[0], TEXTS[-1] * 3)))
 
-    assert "Not shown here: 1 text" in result.section
-    assert result.section.count("<option") == 1
+    assert "Not shown here: 1 text" in section_of(result)
+    assert section_of(result).count("<option") == 1
     assert np.load(io.BytesIO(result.files["maps.npz"]))["maps_1"].shape[-1] > 64
-    assert len(json.dumps(result.content, indent=2)) < 2**20
+    assert len(json.dumps(result.as_json(), indent=2)) < 2**20
 
 
 @pytest.mark.parametrize(
@@ -191,18 +196,18 @@ def test_what_an_edit_adds_beside_the_maps_is_said(edit, said, found):
 
     result = AttentionMaps(texts=1)(subject(model))
 
-    assert not found.content["notes"]
-    assert said in result.content["notes"][0]
-    assert said in result.section
+    assert not found.notes
+    assert said in result.notes[0]
+    assert said in section_of(result)
 
 
 def test_places_of_a_shared_block_have_maps_of_their_own():
     result = AttentionMaps(texts=1)(subject(attending.model(share="all")))
 
-    maps = np.array(result.content["texts"][0]["maps"])
+    maps = np.array(result.as_json()["texts"][0]["maps"])
     assert len(maps) == 3
     assert np.abs(maps[0] - maps[1]).max() > 0.01
-    assert "share weights" in result.content["notes"][0]
+    assert "share weights" in result.notes[0]
 
 
 def test_blocks_of_running_text_are_cut_to_their_first_tokens():
@@ -211,7 +216,7 @@ def test_blocks_of_running_text_are_cut_to_their_first_tokens():
         looked_at, material=Material("text", ("test",), None, lambda name: split), asked=("test",)
     )
 
-    first = AttentionMaps(texts=2, longest=6)(looked_at).content["texts"][0]
+    first = AttentionMaps(texts=2, longest=6)(looked_at).as_json()["texts"][0]
 
     assert first["pieces"] == looked_at.tokenizer.pieces(split.data.text.tokens[:6])
     assert first["tokens_of_all"] == 24

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject, spread
-from transfer_cli.analysis.attention.attention_section import SCRIPT, attention_section, plain_text
+from transfer_cli.analysis.analysis import Analysis, Subject, spread
+from transfer_cli.analysis.attention.attention_view import attention_view, plain_text
 from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
 from transfer_cli.analysis.attention.read_sequences import ReadSequence, batch_of, sequences_of
 from transfer_cli.analysis.attention.text_maps import FloatArray, TextMaps, in_units, maps_of
@@ -26,7 +25,8 @@ from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.report import formats
-from transfer_cli.runs.analyses import MOST_BYTES
+from transfer_cli.report.finding import Finding, Matrix, Table, View
+from transfer_cli.runs.stored_analyses import MOST_BYTES
 
 NO_EXPLANATION = (
     "Attention is no explanation: it says where a head looks, and not what the model's answer is "
@@ -40,6 +40,9 @@ _SUMMARISED = 512
 
 _AT_ONCE = 2**23
 """Probabilities of one place that are in memory at once."""
+
+_ROOM = 2**14
+"""Bytes of the file for all but the data."""
 
 _DECIMALS = 4
 """Of what the JSON holds."""
@@ -62,7 +65,7 @@ class AttentionMaps(Analysis):
         between("corpus", corpus, 1, 1_000_000)
         self._texts, self._longest, self._corpus = texts, longest, corpus
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         split = subject.split
         if not len(split.data):
@@ -76,31 +79,37 @@ class AttentionMaps(Analysis):
         if not all(np.isfinite(each).all() for each in means.values()):
             raise NotFiniteError("run: the model's attention")
         most = _most_looking(means)
-        finding = _finding(num_texts, summaries.num_tokens, most)
-        content: dict[str, Any] = {
-            "title": "Where heads look",
-            "summary": f"{finding} {NO_EXPLANATION}",
-            "values": {
+        data: dict[str, Any] = {
+            "maps_file": f"attention-{FILE}",
+            "heads": _rows(means),
+            "texts": [_described(each, subject) for each in texts],
+        }
+        _add_maps(data, texts[0])
+        _, block, head, _ = max(most, key=lambda row: row[-1])
+        view = {
+            **attention_view(texts, data["texts"], subject.tokenizer),
+            **{key: data[key] for key in ("heads", "maps_file")},
+            "start": {"block": block, "head": head},
+        }
+        return Finding(
+            "Where heads look",
+            f"{_what_stands_out(num_texts, summaries.num_tokens, most)} {NO_EXPLANATION}",
+            {
                 "blocks": subject.depth,
                 "heads of a block": subject.model.backbone.shape.heads,
                 "texts summarised": num_texts,
                 "tokens summarised": summaries.num_tokens,
                 "mean entropy in nats": round(float(means["entropy"].mean()), _DECIMALS),
             },
-            "table": {"columns": ["looks at", "block", "head", "share"], "rows": most},
-            "notes": list(_notes(subject)),
-            "maps_file": f"attention-{FILE}",
-            "heads": _rows(means),
-            "texts": [_described(each, subject) for each in texts],
-        }
-        _add_maps(content, texts[0])
-        return AnalysisResult(
-            content,
-            _pictures(means),
+            [Table(["looks at", "block", "head", "share"], most)],
+            {
+                "mean_entropy_in_nats": Matrix(means["entropy"].tolist(), "block", "head"),
+                "mean_distance_in_tokens": Matrix(means["distance"].tolist(), "block", "head"),
+            },
+            list(_notes(subject)),
+            data,
             {FILE: _packed(texts, subject)},
-            attention_section(content, texts, subject.tokenizer),
-            SCRIPT,
-            [finding],
+            View("attention", view),
         )
 
     def _chosen(self, split: Split) -> Sequence[int]:
@@ -163,7 +172,7 @@ def _most_looking(means: Mapping[str, FloatArray]) -> list[list[Any]]:
     return found
 
 
-def _finding(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
+def _what_stands_out(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
     """Return in words what was summarised, and what stands out."""
     kind, place, head, share = max(most, key=lambda row: row[-1])
     return (
@@ -213,17 +222,17 @@ def _described(text: TextMaps, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _add_maps(content: dict[str, Any], first: TextMaps) -> None:
+def _add_maps(data: dict[str, Any], first: TextMaps) -> None:
     """Add the maps of the first text, if there is room; rows still sum to 1."""
     units = 10**_DECIMALS
     added = {
         "maps": (in_units(first.maps, units) / units).tolist(),
         "rollout": (in_units(first.rollout, units) / units).tolist(),
     }
-    larger = content | {"texts": [content["texts"][0] | added, *content["texts"][1:]]}
+    larger = data | {"texts": [data["texts"][0] | added, *data["texts"][1:]]}
     # As it is written, by which much of it is blanks.
-    if len(json.dumps(larger, indent=2)) < MOST_BYTES:
-        content["texts"] = larger["texts"]
+    if len(json.dumps(larger, indent=2)) < MOST_BYTES - _ROOM:
+        data["texts"] = larger["texts"]
 
 
 def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
@@ -238,20 +247,3 @@ def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
     # Its types take any name for that of an option.
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
-
-
-def _pictures(means: Mapping[str, FloatArray]) -> dict[str, bytes]:
-    places, heads = means["entropy"].shape
-    shown = {"mean_entropy_in_nats": "entropy", "mean_distance_in_tokens": "distance"}
-    return pictures.only_drawn(
-        {
-            title: pictures.matrix(
-                means[name],
-                [str(place) for place in range(places)],
-                [str(head) for head in range(heads)],
-                row_title="block",
-                column_title="head",
-            )
-            for title, name in shown.items()
-        }
-    )

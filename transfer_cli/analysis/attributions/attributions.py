@@ -3,7 +3,7 @@
 Legend: W words.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.attributions.attribution_methods import (
     PathAttribution,
     gradient_times_input,
     integrated_gradients,
 )
-from transfer_cli.analysis.attributions.attribution_section import attribution_section
 from transfer_cli.analysis.attributions.chosen_texts import FEWEST_WORDS, ChosenTexts
 from transfer_cli.analysis.attributions.explained_text import (
     Baseline,
@@ -28,13 +27,14 @@ from transfer_cli.analysis.attributions.explained_text import (
 from transfer_cli.analysis.attributions.faithfulness import SHARES, faithfulness
 from transfer_cli.errors import DataError, at_least, between
 from transfer_cli.progress import progress
+from transfer_cli.report.finding import Finding, Table, View
 from transfer_cli.seeds import derive
 
 METHODS = ("erasure", "gradient_input", "integrated_gradients")
 RANDOM = "random"
 
 _SHOWN_WORDS = 3
-"""Of a text, in the lines that are printed."""
+"""Of a text, in a table."""
 
 _DIGITS = 6
 
@@ -109,7 +109,7 @@ class Attributions(Analysis):
         self.removal, self.baseline = removal, baseline
         self.faithfulness, self.random_orders = faithfulness, random_orders
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         explainer = Explainer(subject, self.removal, self.baseline)
         texts = ChosenTexts(subject, explainer, self.label)
@@ -135,7 +135,7 @@ class Attributions(Analysis):
                 measured.append(self._measured(explainer, explain(text), subject.seed))
                 more(1)
         table = _faithfulness_table(measured) if measured else []
-        return _result(explainer, subject, shown, table, len(measured))
+        return _finding(explainer, subject, shown, table, len(measured))
 
     def _measured(
         self, explainer: Explainer, found: TextAttribution, seed: int
@@ -196,13 +196,13 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def _result(
+def _finding(
     explainer: Explainer,
     subject: Subject,
     shown: Sequence[TextAttribution],
     table: Sequence[Mapping[str, Any]],
     measured: int,
-) -> AnalysisResult:
+) -> Finding:
     texts = [each.as_json() for each in shown]
     complete = sum(each.path.is_complete for each in shown)
     summary = (
@@ -213,36 +213,41 @@ def _result(
         "comprehensiveness should be above that of a random order, sufficiency below."
     )
     columns = ["method", "comprehensiveness", "sufficiency"]
-    faithful = {"columns": columns, "rows": [[each[key] for key in columns] for each in table]}
-    content = {
-        "title": "Words that speak for an answer, or against it",
-        "summary": summary,
-        "values": {"split": subject.split.name, "texts": len(texts), "measured on": measured},
-        "table": faithful,
-        "removal": explainer.removal,
-        "baseline": explainer.baseline,
-        "texts": texts,
-        "faithfulness": table,
-    }
-    section = attribution_section(summary, texts, faithful)
-    return AnalysisResult(content, section=section, lines=[*_lines(shown, table)])
+    return Finding(
+        "Words that speak for an answer, or against it",
+        summary,
+        {"split": subject.split.name, "texts": len(texts), "measured on": measured},
+        [
+            Table(columns, [[row[key] for key in columns] for row in table], "Faithfulness"),
+            _strongest_words(texts),
+        ],
+        data={
+            "removal": explainer.removal,
+            "baseline": explainer.baseline,
+            "texts": texts,
+            "faithfulness": table,
+        },
+        view=View("words", {"texts": texts}),
+    )
 
 
-def _lines(shown: Sequence[TextAttribution], table: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for each in shown:
-        text = each.text
-        known = "" if text.label is None else f" (right: {text.label})"
-        yield f"example {text.example + 1:,}: {text.prediction}{known}, explained: {text.explained}"
-        for name in METHODS:
-            first = np.argsort(-np.abs(each.scores[name]), kind="stable")[:_SHOWN_WORDS]
-            words = (f"{text.words[at].shown} {each.scores[name][at]:+.3g}" for at in first)
-            yield f"  {name:20s} {'  '.join(words)}"
-        yield (
-            f"  residue {each.path.residue:+.3g} of a change of {each.path.change:+.3g} after "
-            f"{each.path.steps} steps"
-        )
-    for row in table:
-        yield (
-            f"{row['method']:22s} comprehensiveness {row['comprehensiveness']:+.4f}  sufficiency "
-            f"{row['sufficiency']:+.4f}"
-        )
+def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a row for each text: the strongest words of each method, and what is unexplained."""
+    rows = [
+        [
+            f"{text['example'] + 1:,}",
+            text["prediction"],
+            text["label"],
+            text["explained"],
+            *(_strongest(text["words"], scores) for scores in text["scores"].values()),
+            *(text[key] for key in ("residue", "change", "steps")),
+        ]
+        for text in texts
+    ]
+    said = ["example", "prediction", "right", "explained"]
+    return Table([*said, *METHODS, "residue", "change", "steps"], rows, "Strongest words")
+
+
+def _strongest(words: Sequence[str], scores: Sequence[float]) -> str:
+    order = np.argsort(-np.abs(scores), kind="stable")[:_SHOWN_WORDS]
+    return "  ".join(f"{words[at]} {scores[at]:+.3g}" for at in order)

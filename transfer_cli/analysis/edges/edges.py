@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.edges.edge_data import EdgeFile, read_edges
 from transfer_cli.analysis.edges.span_probe import SpanProbe, Spans, micro_f1, trained
 from transfer_cli.analysis.probes.states import (
@@ -28,6 +27,7 @@ from transfer_cli.assembly.datasets import direction_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.report.finding import Finding, Lines, Table
 from transfer_cli.tasks.tagging.task import TagExample, TaggingTask
 
 
@@ -51,7 +51,7 @@ class EdgeProbes(Analysis):
         self.files = {"train": train, "chosen_on": validation, "scored": test}
         self.random, self.most = random, most
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         files = {part: read_edges(Path(name).expanduser()) for part, name in self.files.items()}
         labels = _labels(files, self.files)
@@ -152,7 +152,7 @@ def expected_layer(scores: Sequence[float]) -> float | None:
 def _shown(
     entries: Sequence[dict[str, Any]], shares: Sequence[float], labels: Sequence[str],
     targets: Mapping[str, int],
-) -> AnalysisResult:  # fmt: skip
+) -> Finding:  # fmt: skip
     own, fresh = (
         [each["micro_f1"] for each in entries if each["control"] == control]
         for control in (None, "random")
@@ -171,22 +171,18 @@ def _shown(
         f"gravity of the learnt mix {centre:.2f}."
     )
     series = {"the model": own} | ({"fresh weights": fresh} if fresh else {})
-    drawn = pictures.lines(
-        series, list(range(len(own))), x_title="layers up to", y_title="micro-F1",
-        dashed=["fresh weights"],
-    )  # fmt: skip
-    return AnalysisResult(
-        {
-            "title": "Edge probes",
-            "summary": summary,
-            "values": {"labels": len(labels), **targets},
-            "table": {"columns": columns, "rows": rows},
+    layers = list(range(len(own)))
+    return Finding(
+        "Edge probes",
+        summary,
+        {"labels": len(labels), **targets},
+        [Table(columns, rows)],
+        {"micro_f1": Lines(series, layers, "layers up to", "micro-F1", ["fresh weights"])},
+        data={
             "probes": list(entries),
             "labels": list(labels),
             "mix": {"shares": list(shares), "centre_of_gravity": centre},
             "expected_layer": expected,
             "targets": dict(targets),
         },
-        pictures.only_drawn({"micro_f1": drawn}),
-        lines=[summary],
     )

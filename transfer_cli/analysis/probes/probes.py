@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.probes import mlp, online_code
 from transfer_cli.analysis.probes.controls import CONTROLS, baselines, relabelled
 from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
@@ -31,6 +31,7 @@ from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTas
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.progress import progress
+from transfer_cli.report.finding import Finding
 from transfer_cli.seeds import derive
 
 
@@ -82,7 +83,7 @@ class Probes(Analysis):
         self.pooling, self.mix, self.mdl = pooling, mix and probe == "linear", mdl
         self.strengths, self.seeds, self.most = strengths, seeds, most
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         layers = self._layers(subject.depth)
         sought = given_labels(subject) if self.task is None else made_labels(subject, self.task)

@@ -1,11 +1,12 @@
 """`transfer analyze`: what is in a model, by one analysis or several."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
+from transfer_cli.analysis.pictures import drawn
 from transfer_cli.assembly.finished_run import Opened, open_to_look_into
 from transfer_cli.commands.analyze.material import material_of
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, check_output
@@ -15,13 +16,33 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, at_least
-from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.report import formats
+from transfer_cli.report.analyses_page import analyses_page
+from transfer_cli.report.finding import Finding
 from transfer_cli.runs.analyses import write_analysis
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import HUB, RunDirectory
 from transfer_cli.runs.environment import environment
 from transfer_cli.runs.results import Results
-from transfer_cli.terminal import print_line
+from transfer_cli.runs.untrusted import is_number
+from transfer_cli.safe_files import printable
+from transfer_cli.terminal import (
+    Column,
+    Line,
+    Page,
+    Piece,
+    Prose,
+    Renderable,
+    TextTable,
+    print_line,
+    print_out,
+)
+
+_MOST_ROWS = 12
+"""Of a table on the terminal."""
+
+_MOST_CHARACTERS = 100
+"""Of a cell."""
 
 _SPLITS = {"auto": ("test", "validation", "input")}
 
@@ -40,22 +61,43 @@ def analyze(config: DictConfig) -> None:
     if config.output is not None:
         check_new(Path(config.output).expanduser(), "output")
     subject = _subject(config, precision, needing)
-    found: dict[str, AnalysisResult] = {}
+    findings: dict[str, Finding] = {}
+    pictures: dict[str, Mapping[str, bytes]] = {}
     directory = None
     for name, analysis in analyses.items():
-        result = found[name] = analysis(subject)
+        finding = findings[name] = analysis(subject)
+        pictures[name] = drawn(finding.charts)
         directory = directory or _directory(config)
-        write_analysis(directory.path, name, result.content, result.pictures, result.files)
-        for line in result.lines:
-            print_line(line)
+        write_analysis(directory.path, name, finding.as_json(), pictures[name], finding.files)
+        print_out(Page(*_printed(finding)))
         print_line(f"{name:10s} {directory.analyses / f'{name}.json'}")
     if config.html is not None:
-        shown = (
-            Shown(name, each.content, each.pictures, each.section, each.script)
-            for name, each in found.items()
-        )
-        write_text(Path(config.html).expanduser(), analyses_page(config.run, shown))
+        page = analyses_page(config.run, findings, pictures)
+        write_text(Path(config.html).expanduser(), page)
         print_line(f"{'page':10s} {config.html}")
+
+
+def _printed(finding: Finding) -> Iterator[Renderable]:
+    """Yield what a terminal shows of a finding: its summary, and the first rows of its tables."""
+    yield Prose(finding.summary)
+    for table in finding.tables:
+        if not table.rows:
+            continue
+        rows = [
+            [formats.cut(printable(formats.cell(value)), _MOST_CHARACTERS) for value in row]
+            for row in table.rows[:_MOST_ROWS]
+        ]
+        are_numbers = [
+            all(value is None or is_number(value) for value in values)
+            for values in zip(*table.rows, strict=True)
+        ]
+        columns = zip(table.columns, are_numbers, strict=True)
+        if table.title:
+            yield Line(Piece(table.title, "heading"))
+        yield TextTable([Column(title, right=right) for title, right in columns], rows)
+        if len(table.rows) > _MOST_ROWS:
+            yield Line(Piece(f"and {len(table.rows) - _MOST_ROWS:,} rows more", "note"))
+    yield from (Line(Piece(note, "note")) for note in finding.notes)
 
 
 def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:

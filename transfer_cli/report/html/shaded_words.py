@@ -17,26 +17,13 @@ _TEXT = Html('<div class="card words"><h3>{heading}</h3>{lines}{numbers}</div>')
 _LINE = Html("<p><small>{method}</small><br>{words}</p>")
 
 
-def attribution_section(
-    summary: str, texts: Sequence[Mapping[str, Any]], faithful: Mapping[str, Any]
-) -> Html:
-    """Return texts with their words coloured, one line for each method, and the faithfulness.
+def shaded_words(data: Mapping[str, Any]) -> Html:
+    """Return texts with their words coloured, one line for each method.
 
     Args:
-        summary: What is shown.
-        texts: See `analysis.attributions.TextAttribution`.
-        faithful: `columns` and `rows` of the table of faithfulness; without rows there is none.
+        data: `texts`, as `analysis.attributions` writes them.
     """
-    columns = [PageColumn(name, is_number=at > 0) for at, name in enumerate(faithful["columns"])]
-    rows = [[_called(row[0]), *map(formats.number, row[1:])] for row in faithful["rows"]]
-    return joined(
-        [
-            Html("<p>{}</p>").format(summary),
-            table("Faithfulness", columns, rows) if rows else None,
-            _LEGEND,
-            *map(_text, texts),
-        ]
-    )
+    return joined([_LEGEND, *map(_text, data["texts"])])
 
 
 def _text(text: Mapping[str, Any]) -> Html:
@@ -68,7 +55,7 @@ def _called(method: str) -> str:
 
 def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
     largest = max(map(abs, scores)) or 1.0
-    shown = (
+    shaded = (
         _WORD.format(
             kind="for" if score > 0 else "against" if score < 0 else "",
             share=f"{abs(score) / largest:.2f}",
@@ -77,4 +64,4 @@ def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
         )
         for word, score in zip(words, scores, strict=True)
     )
-    return _LINE.format(method=_called(method), words=Html(" ").join(shown))
+    return _LINE.format(method=_called(method), words=Html(" ").join(shaded))
