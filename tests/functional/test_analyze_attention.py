@@ -39,13 +39,6 @@ def test_rows_of_the_maps_of_a_run_sum_to_one_and_nothing_else_of_it_changes(
     assert files == {path: path.read_bytes() for path in files}
 
 
-def test_a_slip_beside_an_option_is_that_option(transfer, finetuned):
-    ended = transfer("analyze", finetuned, "analysis=attention", "analysis.attention.text=2")
-
-    assert (ended.code, ended.out) == (2, "")
-    assert "no such key in analysis.attention. Did you mean 'texts'?" in ended.err
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """Return a page of texts, some of which hold markup."""

@@ -1,4 +1,4 @@
-"""What an analysis is given, and what it finds.
+"""What an analysis is given, and what it is.
 
 `transfer analyze` opens a model, calls each analysis with it and writes what it finds beside the
 run. An analysis changes nothing: not the run, and not the model that the next one is called with.

@@ -130,9 +130,7 @@ class Finding:
         }  # fmt: skip
         if self.tables:
             content["table"] = {"columns": self.tables[0].columns, "rows": self.tables[0].rows}
-        if self.notes:
-            content["notes"] = self.notes
-        return content | dict(self.data)
+        return {**content, "notes": self.notes, **self.data}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Finding":

@@ -20,10 +20,9 @@ from transfer_cli.report.contents import FINISHED, Report, TaskRuns
 from transfer_cli.report.html import conditions, mistakes, results_section
 from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
-from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
-from transfer_cli.report.html.setting_charts import label_chart, rate_chart
+from transfer_cli.report.html.measure_charts import cost_charts, label_chart, rate_chart
 
 MOST_POINTS = 400
 FEWEST_POINTS = 40

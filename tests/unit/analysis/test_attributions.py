@@ -12,10 +12,14 @@ from transfer_cli.analysis.attributions.attribution_methods import (
     gradient_times_input,
     integrated_gradients,
 )
-from transfer_cli.analysis.attributions.attributions import METHODS, Attributions, attribution_of
+from transfer_cli.analysis.attributions.attributions import (
+    METHODS,
+    Attributions,
+    attribution_of,
+    faithfulness,
+)
 from transfer_cli.analysis.attributions.chosen_texts import ChosenTexts
 from transfer_cli.analysis.attributions.explained_text import Explainer, words_of
-from transfer_cli.analysis.attributions.faithfulness import faithfulness
 from transfer_cli.data.labelled import Example
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import TaskInfo

@@ -6,6 +6,7 @@ Legend: L places of blocks, H heads, S sequences, T tokens.
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,15 @@ import torch
 from transfer_cli.analysis.analysis import Analysis, Subject, spread
 from transfer_cli.analysis.attention.attention_view import attention_view, plain_text
 from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
-from transfer_cli.analysis.attention.read_sequences import ReadSequence, batch_of, sequences_of
-from transfer_cli.analysis.attention.text_maps import FloatArray, TextMaps, in_units, maps_of
+from transfer_cli.analysis.attention.text_maps import (
+    FloatArray,
+    ReadSequence,
+    TextMaps,
+    batch_of,
+    in_units,
+    maps_of,
+    sequences_of,
+)
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, NotFiniteError, between
@@ -48,6 +56,7 @@ _DECIMALS = 4
 """Of what the JSON holds."""
 
 
+@dataclass(frozen=True)
 class AttentionMaps(Analysis):
     """Where heads look: maps of chosen texts, summaries of heads over a corpus, rollout.
 
@@ -59,11 +68,14 @@ class AttentionMaps(Analysis):
         corpus: How many texts the summaries are made of, evenly spread over the split.
     """
 
-    def __init__(self, texts: int = 8, longest: int = 64, corpus: int = 100) -> None:
-        between("texts", texts, 1, 50)
-        between("longest", longest, 2, 256)
-        between("corpus", corpus, 1, 1_000_000)
-        self._texts, self._longest, self._corpus = texts, longest, corpus
+    texts: int = 8
+    longest: int = 64
+    corpus: int = 100
+
+    def __post_init__(self) -> None:
+        between("texts", self.texts, 1, 50)
+        between("longest", self.longest, 2, 256)
+        between("corpus", self.corpus, 1, 1_000_000)
 
     def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
@@ -71,7 +83,7 @@ class AttentionMaps(Analysis):
         if not len(split.data):
             raise DataError(f"split: {split.name} holds no text to look at")
         texts = [
-            maps_of(subject, sequence.cut(self._longest, keeps_end=_has_end(subject)))
+            maps_of(subject, sequence.cut(self.longest, keeps_end=_has_end(subject)))
             for sequence in sequences_of(split, self._chosen(split))
         ]
         summaries, num_texts = self._summarised(subject, split)
@@ -115,8 +127,8 @@ class AttentionMaps(Analysis):
     def _chosen(self, split: Split) -> Sequence[int]:
         """Return the rows that there are maps of."""
         if split.name == INPUT:
-            return range(min(self._texts, len(split.data)))
-        return list(map(int, spread(len(split.data), self._texts)))
+            return range(min(self.texts, len(split.data)))
+        return list(map(int, spread(len(split.data), self.texts)))
 
     def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
         """Return the summaries of heads, and of how many sequences they are."""
@@ -124,7 +136,7 @@ class AttentionMaps(Analysis):
         summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
         num_sequences = 0
         for sequences in _in_batches(
-            subject, split, list(map(int, spread(len(split.data), self._corpus)))
+            subject, split, list(map(int, spread(len(split.data), self.corpus)))
         ):
             num_sequences += len(sequences)
             batch = batch_of(sequences, subject)

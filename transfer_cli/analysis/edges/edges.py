@@ -7,6 +7,7 @@ Legend: W words, N targets, R spans of a target, S words of a span, C labels.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from transfer_cli.report.finding import Finding, Lines, Table
 from transfer_cli.tasks.tagging.task import TagExample, TaggingTask
 
 
+@dataclass(frozen=True)
 class EdgeProbes(Analysis):
     """Probes spans; see `conf/analysis/edges.yaml`.
 
@@ -44,17 +46,20 @@ class EdgeProbes(Analysis):
         most: Words of each file whose states are kept at most; targets of others are left out.
     """
 
-    def __init__(
-        self, train: str, validation: str, test: str, *, random: bool = True, most: int = 20_000
-    ) -> None:
-        at_least("most", most, 10)
-        self.files = {"train": train, "chosen_on": validation, "scored": test}
-        self.random, self.most = random, most
+    train: str
+    validation: str
+    test: str
+    random: bool = True
+    most: int = 20_000
+
+    def __post_init__(self) -> None:
+        at_least("most", self.most, 10)
 
     def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
-        files = {part: read_edges(Path(name).expanduser()) for part, name in self.files.items()}
-        labels = _labels(files, self.files)
+        names = {"train": self.train, "chosen_on": self.validation, "scored": self.test}
+        files = {part: read_edges(Path(name).expanduser()) for part, name in names.items()}
+        labels = _labels(files, names)
         parts = self._parts(subject, subject.model, files, labels)
         entries, probe = _of_mixes(parts, None, subject.seed)
         targets = {name: len(part.words) for name, part in parts.items()}

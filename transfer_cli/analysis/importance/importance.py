@@ -60,6 +60,7 @@ class Part:
         return f"{name.get(self.kind, self.kind)} {number}"
 
 
+@dataclass(frozen=True)
 class Importance(Analysis):
     """Heads, blocks and sub-layers left out one by one, heads by gradients, and a pruning curve.
 
@@ -74,23 +75,17 @@ class Importance(Analysis):
         random_orders: Orders drawn at random that this is compared with.
     """
 
-    def __init__(
-        self,
-        most: int | None = 1000,
-        left_out: Sequence[Kind] = get_args(Kind),
-        *,
-        prune: bool = True,
-        random_orders: int = 3,
-    ) -> None:
-        if most is not None:
-            at_least("most", most, 1)
-        for kind in left_out:
+    most: int | None = 1000
+    left_out: Sequence[Kind] = get_args(Kind)
+    prune: bool = True
+    random_orders: int = 3
+
+    def __post_init__(self) -> None:
+        if self.most is not None:
+            at_least("most", self.most, 1)
+        for kind in self.left_out:
             one_of("left_out", kind, get_args(Kind), ValueError)
-        between("random_orders", random_orders, 0, 1000)
-        self.most = most
-        self.left_out = tuple(left_out)
-        self.prune = prune
-        self.random_orders = random_orders
+        between("random_orders", self.random_orders, 0, 1000)
 
     def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""

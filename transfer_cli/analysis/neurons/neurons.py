@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from transfer_cli.analysis.analysis import Analysis, Subject
-from transfer_cli.analysis.neurons.token_properties import TokenProperties, contexts_of
-from transfer_cli.analysis.neurons.unit_sums import PropertySums, UnitSums
+from transfer_cli.analysis.neurons.unit_sums import (
+    PropertySums,
+    TokenProperties,
+    UnitSums,
+    contexts_of,
+)
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between

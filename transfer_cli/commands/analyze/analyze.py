@@ -87,14 +87,13 @@ def _printed(finding: Finding) -> Iterator[Renderable]:
             [formats.cut(printable(formats.cell(value)), _MOST_CHARACTERS) for value in row]
             for row in table.rows[:_MOST_ROWS]
         ]
-        are_numbers = [
-            all(value is None or is_number(value) for value in values)
-            for values in zip(*table.rows, strict=True)
+        columns = [
+            Column(title, right=all(value is None or is_number(value) for value in values))
+            for title, *values in zip(table.columns, *table.rows, strict=True)
         ]
-        columns = zip(table.columns, are_numbers, strict=True)
         if table.title:
             yield Line(Piece(table.title, "heading"))
-        yield TextTable([Column(title, right=right) for title, right in columns], rows)
+        yield TextTable(columns, rows)
         if len(table.rows) > _MOST_ROWS:
             yield Line(Piece(f"and {len(table.rows) - _MOST_ROWS:,} rows more", "note"))
     yield from (Line(Piece(note, "note")) for note in finding.notes)

@@ -44,6 +44,11 @@ _PICTURE = Html(
     "<figcaption>{caption}</figcaption></figure>"
 )
 
+_VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Html]] = {
+    "attention": attention_viewer, "words": shaded_words,
+}  # fmt: skip
+"""What shows a `View`, by its kind."""
+
 
 class Pictures:
     """Puts pictures into a page, as long as there is room for them."""
@@ -82,11 +87,6 @@ def title_of(name: str, finding: Finding) -> str:
 def shown(finding: Finding, pictures: Iterable[Html]) -> Html:
     """Return what an analysis found, with its pictures."""
     return joined([*_painted(finding), *pictures])
-
-
-_VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Html]] = {
-    "attention": attention_viewer, "words": shaded_words,
-}  # fmt: skip
 
 
 def picture(shows: str, content: bytes) -> Html:
@@ -128,13 +128,16 @@ def _of_all(found: Sequence[RunAnalysis]) -> Html:
 
 
 def _painted(finding: Finding) -> Iterator[Html]:
-    yield Html("<p>{}</p>").format(finding.summary)
+    if finding.summary:
+        yield Html("<p>{}</p>").format(finding.summary)
     if finding.view is not None:
         yield _VIEWS[finding.view.kind](finding.view.data)
     if finding.values:
         pairs = [(_cut(name), _cell(value)) for name, value in finding.values.items()]
         yield table("Values", ["what", "value"], pairs[:MOST_ROWS])
     for each in finding.tables:
+        if not each.rows or not each.columns:
+            continue
         if each.title:
             yield Html("<h3>{}</h3>").format(each.title)
         yield from _shaded(each) if each.is_shaded else _table(each)
@@ -143,9 +146,8 @@ def _painted(finding: Finding) -> Iterator[Html]:
 
 def _table(found: Table) -> Iterator[Html]:
     rows = found.rows[:MOST_ROWS]
-    cells = list(zip(*rows, strict=True)) if rows else [()] * len(found.columns)
     columns = [PageColumn(_cell(title), is_number=_are_numbers(values))
-               for title, values in zip(found.columns, cells, strict=True)]  # fmt: skip
+               for title, *values in zip(found.columns, *rows, strict=True)]  # fmt: skip
     shown_rows = ([_cell(value) for value in row[:MOST_COLUMNS]] for row in rows)
     yield table(found.title or "Table", columns[:MOST_COLUMNS], shown_rows)
     if len(rows) < len(found.rows):

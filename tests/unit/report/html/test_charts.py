@@ -8,11 +8,9 @@ import pytest
 from tests import reports
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
-from transfer_cli.report.html import charts
-from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
-from transfer_cli.report.html.setting_charts import label_chart, rate_chart
+from transfer_cli.report.html.measure_charts import cost_charts, label_chart, means, rate_chart
 from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 
@@ -198,7 +196,7 @@ def test_no_bar_leaves_what_an_error_rate_can_be():
     task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
     spreads = [reports.spread(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
 
-    found = charts.means(task, spreads)
+    found = means(task, spreads)
 
     bars = found["error_y"]
     lows = [mean - bar for mean, bar in zip(found["y"], bars["arrayminus"], strict=True)]
