@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report import compare
 from transfer_cli.report.best import best_of, choice_of, learnt
 from transfer_cli.report.contents import (
     FAILED,
@@ -138,7 +137,7 @@ def group(settings: Mapping[str, Any], runs: Sequence[Run], **more: Any) -> Grou
     if finished:
         more = {
             "trained": finished[0].trained,
-            "flops": compare.spread(run.results.flops for run in finished),
+            "flops": Spread.over(run.results.flops for run in finished),
             "seconds": spread(run.timing["seconds"] for run in finished),
             "memory": spread(run.timing["peak_memory_bytes"] for run in finished),
         } | more

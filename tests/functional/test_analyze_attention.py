@@ -8,7 +8,7 @@ import pytest
 
 from tests import attending
 from transfer_cli.analysis.attention.attention_maps import AttentionMaps
-from transfer_cli.report.analyses_page import analyses_page
+from transfer_cli.report.page import analyses_page
 
 pytestmark = pytest.mark.functional
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.finished_run import Opened
@@ -26,6 +27,7 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
+from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding
 from transfer_cli.tasks.base import Task
 
@@ -156,6 +158,17 @@ class Subject:
         With `most`, so many of them are taken, evenly spread over the split.
         """
         yield from self.batches_of(split, spread(len(split.data), most))
+
+    def read(self, split: Split, rows: npt.NDArray[np.int64]) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield these rows of a split to pass them through the model, without gradients."""
+        with (
+            torch.inference_mode(),
+            self.precision.context(),
+            progress("reading", len(rows), "texts") as more,
+        ):
+            for numbers, batch in self.batches_of(split, rows):
+                yield numbers, batch
+                more(len(numbers))
 
     def rows_of(self, split: Split, tokens: int) -> npt.NDArray[np.int64]:
         """Return rows of a split, evenly spread, that hold about so many tokens, or all of it."""

@@ -10,14 +10,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from transfer_cli.analysis.analysis import Analysis, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject, spread
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding, Points, Table
 
 Order = Literal["auto", "frequent", "first"]
@@ -217,26 +215,16 @@ def _of_tokens(
 
 
 def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
-    """Return the vectors of texts as heads read them; of groups those of each sequence.
-
-    Raises:
-        DataError: There are too few, or they are running text.
-    """
+    """Return the vectors of texts as heads read them; of groups those of each sequence."""
     split, task = subject.split, subject.material.task
     texts = subject.material.texts(split)
     found: dict[tuple[int, int], Vectors] = {}
-    with (
-        torch.inference_mode(),
-        subject.precision.context(),
-        progress("reading", min(most, len(split.data)), "texts") as more,
-    ):
-        for numbers, batch in subject.batches(split, most):
-            mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
-            vectors = Encoding(subject.model, batch).pooled(pooling).double().cpu().numpy()
-            of_S = np.repeat(numbers, len(vectors) // len(numbers))
-            for at in np.flatnonzero(mask_S):
-                found[int(of_S[at]), int(at)] = vectors[at]
-            more(len(numbers))
+    for numbers, batch in subject.read(split, spread(len(split.data), most)):
+        mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
+        vectors = Encoding(subject.model, batch).pooled(pooling).double().cpu().numpy()
+        of_S = np.repeat(numbers, len(vectors) // len(numbers))
+        for at in np.flatnonzero(mask_S):
+            found[int(of_S[at]), int(at)] = vectors[at]
     if len(found) < 3:
         raise DataError("data: fewer than 3 texts make no picture; show it more")
     encoded, rows, labels = encoded_of(split), [], []
@@ -267,11 +255,7 @@ def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
 
 
 def _tokens_of(subject: Subject, word: str) -> list[int]:
-    """Return the tokens of a word within a text.
-
-    Raises:
-        ConfigError: It has none that the model knows.
-    """
+    """Return the tokens of a word within a text."""
     tokenizer = subject.tokenizer
     before, tokens = tokenizer.encode("a"), tokenizer.encode(f"a {word}")
     own = tokens[len(before) :] if tokens[: len(before)] == before else tokens

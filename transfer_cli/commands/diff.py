@@ -9,11 +9,11 @@ from typing import Any
 from transfer_cli.config.flags import MANY, SWITCH, read
 from transfer_cli.config.flat import flat
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.metrics import by_preference, find
+from transfer_cli.metrics import by_preference
 from transfer_cli.report import formats
 from transfer_cli.report.best_of_sweep import run_of
 from transfer_cli.report.collect import check_there, read_run
-from transfer_cli.report.contents import CONFIDENCE, FINISHED, Comparison, Run
+from transfer_cli.report.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
 from transfer_cli.report.differing_settings import canonical, shown_values
 from transfer_cli.report.file_formats import as_json
 from transfer_cli.report.outcomes import OutcomeReader, compare
@@ -204,9 +204,9 @@ def _shown_measures(run: Run) -> dict[str, float]:
     """Return the measures of a run as people read them: shares in percent, as errors are."""
     found = {}
     for name, value in run.results.by_name.items():
-        metric = find(name.partition("/")[2], run.results.metrics)
-        times, unit = (1.0, "") if metric is None else (metric.shown_times, metric.shown_unit)
-        found[name + (f" ({unit.strip()})" if unit else "")] = times * value
+        metric = metric_of(name, run.results.metrics)
+        unit = f" ({metric.shown_unit.strip()})" if metric.shown_unit else ""
+        found[name + unit] = metric.shown_times * value
     return found
 
 

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from transfer_cli.metrics import by_preference, find
+from transfer_cli.metrics import by_preference
 from transfer_cli.report import formats
-from transfer_cli.report.contents import FINISHED, Best, Criterion, Place, Run
+from transfer_cli.report.contents import FINISHED, Best, Criterion, Place, Run, metric_of
 from transfer_cli.runs.results import merged
 
 _CHOOSING = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
@@ -50,19 +50,14 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     measure = max(preferred, key=lambda each: counts[each], default="")
     if not counts[measure]:
         return None
-    metric = find(measure.partition("/")[2], metrics)
-    return Criterion(
-        measure,
-        lower_is_better=metric is None or not metric.higher_is_better,
-        metric=metric,
-    )
+    return Criterion(measure, metric_of(measure, metrics))
 
 
 def place(choice: Criterion, measures: Mapping[str, float], trained: int | None) -> Place | None:
     """Return the place of a run or a group among others; None where it was not measured."""
     if choice.measure not in measures:
         return None
-    value = measures[choice.measure] * (1 if choice.lower_is_better else -1)
+    value = measures[choice.measure] * (-1 if choice.metric.higher_is_better else 1)
     cost = math.inf if trained is None else trained
     found = (value, measures.get(_LOSS, math.inf), cost)
     return tuple(float(f"{each:.{_DIGITS}g}") for each in found)
@@ -103,7 +98,7 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
 def reasons(best: Best) -> Iterator[str]:
     """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
     value = best.run.results.by_name[best.choice.measure]
-    end = "lowest" if best.choice.lower_is_better else "highest"
+    end = "highest" if best.choice.metric.higher_is_better else "lowest"
     has_test = any(name.startswith("test/") for name in best.run.results.by_name)
     yield (
         f"{best.choice.measure} {formats.value(best.choice.metric, value)}, the {end} of "

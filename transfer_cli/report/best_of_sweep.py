@@ -39,11 +39,7 @@ def last_words(sweep: Path) -> Iterator[str]:
 
 
 def run_of(path: str, key: str) -> str:
-    """Return the path of a run as it is; for the folder of a sweep, that of its best run.
-
-    Raises:
-        ConfigError: None of the sweep's runs is the best one.
-    """
+    """Return the path of a run as it is; for the folder of a sweep, that of its best run."""
     sweep = Path(path).expanduser()
     if not SweepDirectory.is_at(sweep):
         return path

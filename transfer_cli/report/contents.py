@@ -1,7 +1,8 @@
 """What a report consists of: plain values, made by `collect` and `compare`, shown by the rest."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,7 @@ class Criterion:
     """The measure of validation, `validation/NAME`, by which the best is chosen."""
 
     measure: str
-    lower_is_better: bool
-    metric: Metric | None = None
+    metric: Metric
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,25 @@ class Spread:
     mean: float
     deviation: float | None
 
+    @classmethod
+    def over(cls, values: Iterable[Any]) -> "Spread | None":
+        """Return the spread of the numbers among some values; None where there is none."""
+        known = tuple(
+            float(value) for value in values if is_number(value) and not math.isnan(value)
+        )
+        if not known:
+            return None
+        mean = math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known)
+        deviation = None
+        if len(known) >= FEWEST_SEEDS and math.isfinite(mean):
+            deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / (len(known) - 1))
+        return cls(known, mean, deviation)
 
-def lower_is_better(measure: str, metrics: Sequence[Metric]) -> bool:
-    """Return whether less of a `split/measure`, or of a cost, is better."""
-    found = find(measure.partition("/")[2], metrics)
-    return found is None or not found.higher_is_better
+
+def metric_of(measure: str, metrics: Sequence[Metric]) -> Metric:
+    """Return the declaration of a `split/measure`; of what nobody declares, less is better."""
+    name = measure.partition("/")[2]
+    return find(name, metrics) or Metric(name or measure or "unnamed", higher_is_better=False)
 
 
 @dataclass(frozen=True)
@@ -250,11 +264,11 @@ class TaskRuns:
     @property
     def lower_is_better(self) -> bool:
         """Whether less of its measure is better."""
-        return lower_is_better(self.measure, self.metrics)
+        return not self.metric(self.measure).higher_is_better
 
-    def metric(self, measure: str) -> Metric | None:
+    def metric(self, measure: str) -> Metric:
         """Return the declaration of a `split/measure`."""
-        return find(measure.partition("/")[2], self.metrics)
+        return metric_of(measure, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -302,6 +316,8 @@ def _record_fields(value: Any) -> Any:
     found = dict(vars(value))
     if isinstance(value, TaskRuns):
         found["lower_is_better"] = value.lower_is_better
+    if isinstance(value, Criterion):
+        found["lower_is_better"] = not value.metric.higher_is_better
     if isinstance(value, Run) and not value.analyses:
         del found["analyses"]
     if isinstance(value, Best):  # the runs themselves are in their groups

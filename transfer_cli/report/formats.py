@@ -41,29 +41,23 @@ def axis_words(task: TaskRuns, measure: str) -> str:
 
 def unit(task: TaskRuns, measure: str) -> str:
     """Return the unit after a number of this measure."""
-    metric = task.metric(measure)
-    return "" if metric is None else metric.shown_unit
+    return task.metric(measure).shown_unit
 
 
-def value(metric: Metric | None, measured: float) -> str:
+def value(metric: Metric, measured: float) -> str:
     """Return a value of a metric with its unit; a share is in percent."""
-    if metric is None:
-        return number(measured)
     return number(metric.shown_times * measured) + metric.shown_unit
 
 
-def distance(metric: Metric | None, difference: float) -> str:
+def distance(metric: Metric, difference: float) -> str:
     """Return how far apart two values of a metric are: percents in points."""
-    if metric is None:
-        return number(abs(difference))
     points = " points" if metric.shown_unit else ""
     return number(metric.shown_times * abs(difference)) + points
 
 
 def times(task: TaskRuns, measure: str) -> float:
     """Return what values of a measure are multiplied by where they are shown."""
-    metric = task.metric(measure)
-    return 1.0 if metric is None else metric.shown_times
+    return task.metric(measure).shown_times
 
 
 def scaled(found: Spread, times: float) -> Spread:
@@ -112,10 +106,7 @@ def probability(p: float) -> str:
 
 def count(value: float) -> str:
     """Return a large count with three digits: 1.87 M."""
-    for size, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{value / size:.{'3g' if value < 999.5 * size else '0f'}}{sign}"
-    return f"{value:,.0f}"
+    return of_thousands(value).rstrip()
 
 
 def flops(amount: float) -> str:

@@ -126,7 +126,7 @@ def remarks(task: TaskRuns) -> list[str]:
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
     """Yield what a reader must know of a table, with its mark of the best group."""
     if task.choice is not None and any(group.is_best for group in task.groups):
-        end = "lower" if task.choice.lower_is_better else "higher"
+        end = "higher" if task.choice.metric.higher_is_better else "lower"
         yield (
             f"{best} best {task.choice.measure} ({end} is better) of what learnt anything; the "
             "test split decides nothing"

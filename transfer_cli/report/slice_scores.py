@@ -16,11 +16,7 @@ BETWEEN = " / "
 
 
 def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> Run:
-    """Return a run with the measures of slices beside those that it wrote; note what is in the way.
-
-    Raises:
-        DataError: A slice asks for what no run writes of an example.
-    """
+    """Return a run with the measures of slices beside its own; note what is in the way."""
     found = {}
     for split, measured in run.results.measures.items():
         try:

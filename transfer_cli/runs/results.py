@@ -48,6 +48,10 @@ class Cost:
     tokens: int | None = None
 
 
+_IF_KNOWN = ("examples", "best_step", "parameters", "seen", "cost", "stored_bytes")
+"""Keys that are left out where nothing is known."""
+
+
 @dataclass(frozen=True)
 class Results:
     """What came out of a run; a command leaves out what it does not know.
@@ -104,28 +108,15 @@ class Results:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""
-        task = None if self.task is None else {"name": self.task, "expected": self.expected}
-        known = {
-            "examples": self.examples,
-            "best_step": self.best_step,
-            "parameters": _known(self.parameters),
-            "seen": _known(self.seen),
-            "cost": _known(self.cost),
-            "stored_bytes": self.stored_bytes,
-        }
-        return {
-            "command": self.command,
-            "presets": self.presets,
-            "seed": self.seed,
-            "measures": self.measures,
-            "metrics": [metric.as_json() for metric in self.metrics],
-            "tables": self.tables,
-            "labels": list(self.labels),
-            "task": task,
-            "failed": self.failed,
-            **{key: value for key, value in known.items() if value not in (None, {})},
-            **self.more,
-        }
+        content = asdict(self)
+        more, expected = content.pop("more"), content.pop("expected")
+        content["task"] = None if self.task is None else {"name": self.task, "expected": expected}
+        for key in _IF_KNOWN:
+            if isinstance(content[key], dict):
+                content[key] = {name: n for name, n in content[key].items() if n is not None}
+            if content[key] in (None, {}):
+                del content[key]
+        return content | more
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Results":
@@ -189,10 +180,6 @@ def _counts(kind: type[Record], stored: Mapping[str, Any]) -> Record:
 def _count(stored: Mapping[str, Any], key: str) -> int | None:
     value = stored.get(key)
     return value if type(value) is int else None
-
-
-def _known(counts: Record) -> dict[str, int]:
-    return {name: count for name, count in asdict(counts).items() if count is not None}
 
 
 def _mappings(stored: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:

@@ -34,8 +34,8 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.analyses_page import analyses_page
-from transfer_cli.report.html.analysis_sections import shown
+from transfer_cli.report.html.analysis_sections import shown_finding
+from transfer_cli.report.page import analyses_page
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogTask
@@ -50,7 +50,7 @@ def found():
 
 
 def section_of(result):
-    return shown(result, [])
+    return shown_finding(result, [])
 
 
 def arrays(result):

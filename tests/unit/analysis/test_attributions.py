@@ -26,7 +26,7 @@ from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.report.html.analysis_sections import shown as painted
+from transfer_cli.report.html.analysis_sections import shown_finding
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
@@ -243,7 +243,7 @@ def test_texts_are_shown_as_texts():
     data = TASK.encode([Example("<b>the</b> cat & hat", 0)], TOKENIZER, 32, "bidirectional")
     shown = subjects.subject(subject.model, subject.objective, data, TASK, TOKENIZER)
 
-    section = painted(Attributions(faithfulness=1)(shown), [])
+    section = shown_finding(Attributions(faithfulness=1)(shown), [])
 
     assert "&lt;b&gt;" in section
     assert "<b>" not in section

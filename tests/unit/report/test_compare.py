@@ -10,8 +10,8 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
 from transfer_cli.report import formats
 from transfer_cli.report.collect import collect
-from transfer_cli.report.compare import spread, tasks
-from transfer_cli.report.contents import Report
+from transfer_cli.report.compare import tasks
+from transfer_cli.report.contents import Report, Spread
 from transfer_cli.report.results_table import UNTOLD
 from transfer_cli.report.statistics import mcnemar
 from transfer_cli.report.tables import as_page
@@ -267,9 +267,9 @@ def test_measures_of_another_kind_are_passed_over(tmp_path):
 
 
 def test_a_spread_over_numbers_that_are_not_finite_has_no_deviation():
-    assert spread([math.inf, 1.0]).deviation is None
-    assert spread([1.0, None]).values == (1.0,)
-    assert spread([]) is None
+    assert Spread.over([math.inf, 1.0]).deviation is None
+    assert Spread.over([1.0, None]).values == (1.0,)
+    assert Spread.over([]) is None
 
 
 # --- the baseline

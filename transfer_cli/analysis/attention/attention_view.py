@@ -1,6 +1,6 @@
 """What a page needs to show attention: its maps as bytes, the pieces of texts as people read them.
 
-`report.html.attention_viewer` shows it.
+`report.html.views` shows it.
 """
 
 import base64

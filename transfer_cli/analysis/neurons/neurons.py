@@ -24,7 +24,6 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between
 from transfer_cli.model.captures import units_by_place
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding, Table
 
 _MOST_JSON = 600_000
@@ -78,14 +77,8 @@ class Neurons(Analysis):
         properties = TokenProperties(tokenizer, task.labels if task and has_labels else ())
         units = {block: UnitSums(self.contexts) for block in chosen}
         sums = PropertySums()
-        with (
-            torch.inference_mode(),
-            subject.precision.context(),
-            progress("reading", len(rows), "texts") as more,
-        ):
-            for numbers, batch in subject.batches_of(split, rows):
-                _add(subject, batch, properties, sums, units, self.beside)
-                more(len(numbers))
+        for _, batch in subject.read(split, rows):
+            _add(subject, batch, properties, sums, units, self.beside)
         if sums.count < 2:
             raise DataError("data: there are too few tokens to look at units; show it more text")
         found = _Found(tokenizer, properties.names, sums, units)
@@ -135,11 +128,7 @@ class Neurons(Analysis):
         )
 
     def _chosen(self, depth: int) -> list[int]:
-        """Return the numbers of the blocks.
-
-        Raises:
-            ConfigError: There is no such block.
-        """
+        """Return the numbers of the blocks."""
         if self.blocks is None:
             return sorted({0, depth // 2, depth - 1})
         wrong = [each for each in self.blocks if type(each) is not int or not 0 <= each < depth]

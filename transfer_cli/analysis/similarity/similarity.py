@@ -99,11 +99,7 @@ class Similarity(Analysis):
 
 
 def _checkpoints(subject: Subject) -> Iterator[tuple[int, Subject]]:
-    """Yield the step of each checkpoint of the run, and it.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Yield the step of each checkpoint of the run, and it."""
     start = subject.opened.start
     folder = start.folder.parent / CHECKPOINTS
     steps = {} if start.published else {

@@ -17,8 +17,8 @@ from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.report import formats
-from transfer_cli.report.analyses_page import analyses_page
 from transfer_cli.report.finding import Finding
+from transfer_cli.report.page import analyses_page
 from transfer_cli.runs.analyses import write_analysis
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import HUB, RunDirectory
@@ -100,11 +100,7 @@ def _printed(finding: Finding) -> Iterator[Renderable]:
 
 
 def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:
-    """Return the analyses that are asked for, by the names of their options.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the analyses that are asked for, by the names of their options."""
     if not nodes:
         raise ConfigError(
             "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "
@@ -118,9 +114,6 @@ def _subject(config: DictConfig, precision: Precision, needing: str | None) -> S
     """Return the model that is looked at, and the other one, where there is one.
 
     Where an analysis is `needing` another and none is named, it is the model that a run began with.
-
-    Raises:
-        ConfigError: It began with none.
     """
     asked = _SPLITS.get(config.split, (config.split,))
     first = open_to_look_into(config.run, precision, config.base)

@@ -9,7 +9,6 @@ from typing import Any
 from transfer_cli.report import formats, sections
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.finding import Finding, Table
-from transfer_cli.report.html.attention_viewer import attention_viewer
 from transfer_cli.report.html.markup import (
     Html,
     PageColumn,
@@ -19,7 +18,7 @@ from transfer_cli.report.html.markup import (
     note,
     table,
 )
-from transfer_cli.report.html.shaded_words import shaded_words
+from transfer_cli.report.html.views import attention_viewer, shaded_words
 from transfer_cli.report.sections import RunAnalysis
 from transfer_cli.runs.stored_analyses import MOST_ANALYSES, read_picture
 from transfer_cli.runs.untrusted import is_number, reason
@@ -84,7 +83,7 @@ def title_of(name: str, finding: Finding) -> str:
     return _cut(finding.title) or name.replace("_", " ").capitalize()
 
 
-def shown(finding: Finding, pictures: Iterable[Html]) -> Html:
+def shown_finding(finding: Finding, pictures: Iterable[Html]) -> Html:
     """Return what an analysis found, with its pictures."""
     return joined([*_painted(finding), *pictures])
 
@@ -117,7 +116,9 @@ def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
 
 def _of_all(found: Sequence[RunAnalysis]) -> Html:
     """Return what an analysis found of each run."""
-    made = [shown(Finding.from_json(each.content), each.pictures.values()) for each in found]
+    made = [
+        shown_finding(Finding.from_json(each.content), each.pictures.values()) for each in found
+    ]
     if len(made) == 1:
         return made[0]
     is_open = len(found) <= _OPEN

@@ -323,9 +323,8 @@ def means(task: TaskRuns, results: Sequence[Spread]) -> Trace:
 
     A bar ends where the task's measure does: no error rate is below 0.
     """
-    metric, times = task.metric(task.measure), formats.times(task, task.measure)
-    bounds = (-math.inf, math.inf) if metric is None else metric.bounds
-    low, high = (times * bound for bound in bounds)
+    metric = task.metric(task.measure)
+    low, high = (metric.shown_times * bound for bound in metric.bounds)
     bars = [(result.mean, result.deviation or 0) for result in results]
     return {
         "y": [rounded(mean) for mean, _ in bars],
