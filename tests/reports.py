@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report import compare
 from transfer_cli.report.best import best_of, choice_of, learnt
 from transfer_cli.report.contents import (
     FAILED,
@@ -23,7 +22,8 @@ from transfer_cli.report.contents import (
     SweepProgress,
     TaskRuns,
 )
-from transfer_cli.runs.results import UNDECLARED
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 TRAINED = {"full": 11_995_786, "lora": 311_814, "adapters": 915_462, "frozen": 4_614}
@@ -107,14 +107,14 @@ def classifier(
     return Run(
         folder / name, name, "finetune", FINISHED,
         settings={"data": "trec6", "loop.batch": 32, "model.width": 256, **settings, "seed": seed},
-        results={
+        results=Results.from_json({
             "measures": {"validation": measures, "test": measures},
             "tables": {"test": {"confusion": confusion(found, labels, draw)}},
             "labels": list(labels),
             "examples": {"train": settings.get("data.labelled") or 4907},
             "parameters": {"trainable": trained},
             "cost": {"flops": int(steps * (4e9 + 700 * trained)), "flops_real": 1, "tokens": 1},
-        },
+        }),
         timing={"seconds": 40 + 20 * draw.random(), "peak_memory_bytes": 7e8 + trained * 16},
         environment=ENVIRONMENT, sweep=folder,
     )  # fmt: skip
@@ -126,18 +126,18 @@ def group(settings: Mapping[str, Any], runs: Sequence[Run], **more: Any) -> Grou
     names = sorted({
         f"{split}/{name}"
         for run in finished
-        for split, found in run.results["measures"].items()
+        for split, found in run.results.measures.items()
         for name in found
     })  # fmt: skip
     measures = {}
     for each in names:
         split, _, name = each.partition("/")
-        measures[each] = spread(run.results["measures"][split][name] for run in finished)
+        measures[each] = spread(run.results.measures[split][name] for run in finished)
     label = " ".join(f"{key}={value}" for key, value in settings.items())
     if finished:
         more = {
-            "trained": finished[0].results["parameters"]["trainable"],
-            "flops": compare.spread(run.flops for run in finished),
+            "trained": finished[0].trained,
+            "flops": Spread.over(run.results.flops for run in finished),
             "seconds": spread(run.timing["seconds"] for run in finished),
             "memory": spread(run.timing["peak_memory_bytes"] for run in finished),
         } | more
@@ -217,7 +217,13 @@ CREATED = "2026-03-01T09:30:00+00:00"
 
 def unfinished(run: Run, status: str, reason: str | None) -> Run:
     """Return a run as it was before it had results."""
-    values = {**run.__dict__, "status": status, "reason": reason, "results": {}, "timing": {}}
+    values = {
+        **run.__dict__,
+        "status": status,
+        "reason": reason,
+        "results": Results(),
+        "timing": {},
+    }
     return Run(**values)
 
 
@@ -278,10 +284,10 @@ def language_models(folder: Path) -> Report:
                 runs.append(Run(
                     path, path.name, "pretrain", FINISHED,
                     settings={"data": "wikitext2", **settings, "seed": seed},
-                    results={
+                    results=Results.from_json({
                         "measures": {"validation": found, "test": found},
                         "tables": {}, "labels": [], "parameters": {"trainable": width * 20_000},
-                    },
+                    }),
                     timing={"seconds": 4000.0 + width, "peak_memory_bytes": 2.4e9},
                     environment=ENVIRONMENT,
                 ))  # fmt: skip

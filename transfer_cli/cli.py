@@ -282,7 +282,7 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
 
 def _take_best_runs(config: "DictConfig") -> None:
     """Put the best run of a sweep in the place of the sweep, where a run is named."""
-    from transfer_cli.report.best import run_of
+    from transfer_cli.report.best_of_sweep import run_of
 
     for key in ("run", "init_from"):
         named: Any = config.get(key)
@@ -354,7 +354,7 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
                 Line(f"  {len(numbers)} jobs had the warning of job {numbers[0]}: {about}")
             )
     if jobs.makes_runs and jobs.sweep_dir is not None:
-        from transfer_cli.report.best import last_words
+        from transfer_cli.report.best_of_sweep import last_words
 
         lines += map(Line, last_words(jobs.sweep_dir))
     terminal.print_out(Page(*lines))

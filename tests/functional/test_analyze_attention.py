@@ -8,7 +8,7 @@ import pytest
 
 from tests import attending
 from transfer_cli.analysis.attention.attention_maps import AttentionMaps
-from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.report.page import analyses_page
 
 pytestmark = pytest.mark.functional
 
@@ -39,20 +39,12 @@ def test_rows_of_the_maps_of_a_run_sum_to_one_and_nothing_else_of_it_changes(
     assert files == {path: path.read_bytes() for path in files}
 
 
-def test_a_slip_beside_an_option_is_that_option(transfer, finetuned):
-    ended = transfer("analyze", finetuned, "analysis=attention", "analysis.attention.text=2")
-
-    assert (ended.code, ended.out) == (2, "")
-    assert "no such key in analysis.attention. Did you mean 'texts'?" in ended.err
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """Return a page of texts, some of which hold markup."""
     found = AttentionMaps(texts=3)(attending.subject(attending.model()))
-    shown = Shown("attention", found.content, found.pictures, found.section, found.script)
     file = tmp_path_factory.mktemp("page") / "page.html"
-    file.write_text(analyses_page("tiny", [shown]), encoding="utf-8")
+    file.write_text(analyses_page("tiny", {"attention": found}, {}), encoding="utf-8")
     return file
 
 

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.assembly.finished_run import sentence_scorer
 from transfer_cli.data.minimal_pairs import MOST_MADE, Agreement
 from transfer_cli.errors import at_least, between, one_of
@@ -16,7 +16,7 @@ from transfer_cli.generation.sentences import (
     judge_pairs,
     longer_wins,
 )
-from transfer_cli.report.html.markup import Html, PageColumn, joined, table
+from transfer_cli.report.finding import Finding, Table
 
 DECIMALS = 6
 
@@ -46,7 +46,7 @@ class NumberAgreement(Analysis):
         between("pairs", self.pairs, 1, MOST_MADE)
         at_least("shown", self.shown, 0)
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         scorer = sentence_scorer(
             subject.opened, batch=subject.batch, scores_first=self.first == "scored",
@@ -60,36 +60,41 @@ class NumberAgreement(Analysis):
         right = math.fsum(each.score for each in judged) / len(judged)
         macro = math.fsum(each.accuracy for each in groups) / len(groups)
         wrong = sorted((each for each in judged if each.score < 1), key=_preference)
-        rows = [
-            [each.group or "all", *map(_percent, (each.accuracy, each.low, each.high)), each.count]
-            for each in groups
-        ]
         summary = (
             f"{len(judged):,} pairs: the good sentence is the likelier in {100 * right:.1f} %, "
             f"{100 * macro:.1f} % as the mean over {len(groups)} groups."
         )
-        content: dict[str, Any] = {
-            "title": "Agreement",
-            "summary": summary,
-            "values": {
+        rows = [
+            [each.group or "all", *map(_percent, (each.accuracy, each.low, each.high)), each.count]
+            for each in groups
+        ]
+        shown = [
+            {
+                "good": each.pair.good,
+                "bad": each.pair.bad,
+                "group": each.pair.group,
+                "nats": round(_preference(each), 4),
+            }
+            for each in wrong[: self.shown]
+        ]
+        return Finding(
+            "Agreement",
+            summary,
+            {
                 "accuracy": round(right, DECIMALS),
                 "macro accuracy": round(macro, DECIMALS),
                 **({} if longer is None else {"longer wins": round(longer, DECIMALS)}),
             },
-            "table": {"columns": ["group", "right, %", "from", "to", "pairs"], "rows": rows},
-            "groups": [asdict(each) for each in groups],
-            "wrong": [
-                {
-                    "good": each.pair.good,
-                    "bad": each.pair.bad,
-                    "group": each.pair.group,
-                    "nats": round(_preference(each), 4),
-                }
-                for each in wrong[: self.shown]
+            [
+                Table(["group", "right, %", "from", "to", "pairs"], rows, "Right by group"),
+                Table(
+                    ["good", "found likelier", "group", "nats between them"],
+                    [list(pair.values()) for pair in shown],
+                    "Wrong pairs",
+                ),
             ],
-        }
-        lines = [summary, *map(str, groups)]
-        return AnalysisResult(content, section=_section(content), lines=lines)
+            data={"groups": [asdict(each) for each in groups], "wrong": shown},
+        )
 
 
 def _percent(share: float) -> float:
@@ -99,18 +104,3 @@ def _percent(share: float) -> float:
 def _preference(judged: JudgedPair) -> float:
     """Return by how many nats the good sentence is the likelier."""
     return judged.good - judged.bad
-
-
-def _section(content: dict[str, Any]) -> Html:
-    titles = content["table"]["columns"]
-    columns = [titles[0], *(PageColumn(title, is_number=True) for title in titles[1:])]
-    wrong = ((each["good"], each["bad"], each["group"], each["nats"]) for each in content["wrong"])
-    parts = [
-        Html("<p>{}</p>").format(content["summary"]),
-        table("Right by group", columns, content["table"]["rows"]),
-    ]
-    if content["wrong"]:
-        nats = PageColumn("nats between them", is_number=True)
-        shown = table("Wrong pairs", ["good", "found likelier", "group", nats], wrong)
-        parts += [Html("<h3>Wrong pairs</h3>"), Html('<div class="texts">{}</div>').format(shown)]
-    return joined(parts)

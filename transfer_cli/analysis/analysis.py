@@ -1,4 +1,4 @@
-"""What an analysis is given, and what it finds.
+"""What an analysis is given, and what it is.
 
 `transfer analyze` opens a model, calls each analysis with it and writes what it finds beside the
 run. An analysis changes nothing: not the run, and not the model that the next one is called with.
@@ -6,13 +6,14 @@ run. An analysis changes nothing: not the run, and not the model that the next o
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.finished_run import Opened
@@ -26,7 +27,8 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
-from transfer_cli.report.html.markup import Html
+from transfer_cli.progress import progress
+from transfer_cli.report.finding import Finding
 from transfer_cli.tasks.base import Task
 
 _ROWS_MEASURED = 64
@@ -157,6 +159,17 @@ class Subject:
         """
         yield from self.batches_of(split, spread(len(split.data), most))
 
+    def read(self, split: Split, rows: npt.NDArray[np.int64]) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield these rows of a split to pass them through the model, without gradients."""
+        with (
+            torch.inference_mode(),
+            self.precision.context(),
+            progress("reading", len(rows), "texts") as more,
+        ):
+            for numbers, batch in self.batches_of(split, rows):
+                yield numbers, batch
+                more(len(numbers))
+
     def rows_of(self, split: Split, tokens: int) -> npt.NDArray[np.int64]:
         """Return rows of a split, evenly spread, that hold about so many tokens, or all of it."""
         measured = spread(len(split.data), _ROWS_MEASURED)
@@ -182,27 +195,6 @@ def spread(count: int, most: int | None) -> npt.NDArray[np.int64]:
     return np.linspace(0, count - 1, most).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class AnalysisResult:
-    """What an analysis finds.
-
-    Args:
-        content: The JSON object; the keys that a report shows are those of `runs.analyses`.
-        pictures: PNGs by what each shows.
-        files: Other files beside them, by the end of the name: `maps.npz`.
-        section: Its section of the page that `html=` asks for; None: what a report would show.
-        script: The script of that section, which finds its data there.
-        lines: What is printed.
-    """
-
-    content: Mapping[str, Any]
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    section: Html | None = None
-    script: str = ""
-    lines: Sequence[str] = ()
-
-
 class Analysis(ABC):
     """Something to find out about a model; its options are arguments of the constructor."""
 
@@ -210,7 +202,7 @@ class Analysis(ABC):
     """Whether it compares with a second model."""
 
     @abstractmethod
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """Return what it finds.
 
         Raises:

@@ -10,16 +10,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject, spread
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.progress import progress
-from transfer_cli.report import formats
+from transfer_cli.report.finding import Finding, Points, Table
 
 Order = Literal["auto", "frequent", "first"]
 Vectors = npt.NDArray[np.float64]
@@ -32,9 +29,6 @@ _MOST_POINTS = 2000
 
 _MOST_CHARACTERS = 200
 """Of a text beside its vector."""
-
-_MOST_PRINTED = 160
-"""Characters of a line."""
 
 _LEAST_LETTERS = 4
 """Of a word that is chosen here: shorter ones are mostly articles and the like."""
@@ -102,7 +96,7 @@ class Embeddings(Analysis):
         if self.of == "texts" and self.words is not None:
             raise ValueError("words have neighbours among tokens; leave of=texts out")
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         if self.of == "tokens":
             tokens, extent = self._tokens(subject)
@@ -115,50 +109,39 @@ class Embeddings(Analysis):
         places, shares = principal_components(found.vectors, 2)
         explained = " and ".join(f"{100 * share:.1f} %" for share in shares)
         count, width = found.vectors.shape
-        content: dict[str, Any] = {
-            "title": f"Embeddings of {self.of}",
-            "summary": (
-                f"{count:,} vectors of {width} numbers: {found.extent}. Two principal components "
-                f"hold {explained} of their variance. Open them all by tensorboard --logdir with "
-                "the folder embeddings-projector of these analyses."
-            ),
-            "values": {"vectors": count, "width": width},
-            "table": {
-                "columns": ["of", f"nearest {self.of}, by cosine"],
-                "rows": [
-                    [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
-                    for name, others in near
-                ],
-            },
-            "neighbours": {name: [list(pair) for pair in others] for name, others in near},
-            "pca": {
-                "shares": [round(share, 6) for share in shares],
-                "names": [row[0][:80] for row in found.rows[:_MOST_POINTS]],
-                "labels": list(found.labels[:_MOST_POINTS]),
-                "places": places[:_MOST_POINTS].round(4).tolist(),
-            },
-        }
+        values: dict[str, Any] = {"vectors": count, "width": width}
         if found.labels:
-            content["values"]["nearest of the same label"] = _same_label(found)
-        drawn = pictures.points(
-            places,
-            groups=found.labels,
-            names={}
-            if found.labels
-            else {at: row[0] for at, row in enumerate(found.rows[:_NAMED])},
-            titles=[f"component {at + 1}, {100 * share:.1f} %" for at, share in enumerate(shares)],
-        )
-        return AnalysisResult(
-            content,
-            pictures.only_drawn({"pca": drawn}),
+            values["nearest of the same label"] = _same_label(found)
+        rows = [
+            [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
+            for name, others in near
+        ]
+        names = {} if found.labels else {at: row[0] for at, row in enumerate(found.rows[:_NAMED])}
+        return Finding(
+            f"Embeddings of {self.of}",
+            f"{count:,} vectors of {width} numbers: {found.extent}. Two principal components "
+            f"hold {explained} of their variance. Open them all by tensorboard --logdir with "
+            "the folder embeddings-projector of these analyses.",
+            values,
+            [Table(["of", f"nearest {self.of}, by cosine"], rows)],
+            {
+                "pca": Points(
+                    places.tolist(),
+                    [f"component {at}, {100 * share:.1f} %" for at, share in enumerate(shares, 1)],
+                    found.labels,
+                    names,
+                )
+            },
+            data={
+                "neighbours": {name: [list(pair) for pair in others] for name, others in near},
+                "pca": {
+                    "shares": [round(share, 6) for share in shares],
+                    "names": [row[0][:80] for row in found.rows[:_MOST_POINTS]],
+                    "labels": list(found.labels[:_MOST_POINTS]),
+                    "places": places[:_MOST_POINTS].round(4).tolist(),
+                },
+            },
             files=_projector_files(found, f"{self.of} of {subject.opened.path}"),
-            lines=[
-                content["summary"],
-                *(
-                    formats.cut(f"{name:16s} {what}", _MOST_PRINTED)
-                    for name, what in content["table"]["rows"]
-                ),
-            ],
         )
 
     def _tokens(self, subject: Subject) -> tuple[npt.NDArray[np.int64], str]:
@@ -232,26 +215,16 @@ def _of_tokens(
 
 
 def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
-    """Return the vectors of texts as heads read them; of groups those of each sequence.
-
-    Raises:
-        DataError: There are too few, or they are running text.
-    """
+    """Return the vectors of texts as heads read them; of groups those of each sequence."""
     split, task = subject.split, subject.material.task
     texts = subject.material.texts(split)
     found: dict[tuple[int, int], Vectors] = {}
-    with (
-        torch.inference_mode(),
-        subject.precision.context(),
-        progress("reading", min(most, len(split.data)), "texts") as more,
-    ):
-        for numbers, batch in subject.batches(split, most):
-            mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
-            vectors = Encoding(subject.model, batch).pooled(pooling).double().cpu().numpy()
-            of_S = np.repeat(numbers, len(vectors) // len(numbers))
-            for at in np.flatnonzero(mask_S):
-                found[int(of_S[at]), int(at)] = vectors[at]
-            more(len(numbers))
+    for numbers, batch in subject.read(split, spread(len(split.data), most)):
+        mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
+        vectors = Encoding(subject.model, batch).pooled(pooling).double().cpu().numpy()
+        of_S = np.repeat(numbers, len(vectors) // len(numbers))
+        for at in np.flatnonzero(mask_S):
+            found[int(of_S[at]), int(at)] = vectors[at]
     if len(found) < 3:
         raise DataError("data: fewer than 3 texts make no picture; show it more")
     encoded, rows, labels = encoded_of(split), [], []
@@ -282,11 +255,7 @@ def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
 
 
 def _tokens_of(subject: Subject, word: str) -> list[int]:
-    """Return the tokens of a word within a text.
-
-    Raises:
-        ConfigError: It has none that the model knows.
-    """
+    """Return the tokens of a word within a text."""
     tokenizer = subject.tokenizer
     known = [each for each in tokenizer.encode_within(word) if each not in tokenizer.special]
     if not known:

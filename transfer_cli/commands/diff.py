@@ -9,18 +9,17 @@ from typing import Any
 from transfer_cli.config.flags import MANY, SWITCH, read
 from transfer_cli.config.flat import flat
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.metrics import by_preference, find
+from transfer_cli.metrics import by_preference
 from transfer_cli.report import formats
-from transfer_cli.report.best import run_of
+from transfer_cli.report.best_of_sweep import run_of
 from transfer_cli.report.collect import check_there, read_run
-from transfer_cli.report.contents import FINISHED, Comparison, Run
+from transfer_cli.report.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
 from transfer_cli.report.differing_settings import canonical, shown_values
 from transfer_cli.report.file_formats import as_json
 from transfer_cli.report.outcomes import OutcomeReader, compare
-from transfer_cli.report.statistics import CONFIDENCE
-from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.results import merged
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import UnreadableError, printable
 from transfer_cli.terminal import (
     BLANK,
@@ -75,7 +74,7 @@ def diff(words: list[str]) -> None:
         "config": _differing(_settings(ours), _settings(theirs)),
         "data": _differing(_of_data(ours), _of_data(theirs)),
         "environment": _differing(_environment(ours), _environment(theirs)),
-        "measures": _numbers(ours.measures, theirs.measures),
+        "measures": _numbers(ours.results.by_name, theirs.results.by_name),
         "costs": _numbers(_costs(ours), _costs(theirs)),
     }
     tests, notes = _tests(ours, theirs)
@@ -162,9 +161,9 @@ def _of_data(run: Run) -> dict[str, Any]:
     """Return what identifies a run's data, its labels and its sizes as far as they are known."""
     ours = ("data.", "streams.")
     found = {k: v for k, v in run.settings.items() if k == "data" or k.startswith(ours)}
-    found |= {"labels": ", ".join(run.labels)} if run.labels else {}
-    for split in mapping(run.results, "tables"):
-        confusion = nested(run.results, "tables", split, "confusion")
+    found |= {"labels": ", ".join(run.results.labels)} if run.results.labels else {}
+    for split, tables in run.results.tables.items():
+        confusion = tables.get("confusion")
         if isinstance(confusion, list):
             lines = (line for line in confusion if isinstance(line, list))
             found[f"{split} examples"] = sum(n for line in lines for n in line if type(n) is int)
@@ -178,14 +177,14 @@ def _environment(run: Run) -> dict[str, Any]:
 
 def _costs(run: Run) -> dict[str, float]:
     found = {
-        "parameters": nested(run.results, "parameters", "total"),
+        "parameters": run.results.parameters.total,
         "parameters trained": run.trained,
-        "steps": nested(run.results, "seen", "steps"),
-        "flops": run.flops,
+        "steps": run.results.seen.steps,
+        "flops": run.results.flops,
         "seconds": run.timing.get("seconds"),
         "joules": run.joules,
         "peak memory, bytes": run.timing.get("peak_memory_bytes"),
-        "stored, bytes": run.results.get("stored_bytes"),
+        "stored, bytes": run.results.stored_bytes,
     }
     return {name: value for name, value in found.items() if is_number(value)}
 
@@ -204,10 +203,10 @@ def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[DiffR
 def _shown_measures(run: Run) -> dict[str, float]:
     """Return the measures of a run as people read them: shares in percent, as errors are."""
     found = {}
-    for name, value in run.measures.items():
-        metric = find(name.partition("/")[2], run.metrics)
-        times, unit = (1.0, "") if metric is None else (metric.shown_times, metric.shown_unit)
-        found[name + (f" ({unit.strip()})" if unit else "")] = times * value
+    for name, value in run.results.by_name.items():
+        metric = metric_of(name, run.results.metrics)
+        unit = f" ({metric.shown_unit.strip()})" if metric.shown_unit else ""
+        found[name + unit] = metric.shown_times * value
     return found
 
 
@@ -231,8 +230,8 @@ def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
     """Return a paired test of each split on which both were measured, or why there is none."""
     reader = OutcomeReader()
     tests, notes = [], []
-    shared = ours.measures.keys() & theirs.measures.keys()
-    preferred = by_preference(merged((ours.metrics, theirs.metrics)))
+    shared = ours.results.by_name.keys() & theirs.results.by_name.keys()
+    preferred = by_preference(merged((ours.results.metrics, theirs.results.metrics)))
     for split in _SPLITS:
         named = [f"{split}/{each.name}" for each in preferred]
         measure = next((each for each in named if each in shared), None)

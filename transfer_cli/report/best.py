@@ -6,7 +6,6 @@ are judged. Equal runs are told apart by their validation loss, then by how many
 trained: unlike time, that does not depend on what else a machine had to do.
 """
 
-import logging
 import math
 import re
 import shlex
@@ -14,16 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import by_preference, find
-from transfer_cli.report import formats, grouping
-from transfer_cli.report.collect import collect
-from transfer_cli.report.contents import FINISHED, Best, Criterion, Place, Run
+from transfer_cli.metrics import by_preference
+from transfer_cli.report import formats
+from transfer_cli.report.contents import FINISHED, Best, Criterion, Place, Run, metric_of
 from transfer_cli.runs.results import merged
-from transfer_cli.runs.sweep import SweepDirectory
-from transfer_cli.safe_files import printable
-
-log = logging.getLogger(__name__)
 
 _CHOOSING = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
 """Settings that name the measure, the stronger first; their defaults, old and new, name none."""
@@ -45,7 +38,7 @@ def learnt(runs: Iterable[Run]) -> list[Run]:
 
 def choice_of(runs: Sequence[Run]) -> Criterion | None:
     """Return what decides which runs of a task are best; None where validation was not measured."""
-    metrics = merged(run.metrics for run in runs)
+    metrics = merged(run.results.metrics for run in runs)
     names: list[str] = []
     for key, defaults in _CHOOSING.items():
         found = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
@@ -53,23 +46,18 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     preferred = [
         f"validation/{each}" for each in (*names, *(m.name for m in by_preference(metrics)))
     ]
-    counts = Counter(name for run in runs for name in run.measures)
+    counts = Counter(name for run in runs for name in run.results.by_name)
     measure = max(preferred, key=lambda each: counts[each], default="")
     if not counts[measure]:
         return None
-    metric = find(measure.partition("/")[2], metrics)
-    return Criterion(
-        measure,
-        lower_is_better=metric is None or not metric.higher_is_better,
-        metric=metric,
-    )
+    return Criterion(measure, metric_of(measure, metrics))
 
 
 def place(choice: Criterion, measures: Mapping[str, float], trained: int | None) -> Place | None:
     """Return the place of a run or a group among others; None where it was not measured."""
     if choice.measure not in measures:
         return None
-    value = measures[choice.measure] * (1 if choice.lower_is_better else -1)
+    value = measures[choice.measure] * (-1 if choice.metric.higher_is_better else 1)
     cost = math.inf if trained is None else trained
     found = (value, measures.get(_LOSS, math.inf), cost)
     return tuple(float(f"{each:.{_DIGITS}g}") for each in found)
@@ -88,7 +76,7 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     """Return the best of the runs of a task; None where none learnt anything and was measured."""
     if choice is None:
         return None
-    places = {run.path: place(choice, run.measures, run.trained) for run in learnt(runs)}
+    places = {run.path: place(choice, run.results.by_name, run.trained) for run in learnt(runs)}
     known = {path: found for path, found in places.items() if found is not None}
     if not known:
         return None
@@ -107,14 +95,11 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     )
 
 
-# --- in words ------------------------------------------------------------------------------------
-
-
 def reasons(best: Best) -> Iterator[str]:
     """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
-    value = best.run.measures[best.choice.measure]
-    end = "lowest" if best.choice.lower_is_better else "highest"
-    has_test = any(name.startswith("test/") for name in best.run.measures)
+    value = best.run.results.by_name[best.choice.measure]
+    end = "highest" if best.choice.metric.higher_is_better else "lowest"
+    has_test = any(name.startswith("test/") for name in best.run.results.by_name)
     yield (
         f"{best.choice.measure} {formats.value(best.choice.metric, value)}, the {end} of "
         f"{formats.several(best.among, 'run')} that learnt anything"
@@ -123,7 +108,7 @@ def reasons(best: Best) -> Iterator[str]:
     if best.tied:
         yield from _of_tie(best.run, best.tied, best.decided)
     if best.runner_up is not None:
-        other = best.runner_up.measures[best.choice.measure]
+        other = best.runner_up.results.by_name[best.choice.measure]
         side = "above" if other > value else "below"
         yield (
             f"the next, {best.runner_up.path}, has {formats.value(best.choice.metric, other)}, "
@@ -144,9 +129,9 @@ def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
 
 def commands(run: Run) -> dict[str, str]:
     """Return what to type next with a run, by what it is for, to be pasted into a shell."""
-    folder = _word(run.path)
+    folder = shell_word(run.path)
     found = {"export": f"transfer export {folder} FOLDER"}
-    if run.results.get("task") is not None or run.labels:
+    if run.results.task is not None or run.results.labels:
         found = {"predict": f"transfer predict {folder} FILE", **found}
     elif run.command == "pretrain":
         # Only here: it brings OmegaConf along.
@@ -156,88 +141,11 @@ def commands(run: Run) -> dict[str, str]:
     whole = run.path.parent if run.sweep is None else run.sweep
     if run.sweep is not None and run.path.parent.resolve() == run.sweep:
         whole = run.path.parent  # as it was typed
-    return {**found, "compare": f"transfer report {_word(whole)} --html report.html"}
+    return {**found, "compare": f"transfer report {shell_word(whole)} --html report.html"}
 
 
-def _word(path: Path) -> str:
+def shell_word(path: Path) -> str:
     """Return a path as a word of a command line that is taken for nothing else."""
     # A home is looked for behind `./~`, too.
     text = str(path.absolute() if str(path).startswith("~") else path)
     return shlex.quote(f"./{text}" if _NO_PATH.match(text) else text)
-
-
-# --- of a sweep ----------------------------------------------------------------------------------
-
-
-def last_words(sweep: Path) -> Iterator[str]:
-    """Yield the lines with which a sweep ends: its best run, why, and what to type next."""
-    try:
-        runs = collect([sweep]).runs
-    except ConfigError:
-        runs = []
-    tasks = _tasks(runs)
-    for name, members in tasks:
-        best = _best(members)
-        of_task = f" of {name}" if len(tasks) > 1 else ""
-        if best is None:
-            yield f"no best run{of_task}: {_why_none(members)}"
-            continue
-        own = f" ({printable(' '.join(best.run.overrides))})" if best.run.overrides else ""
-        yield f"best run by validation{of_task}: {best.run.path}{own}"
-        yield from (f"  {each}" for each in reasons(best))
-        for what, line in commands(best.run).items():
-            if what != "compare":
-                yield f"  {what + ':':8} {line}"
-    yield f"compare: transfer report {_word(sweep)}"
-
-
-def run_of(path: str, key: str) -> str:
-    """Return the path of a run as it is; for the folder of a sweep, that of its best run.
-
-    Raises:
-        ConfigError: None of the sweep's runs is the best one.
-    """
-    sweep = Path(path).expanduser()
-    if not SweepDirectory.is_at(sweep):
-        return path
-    runs = collect([sweep]).runs
-    found = [(name, best) for name, members in _tasks(runs) if (best := _best(members))]
-    if len(found) > 1:
-        each = "; ".join(f"{name}: {best.run.path}" for name, best in found)
-        raise ConfigError(
-            f"{key}: {path} is a sweep over {len(found)} tasks, whose runs cannot be compared; "
-            f"name the best of one ({each})"
-        )
-    if not found:
-        raise ConfigError(
-            f"{key}: {path} is a sweep without a best run: {_why_none(runs)}; name one of its runs "
-            f"({path}/NUMBER); transfer report {_word(sweep)} shows them"
-        )
-    _, best = found[0]
-    value = formats.value(best.choice.metric, best.run.measures[best.choice.measure])
-    tie = f", as {formats.several(len(best.tied), 'other')}: {best.decided}" if best.tied else ""
-    log.info(
-        "%s: took %s, the best of %s of that sweep by %s (%s%s)",
-        key, best.run.path, formats.several(best.among, "run"), best.choice.measure, value, tie,
-    )  # fmt: skip
-    return str(best.run.path)
-
-
-def _tasks(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    tasks = grouping.by_task(runs)
-    return list(zip(grouping.names(tasks), tasks, strict=True))
-
-
-def _best(runs: Sequence[Run]) -> Best | None:
-    return best_of(runs, choice_of(learnt(runs)))
-
-
-def _why_none(runs: Sequence[Run]) -> str:
-    """Return why none of some runs is the best."""
-    if learnt(runs):
-        return "nothing was measured on a validation split"
-    states = Counter(
-        "learnt next to nothing" if run.status == FINISHED else run.status for run in runs
-    )
-    said = formats.amounts(dict(states))
-    return f"no finished run learnt anything{f' ({said})' if said else ''}"

@@ -18,11 +18,12 @@ from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.errors import ConfigError
 from transfer_cli.progress import progress
 from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED, Run, SweepProgress
-from transfer_cli.report.untrusted import is_number, reason, text_or_none
-from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory, like
 from transfer_cli.runs.locks import is_held
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.stored_analyses import read_analyses
 from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
+from transfer_cli.runs.untrusted import is_number, reason, text_or_none
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
 
 MOST_FOLDERS = 20_000
@@ -131,7 +132,11 @@ def _take(place: Path, found: Found) -> None:
     """Add a run, or the progress of a sweep and its jobs without a run directory."""
     if RunDirectory.holds_run(place):
         run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
-        found.runs.append(replace(run, analyses=tuple(read_analyses(place, found.problems))))
+        found.runs.append(
+            replace(
+                run, analyses=tuple(read_analyses(RunDirectory(place).analyses, found.problems))
+            )
+        )
         return
     sweep = SweepDirectory(place)
     jobs = tuple(_jobs(place.resolve(), found).values())
@@ -166,10 +171,10 @@ def read_run(path: Path) -> Run:
     settings.pop("experiment", None)
     environment = _optional(directory.environment)
     status, why = _status(directory)
-    results: dict[str, Any] = {}
+    results = Results()
     if status == FINISHED:
-        results = _needed(directory.results, read_json)
-        why = text_or_none(results.get("failed"))
+        results = _needed(directory.results, Results.read)
+        why = results.failed
     presets = _optional(directory.presets)
     typed = ""
     if directory.overrides.exists():

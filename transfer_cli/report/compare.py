@@ -14,10 +14,9 @@ from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.progress import progress
-from transfer_cli.report import contents, grouping
+from transfer_cli.report import grouping
 from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_break
 from transfer_cli.report.contents import (
-    FEWEST_SEEDS,
     FINISHED,
     Comparison,
     Criterion,
@@ -25,13 +24,15 @@ from transfer_cli.report.contents import (
     Run,
     Spread,
     TaskRuns,
+    metric_of,
 )
-from transfer_cli.report.differing_settings import canonical, is_setting, labels, plain, varying
+from transfer_cli.report.differing_settings import canonical, is_setting, labels, varying
+from transfer_cli.report.formats import plain
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.report.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.report.statistics import holm
-from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged
+from transfer_cli.safe_files import printable
 
 COSTS = (SECONDS, TRAINED, FLOPS, JOULES, MEMORY)
 """What a table can be sorted by beside measures; of all of them less is better."""
@@ -52,9 +53,6 @@ def tasks(
     Without `sort` it is the one by which the best is chosen. `baseline` are settings, with spaces
     between, of the group that others are compared with; without them it is full fine-tuning where
     there is such a group, else the best one.
-
-    Raises:
-        ConfigError: No run has the measure `sort`, or no group has the settings `baseline`.
     """
     apart = grouping.by_task(runs)
     grouped = [_groups(members) for members in apart]
@@ -66,18 +64,6 @@ def tasks(
         _task(name, groups, sort, words, reader)
         for name, groups in zip(grouping.names(apart), grouped, strict=True)
     )
-
-
-def spread(values: Iterable[Any]) -> Spread | None:
-    """Return the spread of the numbers among some values; None where there is none."""
-    known = tuple(float(each) for each in values if is_number(each) and not math.isnan(each))
-    if not known:
-        return None
-    mean = math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known)
-    deviation = None
-    if len(known) >= FEWEST_SEEDS and math.isfinite(mean):
-        deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / (len(known) - 1))
-    return Spread(known, mean, deviation)
 
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
@@ -95,19 +81,19 @@ def _groups(runs: Sequence[Run]) -> list[Group]:
 
 def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
     finished = [run for run in runs if run.status == FINISHED]
-    measured = [run.measures for run in finished]
+    measured = [run.results.by_name for run in finished]
     names = dict.fromkeys(name for found in measured for name in found)
-    spreads = {name: spread(found.get(name) for found in measured) for name in names}
+    spreads = {name: Spread.over(found.get(name) for found in measured) for name in names}
     return Group(
         label=label,
         settings=settings,
         runs=tuple(runs),
         measures={name: found for name, found in spreads.items() if found is not None},
         trained=next((run.trained for run in finished if run.trained is not None), None),
-        flops=spread(run.flops for run in finished),
-        seconds=spread(run.timing.get("seconds") for run in finished),
-        joules=spread(run.joules for run in finished),
-        memory=spread(run.timing.get("peak_memory_bytes") for run in finished),
+        flops=Spread.over(run.results.flops for run in finished),
+        seconds=Spread.over(run.timing.get("seconds") for run in finished),
+        joules=Spread.over(run.joules for run in finished),
+        memory=Spread.over(run.timing.get("peak_memory_bytes") for run in finished),
     )
 
 
@@ -115,7 +101,7 @@ def _task(
     name: str, groups: Sequence[Group], sort: str | None, words: Words, reader: OutcomeReader
 ) -> TaskRuns:
     runs = [run for group in groups for run in group.runs]
-    metrics = merged(run.metrics for run in runs)
+    metrics = merged(run.results.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
     choice = choice_of(learnt(runs)) or choice_of([run for run in runs if run.status == FINISHED])
     best_first, ties = _best_first(groups, choice, measure, metrics)
@@ -131,8 +117,8 @@ def _task(
         measure=measure,
         metrics=metrics,
         baseline=baseline,
-        labels=next((run.labels for run in runs if run.labels), ()),
-        expected=next((run.expected for run in runs if run.expected), "label"),
+        labels=next((run.results.labels for run in runs if run.results.labels), ()),
+        expected=printable(next(filter(None, (run.results.expected for run in runs)), "label")),
         errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
         sort=by,
         notes=(*ties, *notes, *_same_seeds(groups)),
@@ -191,7 +177,7 @@ def _value(group: Group, by: str) -> float | None:
 
 
 def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:
-    sign = 1 if contents.lower_is_better(by, metrics) else -1
+    sign = -1 if metric_of(by, metrics).higher_is_better else 1
     values = {group.label: _value(group, by) for group in groups}
     return sorted(groups, key=lambda group: (
         values[group.label] is None, sign * (values[group.label] or 0.0), group.label

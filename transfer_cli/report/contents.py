@@ -1,15 +1,16 @@
 """What a report consists of: plain values, made by `collect` and `compare`, shown by the rest."""
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
-from transfer_cli.report.untrusted import is_number, mapping, nested
-from transfer_cli.runs.analyses import StoredAnalysis
-from transfer_cli.runs.results import metrics_of
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.stored_analyses import StoredAnalysis
+from transfer_cli.runs.untrusted import is_number, nested
 from transfer_cli.safe_files import printable
 
 FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
@@ -20,6 +21,12 @@ ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
 FEWEST_SEEDS = 3
 """Runs below which no spread over them is told: that of two is mostly chance."""
+
+CONFIDENCE = 95
+"""Percent of an interval."""
+
+MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
+"""The tests of a comparison."""
 
 LEARNT_NOTHING = "†"
 """The mark of a run that learnt next to nothing."""
@@ -46,7 +53,7 @@ class Run:
     status: str
     reason: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    results: Mapping[str, Any] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
     timing: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     sweep: Path | None = None
@@ -68,56 +75,15 @@ class Run:
         return None if self.reason is None else printable(f"{LEARNT_NOTHING} {self.reason}")
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """The metrics that its results declare."""
-        return metrics_of(self.results)
-
-    @property
-    def measures(self) -> dict[str, float]:
-        """The numbers that it measured, by `split/measure`."""
-        return {
-            f"{split}/{name}": float(value)
-            for split in mapping(self.results, "measures")
-            for name, value in mapping(self.results, "measures", split).items()
-            if is_number(value) and not math.isnan(value)
-        }
-
-    @property
     def trained(self) -> int | None:
         """The number of parameters that were ever trained."""
-        value = nested(self.results, "parameters", "trainable")
-        return value if isinstance(value, int) else None
-
-    @property
-    def num_train(self) -> int | None:
-        """How many examples it learnt from; None for runs that do not say."""
-        value = nested(self.results, "examples", "train")
-        return value if type(value) is int else None
-
-    @property
-    def flops(self) -> float | None:
-        """Floating-point operations of its steps, and of states that they found computed."""
-        value = nested(self.results, "cost", "flops")
-        states = nested(self.results, "cost", "flops_of_states")
-        return value + (states if is_number(states) else 0) if is_number(value) else None
+        return self.results.parameters.trainable
 
     @property
     def joules(self) -> float | None:
         """The energy that was read for it; None where nobody could tell."""
         value = nested(self.timing, "spent", "joules")
         return value if is_number(value) else None
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The class names; none of a language model, and before a run has ended."""
-        found = self.results.get("labels")
-        return tuple(map(str, found)) if isinstance(found, list) else ()
-
-    @property
-    def expected(self) -> str | None:
-        """The task's word for the right answer; None where it does not say."""
-        found = nested(self.results, "task", "expected")
-        return printable(found) if isinstance(found, str) else None
 
 
 Place = tuple[float, ...]
@@ -129,8 +95,7 @@ class Criterion:
     """The measure of validation, `validation/NAME`, by which the best is chosen."""
 
     measure: str
-    lower_is_better: bool
-    metric: Metric | None = None
+    metric: Metric
 
 
 @dataclass(frozen=True)
@@ -160,11 +125,25 @@ class Spread:
     mean: float
     deviation: float | None
 
+    @classmethod
+    def over(cls, values: Iterable[Any]) -> "Spread | None":
+        """Return the spread of the numbers among some values; None where there is none."""
+        known = tuple(
+            float(value) for value in values if is_number(value) and not math.isnan(value)
+        )
+        if not known:
+            return None
+        mean = math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known)
+        deviation = None
+        if len(known) >= FEWEST_SEEDS and math.isfinite(mean):
+            deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / (len(known) - 1))
+        return cls(known, mean, deviation)
 
-def lower_is_better(measure: str, metrics: Sequence[Metric]) -> bool:
-    """Return whether less of a `split/measure`, or of a cost, is better."""
-    found = find(measure.partition("/")[2], metrics)
-    return found is None or not found.higher_is_better
+
+def metric_of(measure: str, metrics: Sequence[Metric]) -> Metric:
+    """Return the declaration of a `split/measure`; of what nobody declares, less is better."""
+    name = measure.partition("/")[2]
+    return find(name, metrics) or Metric(name or measure or "unnamed", higher_is_better=False)
 
 
 @dataclass(frozen=True)
@@ -285,11 +264,11 @@ class TaskRuns:
     @property
     def lower_is_better(self) -> bool:
         """Whether less of its measure is better."""
-        return lower_is_better(self.measure, self.metrics)
+        return not self.metric(self.measure).higher_is_better
 
-    def metric(self, measure: str) -> Metric | None:
+    def metric(self, measure: str) -> Metric:
         """Return the declaration of a `split/measure`."""
-        return find(measure.partition("/")[2], self.metrics)
+        return metric_of(measure, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -320,3 +299,31 @@ class Report:
     standings: tuple[SweepProgress, ...] = ()
     problems: tuple[str, ...] = ()
     created: str = ""
+
+
+def plain_values(value: object) -> Any:
+    """Return records, paths and plain values as lists and mappings that JSON can hold."""
+    return json.loads(json.dumps(value, default=_record_fields), parse_constant=lambda _: None)
+
+
+def _record_fields(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Results):
+        return value.as_json() if value != Results() else {}
+    found = dict(vars(value))
+    if isinstance(value, TaskRuns):
+        found["lower_is_better"] = value.lower_is_better
+    if isinstance(value, Criterion):
+        found["lower_is_better"] = not value.metric.higher_is_better
+    if isinstance(value, Run) and not value.analyses:
+        del found["analyses"]
+    if isinstance(value, Best):  # the runs themselves are in their groups
+        found |= {
+            "run": value.run.path,
+            "tied": [run.path for run in value.tied],
+            "runner_up": value.runner_up and value.runner_up.path,
+        }
+    return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.report.contents import Run
+from transfer_cli.report.formats import ALL_DIGITS, plain
 from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]
@@ -19,7 +20,6 @@ MOST_WORDS = 8
 """A label of more words says no more than its first ones."""
 
 _MOST_CHARACTERS = 60
-_DIGITS = 17
 
 
 def is_setting(key: str) -> bool:
@@ -77,7 +77,7 @@ def shown_values(key: str, values: Sequence[Any]) -> list[str]:
     ways = [[plain(value) for value in values]]
     is_place = "." in key or key == "init_from"
     if any(isinstance(value, float) for value in values):
-        ways = [[plain(value, digits) for value in values] for digits in range(3, _DIGITS)]
+        ways = [[plain(value, digits) for value in values] for digits in range(3, ALL_DIGITS)]
     elif is_place and any(isinstance(value, str) and "/" in value for value in values):
         parts = [PurePosixPath(value).parts if isinstance(value, str) else () for value in values]
         sizes = range(1, max(map(len, parts)) + 1)
@@ -85,13 +85,6 @@ def shown_values(key: str, values: Sequence[Any]) -> list[str]:
     distinct = len(set(map(canonical, values)))
     texts = next((way for way in ways if len(set(way)) >= distinct), ways[-1])
     return [printable(text or plain(value)) for text, value in zip(texts, values, strict=True)]
-
-
-def plain(value: Any, digits: int = _DIGITS) -> str:
-    """Return a value as it would be typed."""
-    if isinstance(value, float):
-        return f"{value:.{digits}g}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from transfer_cli.report import results_table
 from transfer_cli.report.best import commands
-from transfer_cli.report.contents import FAILED, Best, Group, Report, Run, TaskRuns
-from transfer_cli.report.differing_settings import plain
-from transfer_cli.report.untrusted import is_number
+from transfer_cli.report.contents import FAILED, Group, Report, TaskRuns, plain_values
+from transfer_cli.report.formats import plain
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import markdown_code, markdown_row, markdown_text, spreadsheet_cell
 
 
@@ -30,11 +30,6 @@ def as_csv(report: Report) -> str:
 def as_json(value: object) -> str:
     """Return a report, or other records, as JSON; a number that is not finite is null."""
     return json.dumps(plain_values(value), indent=2) + "\n"
-
-
-def plain_values(value: object) -> Any:
-    """Return records, paths and plain values as lists and mappings that JSON can hold."""
-    return json.loads(json.dumps(value, default=_record_fields), parse_constant=lambda _: None)
 
 
 def as_markdown(report: Report) -> str:
@@ -79,25 +74,6 @@ def _cell(value: Any) -> Any:
     if value is None or is_number(value):
         return value
     return spreadsheet_cell(str(value) if isinstance(value, Path) else plain(value))
-
-
-def _record_fields(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, frozenset):
-        return sorted(value)
-    found = dict(vars(value))
-    if isinstance(value, TaskRuns):
-        found["lower_is_better"] = value.lower_is_better
-    if isinstance(value, Run) and not value.analyses:
-        del found["analyses"]
-    if isinstance(value, Best):  # the runs themselves are in their groups
-        found |= {
-            "run": value.run.path,
-            "tied": [run.path for run in value.tied],
-            "runner_up": value.runner_up and value.runner_up.path,
-        }
-    return found
 
 
 def _markdown(task: TaskRuns) -> Iterator[str]:

@@ -14,6 +14,9 @@ from transfer_cli.report.contents import Group, Spread, TaskRuns
 NOTHING = "\N{EN DASH}"
 """The mark of an empty cell."""
 
+ALL_DIGITS = 17
+"""Those that tell any two numbers apart."""
+
 _SHORT = 28
 _MOST_FOLDERS = 5
 _MOST_DECIMALS = 4
@@ -38,29 +41,23 @@ def axis_words(task: TaskRuns, measure: str) -> str:
 
 def unit(task: TaskRuns, measure: str) -> str:
     """Return the unit after a number of this measure."""
-    metric = task.metric(measure)
-    return "" if metric is None else metric.shown_unit
+    return task.metric(measure).shown_unit
 
 
-def value(metric: Metric | None, measured: float) -> str:
+def value(metric: Metric, measured: float) -> str:
     """Return a value of a metric with its unit; a share is in percent."""
-    if metric is None:
-        return number(measured)
     return number(metric.shown_times * measured) + metric.shown_unit
 
 
-def distance(metric: Metric | None, difference: float) -> str:
+def distance(metric: Metric, difference: float) -> str:
     """Return how far apart two values of a metric are: percents in points."""
-    if metric is None:
-        return number(abs(difference))
     points = " points" if metric.shown_unit else ""
     return number(metric.shown_times * abs(difference)) + points
 
 
 def times(task: TaskRuns, measure: str) -> float:
     """Return what values of a measure are multiplied by where they are shown."""
-    metric = task.metric(measure)
-    return 1.0 if metric is None else metric.shown_times
+    return task.metric(measure).shown_times
 
 
 def scaled(found: Spread, times: float) -> Spread:
@@ -109,10 +106,7 @@ def probability(p: float) -> str:
 
 def count(value: float) -> str:
     """Return a large count with three digits: 1.87 M."""
-    for size, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{value / size:.{'3g' if value < 999.5 * size else '0f'}}{sign}"
-    return f"{value:,.0f}"
+    return of_thousands(value).rstrip()
 
 
 def flops(amount: float) -> str:
@@ -167,6 +161,20 @@ def setting(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(setting, value)) + "]"
     return str(value)
+
+
+def plain(value: Any, digits: int = ALL_DIGITS) -> str:
+    """Return a value of a config in full, or with so many digits."""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def cell(value: Any) -> str:
+    """Return a plain value as a table shows it."""
+    if value is None:
+        return NOTHING
+    return number(value) if isinstance(value, float) else setting(value)
 
 
 def setting_of(key: str, value: Any) -> str:

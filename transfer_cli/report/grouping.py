@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from transfer_cli.report.contents import FINISHED, LEFT, Run
-from transfer_cli.report.differing_settings import canonical, identity, names_teachers, plain
-from transfer_cli.report.untrusted import nested, text_or_none
+from transfer_cli.report.differing_settings import canonical, identity, names_teachers
+from transfer_cli.report.formats import plain
 from transfer_cli.safe_files import printable
 
 _USES = ("data.labelled", "data.length")
@@ -91,7 +91,7 @@ def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
         [printable(str(each)) for each in objectives],
         [printable(f"objective.mode={_objective(run)[1]}") for run in firsts],
         _what_differs(firsts),
-        [f"{max(len(run.labels) for run in runs)} labels" for runs in tasks],
+        [f"{max(len(run.results.labels) for run in runs)} labels" for runs in tasks],
         [f"number {place}" for place in range(1, len(tasks) + 1)],
     ):
         pairs = list(zip(found, further, strict=True))
@@ -122,8 +122,8 @@ def _by_answers(runs: Sequence[Run]) -> list[list[Run]]:
     parts: dict[Hashable, list[Run]] = {}
     finished = [run for run in runs if run.status == FINISHED]
     for run in finished:
-        task = text_or_none(nested(run.results, "task", "name")) or _objective(run)
-        parts.setdefault((task, run.labels), []).append(run)
+        task = run.results.task or _objective(run)
+        parts.setdefault((task, run.results.labels), []).append(run)
     largest = sorted(parts.values(), key=len, reverse=True)
     of_objective = {_objective(run): part for part in reversed(largest) for run in part}
     for run in runs:

@@ -10,15 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from transfer_cli.metrics import LOSS, Metric, by_preference, find
-from transfer_cli.report.contents import FEWEST_SEEDS, FINISHED, Comparison, Run, SharedError
+from transfer_cli.report.contents import (
+    BOOTSTRAP,
+    FEWEST_SEEDS,
+    FINISHED,
+    MCNEMAR,
+    Comparison,
+    Run,
+    SharedError,
+)
 from transfer_cli.report.statistics import Floats, Measure, Scored, bootstrap, mcnemar
-from transfer_cli.report.untrusted import reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.runs.results import merged
+from transfer_cli.runs.untrusted import reason
 from transfer_cli.safe_files import UnreadableError
-
-MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 
 MOST_SHARED = 100
 """Shared errors that a report holds."""
@@ -187,7 +193,7 @@ def _on_same_items(
 
 def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) -> _Measure:
     """Return how a measure, or the one that takes its place, is made of items."""
-    declared = merged(run.metrics for run in runs)
+    declared = merged(run.results.metrics for run in runs)
     asked = find(name, declared)
     for metric in (*filter(None, (asked,)), *by_preference(declared)):
         is_of_errors = metric.unit in ("fraction", "percent")
@@ -206,7 +212,7 @@ def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> Measure | None:
     if metric.unit in ("fraction", "percent", "nats"):
         return lambda mean: scale * mean
     names = (f"{split}/{metric.name}", f"{split}/loss")
-    pairs = ([run.measures.get(name, 0.0) for name in names] for run in runs)
+    pairs = ([run.results.by_name.get(name, 0.0) for name in names] for run in runs)
     value, loss = next((pair for pair in pairs if all(0 < n < math.inf for n in pair)), (0.0, 0.0))
     if not loss:
         return None

@@ -10,20 +10,26 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import NamedTuple
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, Report, TaskRuns
+from transfer_cli.report.finding import Finding
 from transfer_cli.report.html import conditions, mistakes, results_section
-from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
+from transfer_cli.report.html.analysis_sections import (
+    Pictures,
+    analysis_sections,
+    picture,
+    shown_finding,
+    title_of,
+)
 from transfer_cli.report.html.charts import Chart
-from transfer_cli.report.html.cost_charts import cost_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
-from transfer_cli.report.html.setting_charts import label_chart, rate_chart
+from transfer_cli.report.html.measure_charts import cost_charts, label_chart, rate_chart
 
 MOST_POINTS = 400
 FEWEST_POINTS = 40
@@ -56,6 +62,25 @@ def page(report: Report) -> str:
         sweeps_first=any(each.running or each.left for each in report.standings),
         tasks=tasks,
     )
+
+
+def analyses_page(
+    title: str, findings: Mapping[str, Finding], pictures: Mapping[str, Mapping[str, bytes]]
+) -> str:
+    """Return the page of what analyses found about a model.
+
+    Args:
+        title: What the model is called.
+        findings: By the names of the analyses.
+        pictures: Of these, the PNGs by what each shows.
+    """
+    sections = []
+    for name, finding in findings.items():
+        embedded = [picture(*each) for each in pictures.get(name, {}).items()]
+        sections.append(Section(name, title_of(name, finding), shown_finding(finding, embedded)))
+    views = {finding.view.kind for finding in findings.values() if finding.view is not None}
+    scripts = [asset("attention.js")] if "attention" in views else []
+    return document("analyses.html", title, scripts, sections=sections)
 
 
 def document(template: str, title: str, scripts: Sequence[str] = (), **values: object) -> str:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from transfer_cli.report import formats
 from transfer_cli.report.best import reasons
 from transfer_cli.report.contents import (
+    BOOTSTRAP,
+    CONFIDENCE,
     FEWEST_SEEDS,
     LEARNT_NOTHING,
+    MCNEMAR,
     Comparison,
     Group,
     Report,
     Spread,
     TaskRuns,
 )
-from transfer_cli.report.differing_settings import plain
-from transfer_cli.report.outcomes import BOOTSTRAP, MCNEMAR
-from transfer_cli.report.statistics import CONFIDENCE
 from transfer_cli.safe_files import printable
 
 BEST = "*"
@@ -126,7 +126,7 @@ def remarks(task: TaskRuns) -> list[str]:
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
     """Yield what a reader must know of a table, with its mark of the best group."""
     if task.choice is not None and any(group.is_best for group in task.groups):
-        end = "lower" if task.choice.lower_is_better else "higher"
+        end = "higher" if task.choice.metric.higher_is_better else "lower"
         yield (
             f"{best} best {task.choice.measure} ({end} is better) of what learnt anything; the "
             "test split decides nothing"
@@ -151,7 +151,7 @@ def own(task: TaskRuns) -> str:
     if task.best is None:
         return ""
     group = _group_of_best(task)
-    seed = f" seed={plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
+    seed = f" seed={formats.plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
     return f"({printable(group.label)}{seed})"
 
 

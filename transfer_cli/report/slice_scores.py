@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from transfer_cli.errors import DataError
 from transfer_cli.report.contents import Run
-from transfer_cli.report.untrusted import mapping, reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, is_cut, read_items
 from transfer_cli.runs.slices import Slice, scores
+from transfer_cli.runs.untrusted import reason
 from transfer_cli.safe_files import UnreadableError
 
 BETWEEN = " / "
@@ -16,14 +16,9 @@ BETWEEN = " / "
 
 
 def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> Run:
-    """Return a run with the measures of slices beside those that it wrote; note what is in the way.
-
-    Raises:
-        DataError: A slice asks for what no run writes of an example.
-    """
+    """Return a run with the measures of slices beside its own; note what is in the way."""
     found = {}
-    for split in mapping(run.results, "measures"):
-        measured = mapping(run.results, "measures", split)
+    for split, measured in run.results.measures.items():
         try:
             items = list(read_items(RunDirectory(run.path).items, split))
         except FileNotFoundError:
@@ -38,7 +33,7 @@ def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> R
                 f"{run.path}: {cut:,} texts of {split} are kept in part, so slices by length or "
                 "regex are of that part; transfer evaluate sees all of it"
             )
-    return replace(run, results={**run.results, "measures": found})
+    return replace(run, results=replace(run.results, measures=found))
 
 
 def _scores(items: Sequence[Item], split: str, slices: Mapping[str, Slice]) -> dict[str, float]:

@@ -17,11 +17,10 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from transfer_cli.report.contents import CONFIDENCE
+
 RESAMPLES = 5_000
 """Draws of a bootstrap; no p is below 2 in so many."""
-
-CONFIDENCE = 95
-"""Percent of an interval."""
 
 _SEED = 0
 _MOST_CELLS = 2**23

@@ -18,37 +18,17 @@ Pictures are PNGs beside it, called `NAME-WHAT_IT_SHOWS.png`. There may be other
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import RunError
 from transfer_cli.runs.atomic import check_inside, replaced_file, write_text, writing
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.safe_files import UnreadableError, parse_json, read_bytes, read_json
+from transfer_cli.runs.stored_analyses import MOST_BYTES, MOST_PICTURES, NAME, check_picture
+from transfer_cli.safe_files import UnreadableError, parse_json
 
-MOST_BYTES = 2**20
-"""Of the JSON; hundreds of runs are read for one report."""
-
-MOST_PICTURE_BYTES = 2 * 2**20
-MOST_ANALYSES = 50
-MOST_PICTURES = 20
-"""Of one analysis."""
-
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
-_FILE = re.compile(rf"({_NAME.pattern})\.json")
-_OTHER = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}\.[a-z0-9]{{1,9}}")
-_PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@dataclass(frozen=True)
-class StoredAnalysis:
-    """An analysis of one run, by the name of its file; pictures by what each shows."""
-
-    name: str
-    content: Mapping[str, Any]
-    pictures: Mapping[str, Path]
+_OTHER = re.compile(rf"({NAME.pattern}/)?{NAME.pattern}\.[a-z0-9]{{1,9}}")
 
 
 def write_analysis(
@@ -117,7 +97,7 @@ def _checked(
     if not RunDirectory.holds_run(run):
         raise RunError(f"analysis {name!r}: there is no run at {run}")
     for each in (name, *pictures):
-        if not _NAME.fullmatch(each):
+        if not NAME.fullmatch(each):
             raise RunError(
                 f"analysis {name!r}: {each!r} cannot be a file's name; take up to 50 lower-case "
                 "letters, digits and underscores, a letter first"
@@ -131,55 +111,9 @@ def _checked(
                 "for less by its options"
             )
         for shows, picture in pictures.items():
-            _check_picture(picture, shows)
+            check_picture(picture, shows)
         if len(pictures) > MOST_PICTURES:
             raise UnreadableError(f"more than {MOST_PICTURES} pictures")
     except (TypeError, ValueError) as error:
         raise RunError(f"analysis {name!r} cannot be written: {error}") from error
     return text
-
-
-def read_analyses(run: Path, problems: list[str]) -> Iterator[StoredAnalysis]:
-    """Yield the analyses of a run by name; add why others cannot be read to `problems`."""
-    folder = RunDirectory(run).analyses
-    try:
-        names = sorted(
-            found[1] for path in folder.iterdir() if (found := _FILE.fullmatch(path.name))
-        )
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        problems.append(f"{folder}: {error.strerror}")
-        return
-    if len(names) > MOST_ANALYSES:
-        problems.append(f"{folder}: {len(names) - MOST_ANALYSES} of {len(names)} are left out")
-    for name in names[:MOST_ANALYSES]:
-        path = folder / f"{name}.json"
-        try:
-            yield StoredAnalysis(name, read_json(path, MOST_BYTES), _pictures(folder, name))
-        except (OSError, UnreadableError) as error:
-            problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
-
-
-def read_picture(path: Path) -> bytes:
-    """Return the bytes of a PNG."""
-    found = read_bytes(path, MOST_PICTURE_BYTES)
-    _check_picture(found, path.name)
-    return found
-
-
-def _pictures(folder: Path, name: str) -> dict[str, Path]:
-    pattern = re.compile(rf"{name}-({_NAME.pattern})\.png")
-    found = ((pattern.fullmatch(path.name), path) for path in sorted(folder.glob(f"{name}-*.png")))
-    return dict([(match[1], path) for match, path in found if match][:MOST_PICTURES])
-
-
-def _check_picture(picture: bytes, shows: str) -> None:
-    if not picture.startswith(_PNG):
-        raise UnreadableError(f"the picture {shows} is no PNG")
-    _check_size(len(picture), MOST_PICTURE_BYTES)
-
-
-def _check_size(found: int, most: int) -> None:
-    if found > most:
-        raise UnreadableError(f"it is larger than {most // 2**10:,} KiB")

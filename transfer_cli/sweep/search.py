@@ -25,8 +25,10 @@ from transfer_cli.metrics import require
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.results import Results
 from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
-from transfer_cli.safe_files import UnreadableError, read_json
+from transfer_cli.runs.untrusted import is_number
+from transfer_cli.safe_files import UnreadableError
 from transfer_cli.sweep.grid import Planner, say_what_changes_the_data
 from transfer_cli.sweep.jobs import names_run
 from transfer_cli.sweep.local import AUTO, settings_of, side_by_side, threads_each
@@ -234,7 +236,7 @@ class Search(Planner):
         """Return the result of a finished run; None if it is no finite number."""
         path = RunDirectory(run).results
         try:
-            value = value_at(read_json(path), self._settings.objective)
+            value = value_at(Results.read(path), self._settings.objective)
         except (OSError, UnreadableError) as error:
             log.warning("%s cannot be read, so the trial counts as failed: %s", path, error)
             return None
@@ -262,24 +264,20 @@ class Search(Planner):
     def _learnt(self, number: int) -> bool:
         """Return whether the run of a trial is there, and is not one that learnt nothing."""
         try:
-            found = read_json(RunDirectory(self.jobs.directory.run(number)).results)
+            found = Results.read(RunDirectory(self.jobs.directory.run(number)).results)
         except (OSError, UnreadableError):
             return False
-        return found.get("failed") is None
+        return found.failed is None
 
 
-def value_at(results: Mapping[str, Any], key: str) -> float:
+def value_at(results: Results, key: str) -> float:
     """Return a number of `results.json`, by `split/measure` or by dotted names.
 
     Raises:
         KeyError: There is none; the message names the nearest one.
     """
-    known = {
-        each: value
-        for each, value in flat(results)
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    for split, measures in results.get("measures", {}).items():
+    known = {each: value for each, value in flat(results.as_json()) if is_number(value)}
+    for split, measures in results.measures.items():
         known |= {f"{split}/{name}": value for name, value in measures.items()}
     if key not in known:
         shown = [name for name in known if not name.startswith(("measures.", "tables."))]

@@ -4,14 +4,14 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.plan_table import at_most
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
-from transfer_cli.metrics import wilson_interval
+from transfer_cli.metrics import Metric, wilson_interval
+from transfer_cli.runs.results import Results
 from transfer_cli.safe_files import printable
 from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
 from transfer_cli.training.measurements import MOST_CHARACTERS
@@ -66,25 +66,25 @@ def say_what_is_faster(
     )  # fmt: skip
 
 
-def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: float) -> None:
+def say_results(command: str, path: Path, results: Results, seconds: float) -> None:
     """Print the final measures to standard output, and where to go from here."""
-    steps = results["seen"]["steps"]
     blocks: list[Renderable] = [
         Line(
             Piece("done:", "good"),
-            f" {steps:,} steps in {seconds:,.0f} s; the best weights, of step "
-            f"{results['best_step']:,}, score:",
+            f" {results.seen.steps:,} steps in {seconds:,.0f} s; the best weights, of step "
+            f"{results.best_step:,}, score:",
         )
     ]
-    for split, measures in results["measures"].items():
+    for split, measures in results.measures.items():
         blocks.append(_entry(split, one_line(without_details(measures))))
-    for split in [name for name in results["measures"] if name in results["tables"]][-1:]:
-        table = results["tables"][split].get("confusion")
-        if table and _one_label_each(results["metrics"]):
-            said = in_words(table, results["labels"], results["by_words"])
+    for split in [name for name in results.measures if name in results.tables][-1:]:
+        table = results.tables[split].get("confusion")
+        if table and _one_label_each(results.metrics):
+            said = in_words(table, results.labels, results.more["by_words"])
             blocks.append(_entry("in words", said))
-    if results["forgetting"] is not None:
-        before, after = results["forgetting"]["before"], results["forgetting"]["after"]
+    forgetting = results.more["forgetting"]
+    if forgetting is not None:
+        before, after = forgetting["before"], forgetting["after"]
         for name in (n for n in before if n != "loss"):
             text = f"{name} {before[name]:.4g} before, {after[name]:.4g} after"
             blocks.append(_entry("source", text))
@@ -93,14 +93,14 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
         then = f"predict {as_typed('run', path)} input=FILE"
     curves = f"tensorboard --logdir {shlex.quote(str(path))}"
     lines = {"files": path, "curves": curves, "next": f"transfer {then}"}
-    if results["failed"]:  # what to do then has been said
+    if results.failed:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
 
 
-def _one_label_each(metrics: Sequence[Mapping[str, Any]]) -> bool:
+def _one_label_each(metrics: Sequence[Metric]) -> bool:
     """Return whether examples have one label each, so that shares of labels are shares of them."""
-    return any(each["per_example"] and each["unit"] in ("fraction", "percent") for each in metrics)
+    return any(each.per_example and each.unit in ("fraction", "percent") for each in metrics)
 
 
 def in_words(

@@ -12,9 +12,9 @@ from typing import Any
 
 from transfer_cli.engine import distributed
 from transfer_cli.engine.cost import Flops
-from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.training.energy import Meter
 

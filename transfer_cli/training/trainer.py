@@ -37,6 +37,7 @@ from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
+from transfer_cli.runs.results import Cost, Parameters, Results, Seen
 from transfer_cli.runs.sweep import keys_in_sweep
 from transfer_cli.sweep.trial import trial_of
 from transfer_cli.tasks.base import by_example
@@ -386,40 +387,33 @@ class Trainer:
         self._checkpoints.write_model(tensors)
         seconds = self._seconds()
         presets = directory.read_presets()
-        results: dict[str, Any] = {
-            "command": self._command,
-            "presets": presets,
-            "seed": self._config.seed,
-            "measures": measures,
-            "metrics": [metric.as_json() for metric in self._blueprint.metrics],
-            "by_words": by_words(run.data, [*scores][-1]) if scores else None,
-            "tables": {name: found.tables for name, found in scores.items() if found.tables},
-            "data_changed": run.origins.accepted,
-            "labels": list(run.data.labels),
-            "task": None if task is None else {"name": task.name, "expected": task.expected},
-            "failed": failure,
-            "examples": {name: s.counts()["scored"] for name, s in run.data.splits.items()},
-            "context": _context_of(run.data.splits),
-            "forgetting": forgetting,
-            "best_step": progress.best_step or progress.step,
-            "parameters": {"total": parameters, "trainable": run.step.stages.ever_trained()},
-            "layers": layers,
-            "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],
-            "seen": {
-                "steps": progress.step,
-                "tokens": progress.tokens,
-                "examples": progress.examples,
-                "skipped_steps": progress.skipped,
+        results = Results(
+            command=self._command,
+            presets=presets,
+            seed=self._config.seed,
+            measures=measures,
+            metrics=self._blueprint.metrics,
+            tables={name: found.tables for name, found in scores.items() if found.tables},
+            labels=tuple(run.data.labels),
+            task=None if task is None else task.name,
+            expected=None if task is None else task.expected,
+            failed=failure,
+            examples={name: s.counts()["scored"] for name, s in run.data.splits.items()},
+            best_step=progress.best_step or progress.step,
+            parameters=Parameters(parameters, run.step.stages.ever_trained()),
+            seen=Seen(progress.step, progress.tokens, progress.examples, progress.skipped),
+            cost=Cost(progress.flops, progress.flops_real, run.states.done, progress.tokens),
+            stored_bytes=(directory.model / WEIGHTS).stat().st_size,
+            more={
+                "by_words": by_words(run.data, [*scores][-1]) if scores else None,
+                "data_changed": run.origins.accepted,
+                "context": _context_of(run.data.splits),
+                "forgetting": forgetting,
+                "layers": layers,
+                "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],
+                "versions": versions(),
             },
-            "cost": {
-                "flops": progress.flops,
-                "flops_real": progress.flops_real,
-                "flops_of_states": run.states.done,
-                "tokens": progress.tokens,
-            },
-            "stored_bytes": (directory.model / WEIGHTS).stat().st_size,
-            "versions": versions(),
-        }
+        )
         timing = {
             "seconds": round(seconds, 3),
             "per_second": {
@@ -440,7 +434,7 @@ class Trainer:
         swept = keys_in_sweep(directory.path)
         self._logger.writer.add_hparams(chosen, final, progress.step, swept)
         write_json(directory.timing, timing)
-        write_json(directory.results, results)
+        results.write(directory.results)
         self._checkpoints.tidy(progress.step)
         directory.set_status("finished", failure)
         if failure is not None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.pictures import lines, only_drawn
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.engine.evaluation import EachExample, evaluate
+from transfer_cli.report.finding import Finding, Lines, Table
 
 
 class TokenLengths(Analysis):
@@ -19,7 +19,7 @@ class TokenLengths(Analysis):
     def __init__(self, bounds: Sequence[int] = (4, 8, 16, 32)) -> None:
         self.bounds = list(bounds)
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         split, each = subject.split, EachExample()
         evaluate(
@@ -35,16 +35,12 @@ class TokenLengths(Analysis):
             for bin_ in np.unique(bins)
         ]
         names, _, means = zip(*rows, strict=True)
-        drawn = lines({"loss": means}, names, x_title="tokens", y_title="nats a text")
-        return AnalysisResult(
-            {
-                "title": "Length against loss",
-                "summary": f"Texts of {split.name} by their number of tokens.",
-                "values": {"texts": len(lengths), "longest": int(lengths.max())},
-                "table": {"columns": ["tokens", "texts", "loss (nats)"], "rows": rows},
-            },
-            only_drawn({"loss_by_length": drawn}),
-            lines=[f"{name:>10s} tokens  loss {mean:.3f}" for name, _, mean in rows],
+        return Finding(
+            "Length against loss",
+            f"Texts of {split.name} by their number of tokens.",
+            {"texts": len(lengths), "longest": int(lengths.max())},
+            [Table(["tokens", "texts", "loss (nats)"], rows)],
+            {"loss_by_length": Lines({"loss": means}, names, "tokens", "nats a text")},
         )
 
     def _named(self, bin_: int) -> str:

@@ -12,14 +12,19 @@ from transfer_cli.analysis.attributions.attribution_methods import (
     gradient_times_input,
     integrated_gradients,
 )
-from transfer_cli.analysis.attributions.attributions import METHODS, Attributions, attribution_of
+from transfer_cli.analysis.attributions.attributions import (
+    METHODS,
+    Attributions,
+    attribution_of,
+    faithfulness,
+)
 from transfer_cli.analysis.attributions.chosen_texts import ChosenTexts
 from transfer_cli.analysis.attributions.explained_text import Explainer, words_of
-from transfer_cli.analysis.attributions.faithfulness import faithfulness
 from transfer_cli.data.labelled import Example
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.report.html.analysis_sections import shown_finding
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
@@ -199,18 +204,18 @@ def test_only_wrong_answers_are_chosen():
     subject = looked_at()
 
     result = Attributions(most=2, only_wrong=True, faithfulness=0)(subject)
-    every = Attributions(faithfulness=0)(subject).content["texts"]
+    every = Attributions(faithfulness=0)(subject).data["texts"]
 
     wrong = [each for each in every if each["label"] != each["prediction"]]
     assert 0 < len(wrong) < len(every)
-    assert result.content["texts"] == wrong[:2]
-    assert result.content["faithfulness"] == []
+    assert result.data["texts"] == wrong[:2]
+    assert result.data["faithfulness"] == []
 
 
 def test_a_causal_language_model_says_what_it_goes_on_with():
     subject = looked_at(CausalLM(), direction="causal")
 
-    found = Attributions(most=2, faithfulness=2)(subject).content
+    found = Attributions(most=2, faithfulness=2)(subject).data
 
     text = found["texts"][0]
     assert text["words"] == ["a", "cat", "sat"]
@@ -236,8 +241,9 @@ def test_texts_are_shown_as_texts():
     data = TASK.encode([Example("<b>the</b> cat & hat", 0)], TOKENIZER, 32, "bidirectional")
     shown = subjects.subject(subject.model, subject.objective, data, TASK, TOKENIZER)
 
-    section = Attributions(faithfulness=1)(shown).section
+    section = shown_finding(Attributions(faithfulness=1)(shown), [])
 
+    assert "&lt;b&gt;" in section
     assert "<b>" not in section
 
 

@@ -142,7 +142,7 @@ def test_what_is_left_out_is_scored_as_evaluate_scores_it():
 
     result = Importance(most=None, random_orders=2)(subjects.subject(model, objective, DATA))
 
-    found = result.content
+    found = result.as_json()
     whole = tiny.measures(model, objective, DATA)
     assert found["values"]["error_rate"] == whole["error_rate"]
     with gated(model.backbone, all_heads(model.backbone), without_feed_forward={2}):
@@ -168,7 +168,7 @@ def test_a_language_model_is_judged_by_perplexity():
     objective = CausalLM()
     given = subjects.subject(lively(objective), objective, tiny.blocks(120), task=None)
 
-    found = Importance(left_out=["blocks"], prune=False)(given).content
+    found = Importance(left_out=["blocks"], prune=False)(given).as_json()
 
     assert found["measure"] == "token_perplexity"
     assert len(found["left_out"]["blocks"]) == 3
@@ -182,7 +182,7 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     needs = [each.requires_grad for each in model.parameters()]
     given = subjects.subject(model, objective, DATA)
 
-    first, second = (Importance(left_out=[])(given).content for _ in range(2))
+    first, second = (Importance(left_out=[])(given) for _ in range(2))
 
     assert first == second
     assert tiny.same(before, tiny.weights_of(model))

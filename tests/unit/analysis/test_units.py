@@ -6,8 +6,12 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.analysis.neurons.token_properties import TokenProperties, contexts_of
-from transfer_cli.analysis.neurons.unit_sums import PropertySums, UnitSums
+from transfer_cli.analysis.neurons.unit_sums import (
+    PropertySums,
+    TokenProperties,
+    UnitSums,
+    contexts_of,
+)
 from transfer_cli.batch import with_facts
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.model.captures import captures, units_by_place

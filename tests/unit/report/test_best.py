@@ -9,15 +9,8 @@ import pytest
 
 from tests.fake_runs import write_run, write_sweep
 from transfer_cli.errors import ConfigError
-from transfer_cli.report.best import (
-    best_of,
-    choice_of,
-    commands,
-    last_words,
-    learnt,
-    reasons,
-    run_of,
-)
+from transfer_cli.report.best import best_of, choice_of, commands, learnt, reasons
+from transfer_cli.report.best_of_sweep import last_words, run_of
 from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import tasks
 from transfer_cli.runs.sweep import SweepJob

@@ -9,8 +9,8 @@ from tests.fake_runs import ITEMS, blocks, labelled, write_run, write_sweep
 from transfer_cli.metrics import Metric
 from transfer_cli.report import formats
 from transfer_cli.report.collect import collect
-from transfer_cli.report.compare import spread, tasks
-from transfer_cli.report.contents import Report
+from transfer_cli.report.compare import tasks
+from transfer_cli.report.contents import Report, Spread
 from transfer_cli.report.results_table import UNTOLD
 from transfer_cli.report.statistics import mcnemar
 from transfer_cli.report.tables import as_page
@@ -255,13 +255,13 @@ def test_measures_of_another_kind_are_passed_over(tmp_path):
 
     (run,) = collect([tmp_path]).runs
 
-    assert run.measures == {"test/accuracy": 1.0}
+    assert run.results.by_name == {"test/accuracy": 1.0}
 
 
 def test_a_spread_over_numbers_that_are_not_finite_has_no_deviation():
-    assert spread([math.inf, 1.0]).deviation is None
-    assert spread([1.0, None]).values == (1.0,)
-    assert spread([]) is None
+    assert Spread.over([math.inf, 1.0]).deviation is None
+    assert Spread.over([1.0, None]).values == (1.0,)
+    assert Spread.over([]) is None
 
 
 # --- the baseline

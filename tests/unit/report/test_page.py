@@ -297,7 +297,8 @@ def test_a_damaged_confusion_table_is_passed_over(tmp_path):
     (task,) = report.tasks
     (run,) = task.runs
     for damaged in ([[1, 2]], "none", [["1"] * 6] * 6, [[-1] * 6] * 6, None):
-        broken = replace(run, results={**run.results, "tables": {"test": {"confusion": damaged}}})
+        tables = {"test": {"confusion": damaged}}
+        broken = replace(run, results=replace(run.results, tables=tables))
         group = replace(task.groups[0], runs=(broken,))
 
         made = page(replace(report, tasks=(replace(task, groups=(group,)),)))
@@ -312,9 +313,8 @@ def test_labels_of_which_a_text_may_have_several_are_listed_by_their_errors(tmp_
     labels = task.labels
     surplus = [9 * (at == 2) for at in range(len(labels))]
     for decisions, listed in (([[5] * 6, surplus, [1] * 6, [7] * 6], True), ([[1] * 6], False)):
-        several = replace(
-            run, results={**run.results, "tables": {"test": {"decisions": decisions}}}
-        )
+        tables = {"test": {"decisions": decisions}}
+        several = replace(run, results=replace(run.results, tables=tables))
         group = replace(task.groups[0], runs=(several,))
 
         text = Outline(page(replace(report, tasks=(replace(task, groups=(group,)),)))).text

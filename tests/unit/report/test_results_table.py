@@ -1,5 +1,7 @@
-"""The table of a task, which terminal, files and page paint."""
+"""The table of a task, on the terminal and in files."""
 
+import csv
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from tests import reports
 from transfer_cli.report.contents import (
+    FINISHED,
     Comparison,
     Group,
     Report,
@@ -16,7 +19,7 @@ from transfer_cli.report.contents import (
     SweepProgress,
     TaskRuns,
 )
-from transfer_cli.report.file_formats import as_markdown
+from transfer_cli.report.file_formats import as_csv, as_markdown
 from transfer_cli.report.page import page
 from transfer_cli.report.results_table import (
     DIFFERENCE,
@@ -27,7 +30,7 @@ from transfer_cli.report.results_table import (
     results_table,
 )
 from transfer_cli.report.tables import as_page
-from transfer_cli.runs.results import UNDECLARED
+from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 MINUS = "\N{MINUS SIGN}"
 RUN = Run(Path("run"), "run", "finetune", "finished")
@@ -162,3 +165,24 @@ def test_what_several_tables_or_runs_share_is_said_once():
 
     assert said.count("of two runs the mean is shown alone") == 1
     assert said.count("x, y, z") == said.count("no better than city") == 2
+
+
+def report_of(label):
+    run = Run(Path("run"), "run", "finetune", FINISHED)
+    group = Group(label, {"data.label": label}, (run,))
+    task = TaskRuns("finetune on x", (group,), ("data.label",), "test/error_rate", UNDECLARED)
+    return Report((task,))
+
+
+@pytest.mark.parametrize("label", ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1"])
+def test_what_a_spreadsheet_would_compute_is_quoted(label):
+    [row] = csv.DictReader(io.StringIO(as_csv(report_of(label)), newline=""))
+
+    assert row["group"].startswith("'")
+    assert row["setting data.label"].startswith("'")
+
+
+def test_other_texts_are_as_they_are():
+    [row] = csv.DictReader(io.StringIO(as_csv(report_of('a "b", c = d'))))
+
+    assert row["group"] == 'a "b", c = d'

@@ -8,9 +8,10 @@ import pytest
 
 from tests.fake_runs import write_run
 from transfer_cli.errors import RunError
-from transfer_cli.runs import analyses
-from transfer_cli.runs.analyses import read_analyses, read_picture, write_analysis
+from transfer_cli.runs import analyses, stored_analyses
+from transfer_cli.runs.analyses import write_analysis
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.stored_analyses import read_analyses, read_picture
 from transfer_cli.safe_files import UnreadableError
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 50
@@ -24,7 +25,7 @@ def run(tmp_path):
 
 def found_in(run):
     problems = []
-    return list(read_analyses(run, problems)), problems
+    return list(read_analyses(RunDirectory(run).analyses, problems)), problems
 
 
 def test_what_is_written_is_read_back(run):
@@ -133,7 +134,7 @@ def test_pipes_and_stray_files_are_passed_over(run):
 
 
 def test_no_more_than_some_are_read(run, monkeypatch):
-    monkeypatch.setattr(analyses, "MOST_ANALYSES", 2)
+    monkeypatch.setattr(stored_analyses, "MOST_ANALYSES", 2)
     for name in ("c", "a", "b"):
         write_analysis(run, name, CONTENT)
 

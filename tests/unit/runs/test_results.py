@@ -1,10 +1,15 @@
-"""Metrics of stored results, with declarations and without."""
+"""`results.json`: what is read of files of any form, and metrics that nobody declared."""
+
+from dataclasses import fields
+
+import pytest
 
 from transfer_cli.metrics import Metric, find
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.runs.results import UNDECLARED, merged, metrics_of
+from transfer_cli.runs.results import Cost, Parameters, Results, Seen, merged
+from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 SPAN_F1 = Metric("span_f1", higher_is_better=True, unit="percent", headline=True)
 
@@ -12,6 +17,39 @@ SPAN_F1 = Metric("span_f1", higher_is_better=True, unit="percent", headline=True
 def before(*names):
     """Return results as they were before metrics were declared."""
     return {"measures": {"test": dict.fromkeys(names, 1.0)}}
+
+
+def metrics_of(content):
+    return Results.from_json(content).metrics
+
+
+def test_what_was_written_is_read_again_and_a_later_key_is_kept(tmp_path):
+    written = Results(
+        "finetune", {"data": "trec6"}, 3, {"test": {"span_f1": 50.0}}, (SPAN_F1,),
+        {"test": {"confusion": [[1, 0], [0, 1]]}}, ("a", "b"), "tagging", "tag", "no better",
+        {"train": 9}, 4, Parameters(10, 5), Seen(4, 30, 9, 0), Cost(7, 6, 1, 30), 99,
+        {"layers": [1.0], "later": {"x": None}},
+    )  # fmt: skip
+
+    written.write(tmp_path / "results.json")
+
+    assert Results.read(tmp_path / "results.json") == written
+
+
+def test_what_is_not_known_has_no_key():
+    keys = Results("score", parameters=Parameters(10, 0)).as_json().keys()
+
+    assert not keys & {"seen", "cost", "best_step", "stored_bytes", "examples"}
+    assert {"measures", "failed", "task", "parameters"} <= keys
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", [], {}, [[]], {"test": 3}, {"trainable": "x"}])
+def test_a_value_of_the_wrong_kind_counts_as_missing(wrong):
+    damaged = Results.from_json({each.name: wrong for each in fields(Results)} | {"metrics": []})
+
+    assert damaged.by_name == {}
+    assert (damaged.parameters, damaged.seen, damaged.cost) == (Parameters(), Seen(), Cost())
+    assert damaged.flops is damaged.task is None
 
 
 def test_declarations_are_read_as_they_were_stored():

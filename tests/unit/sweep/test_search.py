@@ -7,6 +7,7 @@ import pytest
 from tests.sweeping import run
 from transfer_cli.errors import ConfigError, PrunedError, StoppedError
 from transfer_cli.metrics import Metric
+from transfer_cli.runs.results import Results, Seen
 from transfer_cli.runs.sweep import JobState, SweepDirectory
 from transfer_cli.sweep.search import value_at
 
@@ -243,11 +244,7 @@ def test_a_search_without_optuna_says_how_to_get_it(monkeypatch):
 
 
 def test_any_number_of_the_results_can_be_the_objective():
-    results = {
-        "measures": {"test": {"accuracy/LOC": 0.5, "loss": 2}},
-        "seen": {"steps": 12},
-        "failed": None,
-    }
+    results = Results(measures={"test": {"accuracy/LOC": 0.5, "loss": 2}}, seen=Seen(steps=12))
 
     assert value_at(results, "test/accuracy/LOC") == 0.5
     assert value_at(results, "measures.test.loss") == 2.0

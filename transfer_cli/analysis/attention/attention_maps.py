@@ -6,6 +6,7 @@ Legend: L places of blocks, H heads, S sequences, T tokens.
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,12 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject, spread
-from transfer_cli.analysis.attention.attention_section import SCRIPT, attention_section, plain_text
+from transfer_cli.analysis.analysis import Analysis, Subject, spread
+from transfer_cli.analysis.attention.attention_view import attention_view, plain_text
 from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
-from transfer_cli.analysis.attention.read_sequences import ReadSequence, batch_of, sequences_of
-from transfer_cli.analysis.attention.text_maps import FloatArray, TextMaps, in_units, maps_of
+from transfer_cli.analysis.attention.text_maps import (
+    FloatArray,
+    ReadSequence,
+    TextMaps,
+    batch_of,
+    in_units,
+    maps_of,
+    sequences_of,
+)
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, NotFiniteError, between
@@ -26,7 +33,8 @@ from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.report import formats
-from transfer_cli.runs.analyses import MOST_BYTES
+from transfer_cli.report.finding import Finding, Matrix, Table, View
+from transfer_cli.runs.stored_analyses import MOST_BYTES
 
 NO_EXPLANATION = (
     "Attention is no explanation: it says where a head looks, and not what the model's answer is "
@@ -41,10 +49,14 @@ _SUMMARISED = 512
 _AT_ONCE = 2**23
 """Probabilities of one place that are in memory at once."""
 
+_ROOM = 2**14
+"""Bytes of the file for all but the data."""
+
 _DECIMALS = 4
 """Of what the JSON holds."""
 
 
+@dataclass(frozen=True)
 class AttentionMaps(Analysis):
     """Where heads look: maps of chosen texts, summaries of heads over a corpus, rollout.
 
@@ -56,19 +68,22 @@ class AttentionMaps(Analysis):
         corpus: How many texts the summaries are made of, evenly spread over the split.
     """
 
-    def __init__(self, texts: int = 8, longest: int = 64, corpus: int = 100) -> None:
-        between("texts", texts, 1, 50)
-        between("longest", longest, 2, 256)
-        between("corpus", corpus, 1, 1_000_000)
-        self._texts, self._longest, self._corpus = texts, longest, corpus
+    texts: int = 8
+    longest: int = 64
+    corpus: int = 100
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __post_init__(self) -> None:
+        between("texts", self.texts, 1, 50)
+        between("longest", self.longest, 2, 256)
+        between("corpus", self.corpus, 1, 1_000_000)
+
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         split = subject.split
         if not len(split.data):
             raise DataError(f"split: {split.name} holds no text to look at")
         texts = [
-            maps_of(subject, sequence.cut(self._longest, keeps_end=_has_end(subject)))
+            maps_of(subject, sequence.cut(self.longest, keeps_end=_has_end(subject)))
             for sequence in sequences_of(split, self._chosen(split))
         ]
         summaries, num_texts = self._summarised(subject, split)
@@ -76,38 +91,44 @@ class AttentionMaps(Analysis):
         if not all(np.isfinite(each).all() for each in means.values()):
             raise NotFiniteError("run: the model's attention")
         most = _most_looking(means)
-        finding = _finding(num_texts, summaries.num_tokens, most)
-        content: dict[str, Any] = {
-            "title": "Where heads look",
-            "summary": f"{finding} {NO_EXPLANATION}",
-            "values": {
+        data: dict[str, Any] = {
+            "maps_file": f"attention-{FILE}",
+            "heads": _rows(means),
+            "texts": [_described(each, subject) for each in texts],
+        }
+        _add_maps(data, texts[0])
+        _, block, head, _ = max(most, key=lambda row: row[-1])
+        view = {
+            **attention_view(texts, data["texts"], subject.tokenizer),
+            **{key: data[key] for key in ("heads", "maps_file")},
+            "start": {"block": block, "head": head},
+        }
+        return Finding(
+            "Where heads look",
+            f"{_what_stands_out(num_texts, summaries.num_tokens, most)} {NO_EXPLANATION}",
+            {
                 "blocks": subject.depth,
                 "heads of a block": subject.model.backbone.shape.heads,
                 "texts summarised": num_texts,
                 "tokens summarised": summaries.num_tokens,
                 "mean entropy in nats": round(float(means["entropy"].mean()), _DECIMALS),
             },
-            "table": {"columns": ["looks at", "block", "head", "share"], "rows": most},
-            "notes": list(_notes(subject)),
-            "maps_file": f"attention-{FILE}",
-            "heads": _rows(means),
-            "texts": [_described(each, subject) for each in texts],
-        }
-        _add_maps(content, texts[0])
-        return AnalysisResult(
-            content,
-            _pictures(means),
+            [Table(["looks at", "block", "head", "share"], most)],
+            {
+                "mean_entropy_in_nats": Matrix(means["entropy"].tolist(), "block", "head"),
+                "mean_distance_in_tokens": Matrix(means["distance"].tolist(), "block", "head"),
+            },
+            list(_notes(subject)),
+            data,
             {FILE: _packed(texts, subject)},
-            attention_section(content, texts, subject.tokenizer),
-            SCRIPT,
-            [finding],
+            View("attention", view),
         )
 
     def _chosen(self, split: Split) -> Sequence[int]:
         """Return the rows that there are maps of."""
         if split.name == INPUT:
-            return range(min(self._texts, len(split.data)))
-        return list(map(int, spread(len(split.data), self._texts)))
+            return range(min(self.texts, len(split.data)))
+        return list(map(int, spread(len(split.data), self.texts)))
 
     def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
         """Return the summaries of heads, and of how many sequences they are."""
@@ -115,7 +136,7 @@ class AttentionMaps(Analysis):
         summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
         num_sequences = 0
         for sequences in _in_batches(
-            subject, split, list(map(int, spread(len(split.data), self._corpus)))
+            subject, split, list(map(int, spread(len(split.data), self.corpus)))
         ):
             num_sequences += len(sequences)
             batch = batch_of(sequences, subject)
@@ -163,7 +184,7 @@ def _most_looking(means: Mapping[str, FloatArray]) -> list[list[Any]]:
     return found
 
 
-def _finding(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
+def _what_stands_out(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
     """Return in words what was summarised, and what stands out."""
     kind, place, head, share = max(most, key=lambda row: row[-1])
     return (
@@ -213,17 +234,17 @@ def _described(text: TextMaps, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _add_maps(content: dict[str, Any], first: TextMaps) -> None:
+def _add_maps(data: dict[str, Any], first: TextMaps) -> None:
     """Add the maps of the first text, if there is room; rows still sum to 1."""
     units = 10**_DECIMALS
     added = {
         "maps": (in_units(first.maps, units) / units).tolist(),
         "rollout": (in_units(first.rollout, units) / units).tolist(),
     }
-    larger = content | {"texts": [content["texts"][0] | added, *content["texts"][1:]]}
+    larger = data | {"texts": [data["texts"][0] | added, *data["texts"][1:]]}
     # As it is written, by which much of it is blanks.
-    if len(json.dumps(larger, indent=2)) < MOST_BYTES:
-        content["texts"] = larger["texts"]
+    if len(json.dumps(larger, indent=2)) < MOST_BYTES - _ROOM:
+        data["texts"] = larger["texts"]
 
 
 def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
@@ -238,20 +259,3 @@ def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
     # Its types take any name for that of an option.
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
-
-
-def _pictures(means: Mapping[str, FloatArray]) -> dict[str, bytes]:
-    places, heads = means["entropy"].shape
-    shown = {"mean_entropy_in_nats": "entropy", "mean_distance_in_tokens": "distance"}
-    return pictures.only_drawn(
-        {
-            title: pictures.matrix(
-                means[name],
-                [str(place) for place in range(places)],
-                [str(head) for head in range(heads)],
-                row_title="block",
-                column_title="head",
-            )
-            for title, name in shown.items()
-        }
-    )

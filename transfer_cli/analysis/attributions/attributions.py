@@ -1,9 +1,14 @@
-"""Which words of a text speak for a model's answer, and which against it.
+"""Which words of a text speak for a model's answer, which against it, and whether that is faithful.
+
+Faithfulness is that of DeYoung et al. 2020 (ERASER), section 4.2. Of a text's words, by falling
+score: comprehensiveness is how much less sure the model is without the first of them, sufficiency
+how much less with these alone. The first should be large and the second small, by comparison with a
+random order.
 
 Legend: W words.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.attributions.attribution_methods import (
     PathAttribution,
     gradient_times_input,
     integrated_gradients,
 )
-from transfer_cli.analysis.attributions.attribution_section import attribution_section
 from transfer_cli.analysis.attributions.chosen_texts import FEWEST_WORDS, ChosenTexts
 from transfer_cli.analysis.attributions.explained_text import (
     Baseline,
@@ -25,16 +29,16 @@ from transfer_cli.analysis.attributions.explained_text import (
     Explainer,
     Removal,
 )
-from transfer_cli.analysis.attributions.faithfulness import SHARES, faithfulness
 from transfer_cli.errors import DataError, at_least, between
 from transfer_cli.progress import progress
+from transfer_cli.report.finding import Finding, Table, View
 from transfer_cli.seeds import derive
 
 METHODS = ("erasure", "gradient_input", "integrated_gradients")
 RANDOM = "random"
 
 _SHOWN_WORDS = 3
-"""Of a text, in the lines that are printed."""
+"""Of a text, in a table."""
 
 _DIGITS = 6
 
@@ -72,6 +76,7 @@ class TextAttribution:
         }
 
 
+@dataclass(frozen=True)
 class Attributions(Analysis):
     """Words by how much they speak for an answer, and whether that is faithful to the model.
 
@@ -91,25 +96,20 @@ class Attributions(Analysis):
         random_orders: Orders of each text's words drawn at random, for comparison.
     """
 
-    def __init__(
-        self,
-        *,
-        most: int = 10,
-        only_wrong: bool = False,
-        label: str | None = None,
-        removal: Removal | None = None,
-        baseline: Baseline | None = None,
-        faithfulness: int = 30,
-        random_orders: int = 5,
-    ) -> None:
-        at_least("most", most, 1)
-        at_least("faithfulness", faithfulness, 0)
-        between("random_orders", random_orders, 1, 1000)
-        self.most, self.only_wrong, self.label = most, only_wrong, label
-        self.removal, self.baseline = removal, baseline
-        self.faithfulness, self.random_orders = faithfulness, random_orders
+    most: int = 10
+    only_wrong: bool = False
+    label: str | None = None
+    removal: Removal | None = None
+    baseline: Baseline | None = None
+    faithfulness: int = 30
+    random_orders: int = 5
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __post_init__(self) -> None:
+        at_least("most", self.most, 1)
+        at_least("faithfulness", self.faithfulness, 0)
+        between("random_orders", self.random_orders, 1, 1000)
+
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         explainer = Explainer(subject, self.removal, self.baseline)
         texts = ChosenTexts(subject, explainer, self.label)
@@ -135,7 +135,7 @@ class Attributions(Analysis):
                 measured.append(self._measured(explainer, explain(text), subject.seed))
                 more(1)
         table = _faithfulness_table(measured) if measured else []
-        return _result(explainer, subject, shown, table, len(measured))
+        return _finding(explainer, subject, shown, table, len(measured))
 
     def _measured(
         self, explainer: Explainer, found: TextAttribution, seed: int
@@ -196,13 +196,13 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def _result(
+def _finding(
     explainer: Explainer,
     subject: Subject,
     shown: Sequence[TextAttribution],
     table: Sequence[Mapping[str, Any]],
     measured: int,
-) -> AnalysisResult:
+) -> Finding:
     texts = [each.as_json() for each in shown]
     complete = sum(each.path.is_complete for each in shown)
     summary = (
@@ -213,36 +213,67 @@ def _result(
         "comprehensiveness should be above that of a random order, sufficiency below."
     )
     columns = ["method", "comprehensiveness", "sufficiency"]
-    faithful = {"columns": columns, "rows": [[each[key] for key in columns] for each in table]}
-    content = {
-        "title": "Words that speak for an answer, or against it",
-        "summary": summary,
-        "values": {"split": subject.split.name, "texts": len(texts), "measured on": measured},
-        "table": faithful,
-        "removal": explainer.removal,
-        "baseline": explainer.baseline,
-        "texts": texts,
-        "faithfulness": table,
-    }
-    section = attribution_section(summary, texts, faithful)
-    return AnalysisResult(content, section=section, lines=[*_lines(shown, table)])
+    return Finding(
+        "Words that speak for an answer, or against it",
+        summary,
+        {"split": subject.split.name, "texts": len(texts), "measured on": measured},
+        [
+            Table(columns, [[row[key] for key in columns] for row in table], "Faithfulness"),
+            _strongest_words(texts),
+        ],
+        data={
+            "removal": explainer.removal,
+            "baseline": explainer.baseline,
+            "texts": texts,
+            "faithfulness": table,
+        },
+        view=View("words", {"texts": texts}),
+    )
 
 
-def _lines(shown: Sequence[TextAttribution], table: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for each in shown:
-        text = each.text
-        known = "" if text.label is None else f" (right: {text.label})"
-        yield f"example {text.example + 1:,}: {text.prediction}{known}, explained: {text.explained}"
-        for name in METHODS:
-            first = np.argsort(-np.abs(each.scores[name]), kind="stable")[:_SHOWN_WORDS]
-            words = (f"{text.words[at].shown} {each.scores[name][at]:+.3g}" for at in first)
-            yield f"  {name:20s} {'  '.join(words)}"
-        yield (
-            f"  residue {each.path.residue:+.3g} of a change of {each.path.change:+.3g} after "
-            f"{each.path.steps} steps"
-        )
-    for row in table:
-        yield (
-            f"{row['method']:22s} comprehensiveness {row['comprehensiveness']:+.4f}  sufficiency "
-            f"{row['sufficiency']:+.4f}"
-        )
+def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a row for each text: the strongest words of each method, and what is unexplained."""
+    rows = [
+        [
+            f"{text['example'] + 1:,}",
+            text["prediction"],
+            text["label"],
+            text["explained"],
+            *(_strongest(text["words"], scores) for scores in text["scores"].values()),
+            *(text[key] for key in ("residue", "change", "steps")),
+        ]
+        for text in texts
+    ]
+    said = ["example", "prediction", "right", "explained"]
+    return Table([*said, *METHODS, "residue", "change", "steps"], rows, "Strongest words")
+
+
+def _strongest(words: Sequence[str], scores: Sequence[float]) -> str:
+    order = np.argsort(-np.abs(scores), kind="stable")[:_SHOWN_WORDS]
+    return "  ".join(f"{words[at]} {scores[at]:+.3g}" for at in order)
+
+
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Of a text's words, one at least. The paper goes from 1 % to 50 %; questions are too short."""
+
+
+def faithfulness(
+    explainer: Explainer, text: ExplainedText, orders: Sequence[Sequence[int]]
+) -> npt.NDArray[np.float64]:
+    """Return comprehensiveness and sufficiency of orders of a text's words, `[orders, 2, shares]`.
+
+    They are probabilities, where the model gives some, else in the unit of what it says.
+    """
+    cuts = [max(1, round(share * len(text.words))) for share in SHARES]
+    removed = [
+        [[frozenset(order[:cut]) for cut in cuts], [frozenset(order[cut:]) for cut in cuts]]
+        for order in orders
+    ]
+    whole: frozenset[int] = frozenset()
+    distinct = list(
+        dict.fromkeys([whole, *(words for own in removed for kind in own for words in kind)])
+    )
+    _, shares = explainer.without(text, distinct)
+    sure = dict(zip(distinct, shares.tolist(), strict=True))
+    return np.array([[[sure[whole] - sure[words] for words in kind] for kind in own]
+                     for own in removed])  # fmt: skip

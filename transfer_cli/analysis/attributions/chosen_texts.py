@@ -29,10 +29,6 @@ class ChosenTexts:
         subject: The model, and what it is shown.
         explainer: Asks it.
         label: The label whose score is explained; None: the one that the model says.
-
-    Raises:
-        ConfigError: The texts are of another task, or there is no such label.
-        DataError: They are no single texts.
     """
 
     def __init__(self, subject: Subject, explainer: Explainer, label: str | None = None) -> None:
@@ -59,11 +55,7 @@ class ChosenTexts:
         return self._explained(spread(len(self._texts), most).tolist())
 
     def wrong(self, most: int) -> Iterator[ExplainedText]:
-        """Yield the first `most` texts that are answered wrongly.
-
-        Raises:
-            ConfigError: No answer is right or wrong.
-        """
+        """Yield the first `most` texts that are answered wrongly."""
         if self._is_language_model or isinstance(self._objective, Regression):
             raise ConfigError(
                 "only_wrong: what this model says is neither right nor wrong; leave it out"

@@ -136,9 +136,6 @@ class Explainer:
             or one whose tokenizer has none.
         baseline: The embedding that paths begin at. None: that of the mask token likewise, else
             that of padding. At 0 the norm of a model that adds no positions is not continuous.
-
-    Raises:
-        ConfigError: The model has no such number, or no mask token.
     """
 
     def __init__(

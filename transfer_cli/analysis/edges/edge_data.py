@@ -44,11 +44,7 @@ class EdgeFile:
 
 
 def read_edges(path: Path) -> EdgeFile:
-    """Return what a file holds.
-
-    Raises:
-        DataError: It cannot be read, or has no targets.
-    """
+    """Return what a file holds."""
     sentences, targets = list[list[str]](), list[EdgeTarget]()
     for record in read_table(path, "jsonl"):
         words = text_of(record, "text", str(path)).split()

@@ -7,14 +7,14 @@ Legend: W words, N targets, R spans of a target, S words of a span, C labels.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.edges.edge_data import EdgeFile, read_edges
 from transfer_cli.analysis.edges.span_probe import SpanProbe, Spans, micro_f1, trained
 from transfer_cli.analysis.probes.states import (
@@ -28,10 +28,12 @@ from transfer_cli.assembly.datasets import direction_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.report.finding import Finding, Lines, Table
 from transfer_cli.tasks.tagging.readers import TagExample
 from transfer_cli.tasks.tagging.task import TaggingTask
 
 
+@dataclass(frozen=True)
 class EdgeProbes(Analysis):
     """Probes spans; see `conf/analysis/edges.yaml`.
 
@@ -45,17 +47,20 @@ class EdgeProbes(Analysis):
         most: Words of each file whose states are kept at most; targets of others are left out.
     """
 
-    def __init__(
-        self, train: str, validation: str, test: str, *, random: bool = True, most: int = 20_000
-    ) -> None:
-        at_least("most", most, 10)
-        self.files = {"train": train, "chosen_on": validation, "scored": test}
-        self.random, self.most = random, most
+    train: str
+    validation: str
+    test: str
+    random: bool = True
+    most: int = 20_000
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __post_init__(self) -> None:
+        at_least("most", self.most, 10)
+
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
-        files = {part: read_edges(Path(name).expanduser()) for part, name in self.files.items()}
-        labels = _labels(files, self.files)
+        names = {"train": self.train, "chosen_on": self.validation, "scored": self.test}
+        files = {part: read_edges(Path(name).expanduser()) for part, name in names.items()}
+        labels = _labels(files, names)
         parts = self._parts(subject, subject.model, files, labels)
         entries, probe = _of_mixes(parts, None, subject.seed)
         targets = {name: len(part.words) for name, part in parts.items()}
@@ -85,11 +90,7 @@ class EdgeProbes(Analysis):
 
 
 def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str]:
-    """Return the labels of training.
-
-    Raises:
-        DataError: Another file has others, or spans of another number.
-    """
+    """Return the labels of training."""
     train = files["train"]
     labels = sorted({label for target in train.targets for label in target.labels})
     for part, file in files.items():
@@ -153,7 +154,7 @@ def expected_layer(scores: Sequence[float]) -> float | None:
 def _shown(
     entries: Sequence[dict[str, Any]], shares: Sequence[float], labels: Sequence[str],
     targets: Mapping[str, int],
-) -> AnalysisResult:  # fmt: skip
+) -> Finding:  # fmt: skip
     own, fresh = (
         [each["micro_f1"] for each in entries if each["control"] == control]
         for control in (None, "random")
@@ -172,22 +173,18 @@ def _shown(
         f"gravity of the learnt mix {centre:.2f}."
     )
     series = {"the model": own} | ({"fresh weights": fresh} if fresh else {})
-    drawn = pictures.lines(
-        series, list(range(len(own))), x_title="layers up to", y_title="micro-F1",
-        dashed=["fresh weights"],
-    )  # fmt: skip
-    return AnalysisResult(
-        {
-            "title": "Edge probes",
-            "summary": summary,
-            "values": {"labels": len(labels), **targets},
-            "table": {"columns": columns, "rows": rows},
+    layers = list(range(len(own)))
+    return Finding(
+        "Edge probes",
+        summary,
+        {"labels": len(labels), **targets},
+        [Table(columns, rows)],
+        {"micro_f1": Lines(series, layers, "layers up to", "micro-F1", ["fresh weights"])},
+        data={
             "probes": list(entries),
             "labels": list(labels),
             "mix": {"shares": list(shares), "centre_of_gravity": centre},
             "expected_layer": expected,
             "targets": dict(targets),
         },
-        pictures.only_drawn({"micro_f1": drawn}),
-        lines=[summary],
     )

@@ -6,7 +6,6 @@ Legend: L places of blocks, H heads.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.importance.head_gradients import head_gradients, importance_of
 from transfer_cli.analysis.importance.judged_split import judged_split, main_measure, scores_of
 from transfer_cli.data.split import Split
@@ -23,6 +21,7 @@ from transfer_cli.errors import NotFiniteError, at_least, between, one_of
 from transfer_cli.metrics import Metric
 from transfer_cli.model.gates import all_heads, gated
 from transfer_cli.progress import More, progress
+from transfer_cli.report.finding import Chart, Finding, Lines, Matrix, Table
 from transfer_cli.seeds import derive
 
 Kind = Literal["heads", "blocks", "attention", "feed_forward"]
@@ -61,6 +60,7 @@ class Part:
         return f"{name.get(self.kind, self.kind)} {number}"
 
 
+@dataclass(frozen=True)
 class Importance(Analysis):
     """Heads, blocks and sub-layers left out one by one, heads by gradients, and a pruning curve.
 
@@ -75,25 +75,19 @@ class Importance(Analysis):
         random_orders: Orders drawn at random that this is compared with.
     """
 
-    def __init__(
-        self,
-        most: int | None = 1000,
-        left_out: Sequence[Kind] = get_args(Kind),
-        *,
-        prune: bool = True,
-        random_orders: int = 3,
-    ) -> None:
-        if most is not None:
-            at_least("most", most, 1)
-        for kind in left_out:
-            one_of("left_out", kind, get_args(Kind), ValueError)
-        between("random_orders", random_orders, 0, 1000)
-        self.most = most
-        self.left_out = tuple(left_out)
-        self.prune = prune
-        self.random_orders = random_orders
+    most: int | None = 1000
+    left_out: Sequence[Kind] = get_args(Kind)
+    prune: bool = True
+    random_orders: int = 3
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __post_init__(self) -> None:
+        if self.most is not None:
+            at_least("most", self.most, 1)
+        for kind in self.left_out:
+            one_of("left_out", kind, get_args(Kind), ValueError)
+        between("random_orders", self.random_orders, 0, 1000)
+
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         split = judged_split(subject, self.most)
         base = scores_of(subject, split)
@@ -113,7 +107,7 @@ class Importance(Analysis):
                 entries[part.kind].append(part.place | scorer.differences(part))
                 more(1)
         curve = self._curve(scorer, importance) if self.prune else []
-        return _result(scorer, np.abs(gradients).mean(0), importance, entries, curve)
+        return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
 
     def _curve(self, scorer: "Scorer", importance: npt.NDArray[np.float64]) -> list[Entry]:
         """Return the scores without ever more heads."""
@@ -219,34 +213,32 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(there)) if there and len(there) == len(values) else None
 
 
-def _result(
+def _finding(
     scorer: Scorer,
     gradient: npt.NDArray[np.float64],
     importance: npt.NDArray[np.float64],
     entries: Mapping[Kind, list[Entry]],
     curve: Sequence[Entry],
-) -> AnalysisResult:
+) -> Finding:
     measure, counts = scorer.metric.name, scorer.split.counts()
-    content = {
-        "title": "Importance of heads and blocks",
-        "summary": _summary(scorer),
-        "values": {
+    return Finding(
+        "Importance of heads and blocks",
+        _summary(scorer),
+        {
             "split": scorer.split.name, counts["unit"]: counts["scored"],
             measure: scorer.whole[measure], "loss": scorer.whole["loss"],
         },
-        "table": _table(measure, entries),
-        "measure": measure,
-        "higher_is_better": scorer.metric.higher_is_better,
-        "heads": importance.tolist(),
-        "gradient": gradient.tolist(),
-        "left_out": entries,
-        "pruning": curve,
-    }  # fmt: skip
-    return AnalysisResult(
-        content,
-        pictures.only_drawn(dict(_drawn(measure, importance, entries, curve))),
-        lines=[*_lines(scorer, entries, curve)],
-    )
+        [_table(measure, entries), _pruning_table(measure, curve)],
+        dict(_charts(measure, importance, entries, curve)),
+        data={
+            "measure": measure,
+            "higher_is_better": scorer.metric.higher_is_better,
+            "heads": importance.tolist(),
+            "gradient": gradient.tolist(),
+            "left_out": entries,
+            "pruning": curve,
+        },
+    )  # fmt: skip
 
 
 def _summary(scorer: Scorer) -> str:
@@ -261,60 +253,39 @@ def _summary(scorer: Scorer) -> str:
     )
 
 
-def _table(measure: str, entries: Mapping[Kind, list[Entry]]) -> dict[str, Any]:
+def _table(measure: str, entries: Mapping[Kind, list[Entry]]) -> Table:
     """Return the parts that were left out, those first without which the loss rises most."""
     rows = [
-        [str(Part(kind, each["layer"], each.get("head"))), each["measure"], each["loss"]]
-        for kind, found in entries.items()
-        for each in found
+        [str(Part(kind, entry["layer"], entry.get("head"))), entry["measure"], entry["loss"]]
+        for kind, of_kind in entries.items()
+        for entry in of_kind
     ]
     rows.sort(key=lambda row: -math.inf if row[2] is None else row[2])
-    return {"columns": ["without", f"{measure}, difference", "loss, difference"], "rows": rows}
+    return Table(["without", f"{measure}, difference", "loss, difference"], rows)
 
 
-def _drawn(
+def _pruning_table(measure: str, curve: Sequence[Entry]) -> Table:
+    columns = ["% of heads left out", measure, f"{measure}, in random order"]
+    rows = [[round(100 * point["share"]), point["measure"], point["random"]] for point in curve]
+    return Table(columns, rows, "Without several heads, the least important first")
+
+
+def _charts(
     measure: str,
     importance: npt.NDArray[np.float64],
     entries: Mapping[Kind, list[Entry]],
     curve: Sequence[Entry],
-) -> Iterator[tuple[str, bytes | None]]:
-    layers, heads = (list(map(str, range(count))) for count in importance.shape)
-    of_heads = partial(pictures.matrix, row_title="block", column_title="head")
-    yield "importance_by_head", of_heads(importance, layers, heads)
+) -> Iterator[tuple[str, Chart]]:
+    yield "importance_by_head", Matrix(importance.tolist(), "block", "head")
     if entries.get("heads"):
-        losses = [-math.inf if each["loss"] is None else each["loss"] for each in entries["heads"]]
-        rise = -np.reshape(losses, importance.shape)
-        yield "rise_of_loss_without_head", of_heads(rise, layers, heads)
+        losses = [entry["loss"] for entry in entries["heads"]]
+        rises = [math.inf if loss is None else -loss for loss in losses]
+        by_block = np.reshape(rises, importance.shape).tolist()
+        yield "rise_of_loss_without_head", Matrix(by_block, "block", "head")
     if curve:
-        series = {"least important first": _heights(curve, "measure")}
+        random = "in random order"
+        series = {"least important first": [point["measure"] for point in curve]}
         if curve[0]["random"] is not None:
-            series["in random order"] = _heights(curve, "random")
-        shares = [100 * each["share"] for each in curve]
-        yield (
-            "pruning",
-            pictures.lines(
-                series, shares, x_title="% of heads left out", y_title=measure,
-                dashed=["in random order"],
-            ),
-        )  # fmt: skip
-
-
-def _heights(curve: Sequence[Entry], key: str) -> list[float]:
-    return [math.nan if each[key] is None else each[key] for each in curve]
-
-
-def _lines(
-    scorer: Scorer, entries: Mapping[Kind, list[Entry]], curve: Sequence[Entry]
-) -> Iterator[str]:
-    measure = scorer.metric.name
-    whole = scorer.whole[measure]
-    yield f"{scorer.split.extent()}: {measure} {whole:.4g}, loss {scorer.whole['loss']:.4g}"
-    for kind, found in entries.items():
-        worst = min(found, key=lambda each: -math.inf if each["loss"] is None else each["loss"])
-        part = Part(kind, worst["layer"], worst.get("head"))
-        without = math.inf if worst["measure"] is None else whole - worst["measure"]
-        yield f"{kind:12s} needed most: {part}, without which {measure} is {without:.4g}"
-    for each in curve[1:-1:2]:
-        drawn = "" if each["random"] is None else f", in random order {each['random']:.4g}"
-        own = "beyond all numbers" if each["measure"] is None else f"{each['measure']:.4g}"
-        yield f"without {100 * each['share']:.0f} % of heads: {measure} {own}{drawn}"
+            series[random] = [point["random"] for point in curve]
+        shares = [100 * point["share"] for point in curve]
+        yield "pruning", Lines(series, shares, "% of heads left out", measure, [random])

@@ -11,11 +11,7 @@ from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 
 
 def check_task(subject: Subject) -> None:
-    """Refuse examples that the model's objective cannot read.
-
-    Raises:
-        ConfigError: They are of another task, or have other labels.
-    """
+    """Refuse examples that the model's objective cannot read."""
     objective, material = subject.objective, subject.material
     if objective.task is None:
         return
@@ -28,12 +24,7 @@ def check_task(subject: Subject) -> None:
 
 
 def judged_split(subject: Subject, most: int | None) -> Split:
-    """Return the split that was asked for, or `most` of its examples, evenly spread.
-
-    Raises:
-        ConfigError: The model's answers to it cannot be judged.
-        DataError: There is no such split.
-    """
+    """Return the split that was asked for, or `most` of its examples, evenly spread."""
     if subject.objective.task is not None and tuple(subject.material.names) == (INPUT,):
         raise ConfigError(
             "input: texts of a file have no answers to judge a model by; name labelled data (data=)"

@@ -12,16 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
-from transfer_cli.analysis.neurons.token_properties import TokenProperties, contexts_of
-from transfer_cli.analysis.neurons.unit_sums import PropertySums, UnitSums
+from transfer_cli.analysis.analysis import Analysis, Subject
+from transfer_cli.analysis.neurons.unit_sums import (
+    PropertySums,
+    TokenProperties,
+    UnitSums,
+    contexts_of,
+)
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between
 from transfer_cli.model.captures import units_by_place
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.progress import progress
-from transfer_cli.report.html.markup import Html, details, joined, note
+from transfer_cli.report.finding import Finding, Table
 
 _MOST_JSON = 600_000
 """Characters of the units in the JSON; they lose contexts until they fit."""
@@ -29,8 +32,8 @@ _MOST_JSON = 600_000
 _MOST_CHARACTERS = 160
 """Of the text on each side of a token."""
 
-_ON_PAGE = 8
-"""Contexts of a unit on the page."""
+_SHOWN = 4
+"""Contexts of a unit in a table."""
 
 Unit = tuple[int, int]
 """The number of a block, and that of a unit in it."""
@@ -64,7 +67,7 @@ class Neurons(Analysis):
         at_least("most", self.most, 1)
         at_least("shown", self.shown, 1)
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         chosen = self._chosen(subject.depth)
         split, tokenizer = subject.split, subject.tokenizer
@@ -74,14 +77,8 @@ class Neurons(Analysis):
         properties = TokenProperties(tokenizer, task.labels if task and has_labels else ())
         units = {block: UnitSums(self.contexts) for block in chosen}
         sums = PropertySums()
-        with (
-            torch.inference_mode(),
-            subject.precision.context(),
-            progress("reading", len(rows), "texts") as more,
-        ):
-            for numbers, batch in subject.batches_of(split, rows):
-                _add(subject, batch, properties, sums, units, self.beside)
-                more(len(numbers))
+        for _, batch in subject.read(split, rows):
+            _add(subject, batch, properties, sums, units, self.beside)
         if sums.count < 2:
             raise DataError("data: there are too few tokens to look at units; show it more text")
         found = _Found(tokenizer, properties.names, sums, units)
@@ -94,50 +91,44 @@ class Neurons(Analysis):
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
         )
-        content = {
-            "title": "Units of the feed-forward layers",
-            "summary": summary,
-            "values": {
-                "units": found.count_units,
-                "never above 0": found.count_silent,
-                "tokens": sums.count,
-            },
-            "table": {
-                "columns": ["property", "block", "unit", "correlation", "mean", "share above 0"],
-                "rows": [
-                    [name, *unit, round(r, 4), *found.activity(unit)]
-                    for name, own in best.items()
-                    for unit, r in own
-                ],
-            },
-            "blocks": chosen,
-            "properties": {
-                name: [{"block": unit[0], "unit": unit[1], "correlation": r} for unit, r in own]
-                for name, own in best.items()
-            },
-            "units": _fitting([found.described(unit) for unit in shown]),
-        }
-        lines = [summary] + [
-            f"{name:16s} block {block}, unit {unit}: {r:+.2f}"
+        rows = [
+            [name, *unit, round(r, 4), *found.activity(unit)]
             for name, own in best.items()
-            for (block, unit), r in own[:1]
+            for unit, r in own
         ]
         every = "".join(
             json.dumps(found.described(unit), ensure_ascii=False) + "\n" for unit in found.all()
         )
-        return AnalysisResult(
-            content,
+        return Finding(
+            "Units of the feed-forward layers",
+            summary,
+            {
+                "units": found.count_units,
+                "never above 0": found.count_silent,
+                "tokens": sums.count,
+            },
+            [
+                Table(
+                    ["property", "block", "unit", "correlation", "mean", "share above 0"],
+                    rows,
+                    "Units that follow a property",
+                ),
+                _contexts_table(best, found),
+            ],
+            notes=[] if best else ["No property of these tokens varies."],
+            data={
+                "blocks": chosen,
+                "properties": {
+                    name: [{"block": unit[0], "unit": unit[1], "correlation": r} for unit, r in own]
+                    for name, own in best.items()
+                },
+                "units": _fitting([found.described(unit) for unit in shown]),
+            },
             files={"units.jsonl": every.encode()},
-            section=_section(summary, best, found),
-            lines=lines,
         )
 
     def _chosen(self, depth: int) -> list[int]:
-        """Return the numbers of the blocks.
-
-        Raises:
-            ConfigError: There is no such block.
-        """
+        """Return the numbers of the blocks."""
         if self.blocks is None:
             return sorted({0, depth // 2, depth - 1})
         wrong = [each for each in self.blocks if type(each) is not int or not 0 <= each < depth]
@@ -256,27 +247,12 @@ def _fitting(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _section(summary: str, best: Mapping[str, Sequence[tuple[Unit, float]]], found: _Found) -> Html:
-    parts = [Html("<p>{}</p>").format(summary)]
-    for name, own in best.items():
-        parts.append(Html("<h3>{}</h3>").format(name))
-        parts += [
-            _unit(found.described(unit), r, is_open=at == 0) for at, (unit, r) in enumerate(own)
-        ]
-    if not best:
-        parts.append(note("No property of these tokens varies."))
-    return joined(parts)
-
-
-def _unit(unit: Mapping[str, Any], r: float, *, is_open: bool) -> Html:
-    shown = (
-        Html("<p>{} <mark>{}</mark> {} <small>{:.2f}</small></p>").format(
-            each["before"], each["token"], each["after"], each["value"]
-        )
-        for each in unit["contexts"][:_ON_PAGE]
-    )
-    title = (
-        f"block {unit['block']}, unit {unit['unit']}: correlation {r:+.2f}, mean "
-        f"{unit['mean']:.3f}, above 0 at {100 * unit['share_above_0']:.1f} %"
-    )
-    return details(title, joined(shown), is_open=is_open)
+def _contexts_table(best: Mapping[str, Sequence[tuple[Unit, float]]], found: _Found) -> Table:
+    rows = [
+        [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
+        for name, own in best.items()
+        for unit, _ in own
+        for context in found.described(unit)["contexts"][:_SHOWN]
+    ]
+    columns = ["property", "block", "unit", "value", "before", "token", "after"]
+    return Table(columns, rows, "Where these units are highest")

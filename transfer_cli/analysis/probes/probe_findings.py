@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import AnalysisResult
 from transfer_cli.analysis.probes.linear import LinearProbe
 from transfer_cli.analysis.probes.sought import Sought
+from transfer_cli.report.finding import Finding, Lines, Table
 
 Entry = dict[str, Any]
 """What is found of one layer: `layer`, `control`, `accuracy`, `macro_f1`, and more."""
@@ -94,30 +93,30 @@ def mlp_entry(
     }
 
 
-def shown(found: ProbeFindings) -> AnalysisResult:
-    """Return the analysis' result."""
+def shown(found: ProbeFindings) -> Finding:
+    """Return what the analysis finds."""
     entries = [_with_selectivity(each, found) for each in found.entries]
-    table = _table(found, entries)
     names = found.sought.labels
-    content = {
-        "title": "Probes",
-        "summary": _summary(found),
-        "values": {
+    return Finding(
+        "Probes",
+        _summary(found),
+        {
             "probe": found.probe,
             "units": "words" if found.sought.of_words else "texts",
             "labels": len(names),
             **{name.replace("_", " "): count for name, count in found.units.items()},
             **{f"accuracy of {name}": share for name, share in found.baselines.items()},
+            **({} if found.mix is None else {"centre of the mix": found.mix["centre_of_gravity"]}),
         },
-        "table": table,
-        "probes": entries,
-        "baselines": dict(found.baselines),
-        "mix": found.mix,
-        "units": dict(found.units),
-        "labels": list(names),
-    }
-    return AnalysisResult(
-        content, pictures.only_drawn(_pictures(found)), lines=_lines(found, table)
+        [_table(found, entries)],
+        {"accuracy": _chart(found)},
+        data={
+            "probes": entries,
+            "baselines": dict(found.baselines),
+            "mix": found.mix,
+            "units": dict(found.units),
+            "labels": list(names),
+        },
     )
 
 
@@ -129,25 +128,30 @@ def _with_selectivity(entry: Entry, found: ProbeFindings) -> Entry:
     return {**entry, "selectivity": entry["accuracy"] - by_heart}
 
 
-def _table(found: ProbeFindings, entries: Sequence[Entry]) -> dict[str, Any]:
+def _table(found: ProbeFindings, entries: Sequence[Entry]) -> Table:
     real = [each for each in entries if each["control"] is None]
     own = {"accuracy": "accuracy", "macro_f1": "macro-F1", "deviation": "deviation",
            "selectivity": "selectivity", "compression": "compression"}  # fmt: skip
     own = {key: title for key, title in own.items() if any(key in each for each in real)}
-    columns = ["layer", *own.values(), *(_MEANINGS[name] for name in found.controls)]
+    mix = None if found.mix is None else dict(zip(found.mix["layers"], found.mix["shares"],
+                                                  strict=True))  # fmt: skip
     rows = [
         [
             str(each["layer"]),
             *(_rounded(each.get(key)) for key in own),
             *(_rounded(found.accuracy(each["layer"], name)) for name in found.controls),
+            *([] if mix is None else [_rounded(mix.get(each["layer"]))]),
         ]
         for each in real
     ]
-    return {"columns": columns, "rows": rows}
+    controls = [_MEANINGS[name] for name in found.controls]
+    return Table(
+        ["layer", *own.values(), *controls, *([] if mix is None else ["share of the mix"])], rows
+    )
 
 
-def _rounded(value: float | None) -> float | str:
-    return "" if value is None else round(value, 4)
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _summary(found: ProbeFindings) -> str:
@@ -167,34 +171,13 @@ def _summary(found: ProbeFindings) -> str:
     )
 
 
-def _pictures(found: ProbeFindings) -> dict[str, bytes | None]:
+def _chart(found: ProbeFindings) -> Lines:
     series = {
         _MEANINGS.get(name or "", "the model"): [
-            found.accuracy(layer, name) or 0.0 for layer in found.layers
+            found.accuracy(layer, name) for layer in found.layers
         ]
         for name in (None, *found.controls)
     }
     flat = {f"by {name}": [share] * len(found.layers) for name, share in found.baselines.items()}
     dashed = [*flat, *(_MEANINGS[name] for name in found.controls)]
-    return {"accuracy": pictures.lines(
-        {**series, **flat}, list(found.layers), x_title="layer", y_title="accuracy", dashed=dashed
-    )}  # fmt: skip
-
-
-def _lines(found: ProbeFindings, table: Mapping[str, Any]) -> list[str]:
-    """Return the table as text, and what the learnt mix is made of."""
-    cells = [
-        [f"{each:.4f}" if isinstance(each, float) else str(each) for each in row]
-        for row in (table["columns"], *table["rows"])
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [found.what]
-    lines += [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    ]
-    lines.append(", ".join(f"by {name} {share:.4f}" for name, share in found.baselines.items()))
-    if found.mix is not None:
-        shares = " ".join(f"{share:.2f}" for share in found.mix["shares"])
-        lines.append(f"mix: {shares}; centre of gravity {found.mix['centre_of_gravity']:.2f}")
-    return lines
+    return Lines({**series, **flat}, list(found.layers), "layer", "accuracy", dashed)

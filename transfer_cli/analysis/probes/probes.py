@@ -9,11 +9,12 @@ Legend: N units (texts or words), K layers, D width, C labels.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.probes import mlp, online_code
 from transfer_cli.analysis.probes.controls import CONTROLS, baselines, relabelled
 from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
@@ -31,9 +32,11 @@ from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTas
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.progress import progress
+from transfer_cli.report.finding import Finding
 from transfer_cli.seeds import derive
 
 
+@dataclass(frozen=True)
 class Probes(Analysis):
     """Trains a probe on every layer, and on a learnt mix of them; see `conf/analysis/probes.yaml`.
 
@@ -50,39 +53,34 @@ class Probes(Analysis):
         most: Units of each split at most.
     """
 
-    def __init__(
-        self,
-        task: SurfaceTask | None = None,
-        layers: Literal["all"] | tuple[int, ...] = "all",
-        probe: Literal["linear", "mlp"] = "linear",
-        controls: Literal["auto"] | tuple[str, ...] = "auto",
-        pooling: Pooling = "mean",
-        *,
-        mix: bool = True,
-        mdl: bool = False,
-        strengths: tuple[float, ...] = STRENGTHS,
-        seeds: int = 3,
-        most: int = 10_000,
-    ) -> None:
-        if task is not None:
-            one_of("task", task, SURFACE_TASKS, ValueError)
-        one_of("probe", probe, ("linear", "mlp"), ValueError)
-        one_of("pooling", pooling, get_args(Pooling), ValueError)
-        for name in () if controls == "auto" else controls:
-            one_of("controls", name, CONTROLS, ValueError)
-        if mdl and probe != "linear":
-            raise ValueError("mdl is computed with probe=linear")
-        if not strengths:
-            raise ValueError("strengths is empty, expected one or more")
-        for strength in strengths:
-            above_zero("strengths", strength)
-        at_least("seeds", seeds, 1)
-        at_least("most", most, 10)
-        self.task, self.layers, self.probe, self.controls = task, layers, probe, controls
-        self.pooling, self.mix, self.mdl = pooling, mix and probe == "linear", mdl
-        self.strengths, self.seeds, self.most = strengths, seeds, most
+    task: SurfaceTask | None = None
+    layers: Literal["all"] | tuple[int, ...] = "all"
+    probe: Literal["linear", "mlp"] = "linear"
+    controls: Literal["auto"] | tuple[str, ...] = "auto"
+    pooling: Pooling = "mean"
+    mix: bool = True
+    mdl: bool = False
+    strengths: tuple[float, ...] = STRENGTHS
+    seeds: int = 3
+    most: int = 10_000
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __post_init__(self) -> None:
+        if self.task is not None:
+            one_of("task", self.task, SURFACE_TASKS, ValueError)
+        one_of("probe", self.probe, ("linear", "mlp"), ValueError)
+        one_of("pooling", self.pooling, get_args(Pooling), ValueError)
+        for name in () if self.controls == "auto" else self.controls:
+            one_of("controls", name, CONTROLS, ValueError)
+        if self.mdl and self.probe != "linear":
+            raise ValueError("mdl is computed with probe=linear")
+        if not self.strengths:
+            raise ValueError("strengths is empty, expected one or more")
+        for strength in self.strengths:
+            above_zero("strengths", strength)
+        at_least("seeds", self.seeds, 1)
+        at_least("most", self.most, 10)
+
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         layers = self._layers(subject.depth)
         sought = given_labels(subject) if self.task is None else made_labels(subject, self.task)
@@ -94,7 +92,7 @@ class Probes(Analysis):
         units = {name: len(part) for name, part in parts.items()}
         found = list(self._probed(parts, None, layers, classes, seed))
         mix, given = None, parts
-        if self.mix and len(layers) > 1:
+        if self.mix and self.probe == "linear" and len(layers) > 1:
             entry, mix = self._mixed(parts, layers, classes, seed)
             found.append(entry)
         for name in controls:

@@ -37,12 +37,7 @@ class Sought:
 
 
 def given_labels(subject: Subject) -> Sought:
-    """Return the labels of the data that a subject is shown.
-
-    Raises:
-        ConfigError: They are of no kind that can be probed for.
-        DataError: A split is missing.
-    """
+    """Return the labels of the data that a subject is shown."""
     material, task = subject.material, subject.material.task
     kinds = {"classification": False, "tagging": True}
     if "train" not in material.names or task is None or task.name not in kinds:
@@ -80,9 +75,6 @@ def made_labels(subject: Subject, kind: SurfaceTask) -> Sought:
 
     Texts without a training split are parted at random: eight tenths to learn from, one to choose
     by, one to be scored.
-
-    Raises:
-        DataError: There are no single texts, or they are too few or too much alike.
     """
     data = made(kind, _texts(subject))
     start = subject.opened.start

@@ -126,9 +126,6 @@ def states_of(
         model: It, or one of its shape.
         sought: The split.
         read: Which states.
-
-    Raises:
-        DataError: They are not finite.
     """
     width = model.backbone.shape.width * (3 if read.pooling == "concat" else 1)
     most = min(read.most, max(1, MOST_BYTES // (4 * len(read.layers) * width)))

@@ -39,11 +39,7 @@ class MadeData:
 
 
 def made(kind: SurfaceTask, texts: Texts) -> MadeData:
-    """Return the examples of a made task; what it asks follows from the training texts.
-
-    Raises:
-        DataError: The training texts are too few, or too much alike.
-    """
+    """Return the examples of a made task; what it asks follows from the training texts."""
     return _MAKERS[kind](texts)
 
 

@@ -17,7 +17,6 @@ from transfer_cli.batch import Batch, real_sequences
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.progress import progress
 
 Over = Literal["auto", "tokens", "texts"]
 
@@ -81,12 +80,7 @@ class ComparedTexts:
 def choose_compared(
     subject: Subject, other: Subject, over: Over, pooling: Pooling, most: int
 ) -> ComparedTokens | ComparedTexts:
-    """Return what two models are compared by: at most so many tokens, or texts.
-
-    Raises:
-        ConfigError: Tokens are asked for, which the models do not read alike.
-        DataError: Running text, which each model cuts by its own tokens.
-    """
+    """Return what two models are compared by: at most so many tokens, or texts."""
     rows = subject.rows_of(subject.split, _TOKENS_READ * most)
     are_alike = _read_alike(subject, other, rows)
     if over == "tokens" and not are_alike:
@@ -109,14 +103,8 @@ def choose_compared(
 
 def _read(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, list[Tensor]]]:
     """Yield numbers, batch and states `[S, T, D]` of some rows."""
-    with (
-        torch.inference_mode(),
-        subject.precision.context(),
-        progress("reading", len(rows), "texts") as more,
-    ):
-        for numbers, batch in subject.batches_of(subject.split, rows):
-            yield numbers, batch, list(Encoding(subject.model, batch).states)
-            more(len(numbers))
+    for numbers, batch in subject.read(subject.split, rows):
+        yield numbers, batch, list(Encoding(subject.model, batch).states)
 
 
 def _read_alike(subject: Subject, other: Subject, rows: Numbers) -> bool:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.analysis import pictures
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.similarity.cka import LEAST, cka
 from transfer_cli.analysis.similarity.compared_states import (
     ComparedTexts,
@@ -22,12 +21,12 @@ from transfer_cli.analysis.similarity.compared_states import (
     Over,
     choose_compared,
 )
-from transfer_cli.analysis.similarity.moved_weights import ALL, MovedWeights, moved_weights
+from transfer_cli.analysis.similarity.moved_weights import ALL, moved_weights
 from transfer_cli.assembly.finished_run import open_to_look_into
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.report import formats
-from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
+from transfer_cli.report.finding import Chart, Finding, Lines, Matrix, Table
 from transfer_cli.runs.directory import CHECKPOINTS
 
 PLAIN_FROM = 10
@@ -62,7 +61,7 @@ class Similarity(Analysis):
         one_of("pooling", self.pooling, get_args(Pooling), ValueError)
         at_least("most", self.most, LEAST)
 
-    def __call__(self, subject: Subject) -> AnalysisResult:
+    def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         other = subject.other
         if other is None:
@@ -79,8 +78,7 @@ class Similarity(Analysis):
         debiased = count < PLAIN_FROM * max(own_LND.shape[2], other_MND.shape[2])
         found = cka(own_LND, other_MND, debiased=debiased)
         moved = moved_weights(subject.model, other.model)
-        content: dict[str, Any] = {
-            "title": "Similarity",
+        data: dict[str, Any] = {
             "run": subject.opened.path,
             "other": other.opened.path,
             "over": "tokens" if isinstance(compared, ComparedTokens) else "texts",
@@ -92,26 +90,16 @@ class Similarity(Analysis):
             "moved": [each.as_json() for each in moved],
         }
         if later:
-            content["over_time"] = [
+            data["over_time"] = [
                 _at_step(number, step, other, compared, other_MND, debiased=debiased)
                 for number, step in later
             ]
         visits = subject.model.backbone.shape.visits
-        content |= _shown(content, ["embeddings", *(f"block.{at}" for at in visits)])
-        images = {"cka": _picture(found)}
-        if later:
-            images["over_time"] = _picture_over_time(content["over_time"])
-        drawn = pictures.only_drawn(images)
-        section = _section(content, moved)
-        return AnalysisResult(content, drawn, section=section, lines=list(_lines(content)))
+        return _finding(data, ["embeddings", *(f"block.{at}" for at in visits)])
 
 
 def _checkpoints(subject: Subject) -> Iterator[tuple[int, Subject]]:
-    """Yield the step of each checkpoint of the run, and it.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Yield the step of each checkpoint of the run, and it."""
     start = subject.opened.start
     folder = start.folder.parent / CHECKPOINTS
     steps = {} if start.published else {
@@ -164,116 +152,73 @@ def _plain(found: npt.NDArray[np.float64]) -> Any:
 # --- what is shown ----------------------------------------------------------------------------
 
 
-def _shown(content: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of the content that every report shows."""
-    same = [
-        content["cka"][at][at] for at in range(min(map(len, (content["cka"], content["cka"][0]))))
-    ]
-    totals = {each["group"]: each["relative"] for each in content["moved"] if each["kind"] == ALL}
-    cosines = content["cosine"] or []
+def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
+    """Return what is shown of the data; each state is that of a layer group."""
+    matrix, cosines = data["cka"], data["cosine"] or []
+    same = [row[at] for at, row in enumerate(matrix) if at < len(row)]
+    totals = {each["group"]: each["relative"] for each in data["moved"] if each["kind"] == ALL}
     rows = [
         [_layer(at), value, cosines[at] if cosines else None, totals.get(groups[at])]
         for at, value in enumerate(same)
     ]
-    moved = totals.get(ALL)
-    by_how_much = (
-        "" if moved is None else f" The weights have moved by {_share(moved)} of their norm."
-    )
-    return {
-        "summary": (
-            f"Linear CKA of {content['run']} and {content['other']} over {content['count']:,} "
-            f"{content['over']} of {content['split']} ({content['estimate']} estimate); the same "
-            f"layers: {_number(same[0])} at the embeddings, {_number(same[-1])} at layer "
-            f"{len(same) - 1}.{by_how_much}"
+    moved = _percent(totals.get(ALL))
+    tables = [
+        Table(["layer", "CKA", "mean cosine", "weights moved"], rows, "The same layers"),
+        Table(
+            ["run ↓ other →", *map(str, range(len(matrix[0])))],
+            [[str(at), *row] for at, row in enumerate(matrix)],
+            "CKA between layers; 0 are the embeddings",
+            is_shaded=True,
         ),
-        "values": {key: content[key] for key in ("over", "count", "estimate")},
-        "table": {"columns": ["layer", "CKA", "mean cosine", "weights moved"], "rows": rows},
-    }
-
-
-def _lines(content: Mapping[str, Any]) -> Iterator[str]:
-    yield content["summary"]
-    for layer, alike, cosine, moved in content["table"]["rows"]:
-        yield (
-            f"{layer:10s} cka {_number(alike):>6s}  cosine {_number(cosine):>6s}  "
-            f"moved {_share(moved)}"
+        _moved_table(data["moved"]),
+    ]
+    charts: dict[str, Chart] = {
+        "cka": Matrix(
+            np.array(matrix, float).clip(0, 1).tolist(), "layer of the run",
+            "layer of the other model", (0.0, 1.0),
         )
+    }  # fmt: skip
+    if steps := data.get("over_time"):
+        by_layer = list(zip(*(step["cka"] for step in steps), strict=True))
+        numbers = [step["step"] for step in steps]
+        layers = [_layer(at) for at in range(len(by_layer))]
+        rows = [[str(step["step"]), *step["cka"]] for step in steps]
+        title = "CKA with the same layer of the other model"
+        tables.append(Table(["step", *layers], rows, title))
+        series = dict(zip(layers, by_layer, strict=True))
+        charts["over_time"] = Lines(series, numbers, "step", "CKA with the other model")
+    by_how_much = (
+        "" if moved is None else f" The weights have moved by {moved:.3g} % of their norm."
+    )
+    return Finding(
+        "Similarity",
+        f"Linear CKA of {data['run']} and {data['other']} over {data['count']:,} {data['over']} of "
+        f"{data['split']} ({data['estimate']} estimate); the same layers: {formats.cell(same[0])} "
+        f"at the embeddings, {formats.cell(same[-1])} at layer {len(same) - 1}.{by_how_much}",
+        {key: data[key] for key in ("over", "count", "estimate")},
+        tables,
+        charts,
+        [
+            "How far weights have moved is the norm of the change by the norm of the other model's "
+            "weights, of those that both have in the same shape. What edits have added is folded "
+            "in where it can be."
+        ],
+        data,
+    )
 
 
 def _layer(at: int) -> str:
     return f"layer {at}" if at else "embeddings"
 
 
-def _number(value: float | None) -> str:
-    return formats.NOTHING if value is None else f"{value:.3f}"
+def _percent(share: float | None) -> float | None:
+    return None if share is None else float(f"{100 * share:.3g}")
 
 
-def _share(value: float | None) -> str:
-    return formats.NOTHING if value is None else f"{100 * value:.3g} %"
-
-
-def _section(content: Mapping[str, Any], moved: Sequence[MovedWeights]) -> Html:
-    rows = content["cka"]
-    names = [str(at) for at in range(len(rows[0]))]
-    cells = [
-        (str(at), [(_number(value), min(1.0, max(0.0, value or 0.0))) for value in row])
-        for at, row in enumerate(rows)
-    ]
-    shaded = macro(
-        "shades.html", "shades", "CKA between layers; 0 are the embeddings", "run ↓ other →", names,
-        cells,
-    )  # fmt: skip
-    titles = content["table"]["columns"]
-    by_layer = (
-        (layer, _number(alike), _number(cosine), _share(part))
-        for layer, alike, cosine, part in content["table"]["rows"]
-    )
-    columns = [titles[0], *(PageColumn(title, is_number=True) for title in titles[1:])]
-    steps = content.get("over_time")
-    return joined([
-        Html("<p>{}</p>").format(content["summary"]),
-        shaded,
-        Html("<h3>The same layers</h3>"),
-        table("The same layers", columns, by_layer),
-        Html("<h3>How far weights have moved</h3>"),
-        _moved_table(moved),
-        note(
-            "The norm of the change by the norm of the other model's weights, of those that both "
-            "have in the same shape. What edits have added is folded in where it can be."
-        ),
-        *([Html("<h3>Over time</h3>"), _over_time_table(steps)] if steps else []),
-    ])  # fmt: skip
-
-
-def _moved_table(moved: Sequence[MovedWeights]) -> Html:
-    kinds = list(dict.fromkeys(each.kind for each in moved))
-    found = {(each.group, each.kind): each.relative for each in moved}
-    groups = dict.fromkeys(each.group for each in moved)
-    rows = ((group, *(_share(found.get((group, kind))) for kind in kinds)) for group in groups)
-    names = [PageColumn(kind.replace("_", "-"), is_number=True) for kind in kinds]
-    return table("How far weights have moved", ["group", *names], rows)
-
-
-def _over_time_table(steps: Sequence[Mapping[str, Any]]) -> Html:
-    names = [PageColumn(_layer(at), is_number=True) for at in range(len(steps[0]["cka"]))]
-    rows = ((str(each["step"]), *map(_number, each["cka"])) for each in steps)
-    return table("CKA with the same layer of the other model", ["step", *names], rows)
-
-
-def _picture(found: npt.NDArray[np.float64]) -> bytes | None:
-    rows, columns = ([str(at) for at in range(size)] for size in found.shape)
-    return pictures.matrix(
-        found.clip(0, 1), rows, columns, row_title="layer of the run",
-        column_title="layer of the other model", bounds=(0.0, 1.0),
-    )  # fmt: skip
-
-
-def _picture_over_time(steps: Sequence[Mapping[str, Any]]) -> bytes | None:
-    layers = zip(*(each["cka"] for each in steps), strict=True)
-    series = {
-        _layer(at): [float("nan") if value is None else value for value in heights]
-        for at, heights in enumerate(layers)
-    }
-    return pictures.lines(
-        series, [each["step"] for each in steps], x_title="step", y_title="CKA with the other model"
-    )
+def _moved_table(moved: Sequence[Mapping[str, Any]]) -> Table:
+    kinds = list(dict.fromkeys(each["kind"] for each in moved))
+    by_place = {(each["group"], each["kind"]): _percent(each["relative"]) for each in moved}
+    groups = dict.fromkeys(each["group"] for each in moved)
+    rows = [[group, *(by_place.get((group, kind)) for kind in kinds)] for group in groups]
+    columns = ["group", *(kind.replace("_", "-") for kind in kinds)]
+    return Table(columns, rows, "How far weights have moved, %")

@@ -1,11 +1,12 @@
 """`transfer analyze`: what is in a model, by one analysis or several."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from transfer_cli.analysis.analysis import Analysis, AnalysisResult, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject
+from transfer_cli.analysis.pictures import drawn
 from transfer_cli.assembly.finished_run import Opened, open_to_look_into
 from transfer_cli.commands.analyze.material import material_of
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, check_output
@@ -15,12 +16,33 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, at_least
-from transfer_cli.report.analyses_page import Shown, analyses_page
+from transfer_cli.report import formats
+from transfer_cli.report.finding import Finding
+from transfer_cli.report.page import analyses_page
 from transfer_cli.runs.analyses import write_analysis
-from transfer_cli.runs.atomic import write_json, write_text
+from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import HUB, RunDirectory
 from transfer_cli.runs.environment import environment
-from transfer_cli.terminal import print_line
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import is_number
+from transfer_cli.safe_files import printable
+from transfer_cli.terminal import (
+    Column,
+    Line,
+    Page,
+    Piece,
+    Prose,
+    Renderable,
+    TextTable,
+    print_line,
+    print_out,
+)
+
+_MOST_ROWS = 12
+"""Of a table on the terminal."""
+
+_MOST_CHARACTERS = 100
+"""Of a cell."""
 
 _SPLITS = {"auto": ("test", "validation", "input")}
 
@@ -39,30 +61,46 @@ def analyze(config: DictConfig) -> None:
     if config.output is not None:
         check_new(Path(config.output).expanduser(), "output")
     subject = _subject(config, precision, needing)
-    found: dict[str, AnalysisResult] = {}
+    findings: dict[str, Finding] = {}
+    pictures: dict[str, Mapping[str, bytes]] = {}
     directory = None
     for name, analysis in analyses.items():
-        result = found[name] = analysis(subject)
+        finding = findings[name] = analysis(subject)
+        pictures[name] = drawn(finding.charts)
         directory = directory or _directory(config)
-        write_analysis(directory.path, name, result.content, result.pictures, result.files)
-        for line in result.lines:
-            print_line(line)
+        write_analysis(directory.path, name, finding.as_json(), pictures[name], finding.files)
+        print_out(Page(*_printed(finding)))
         print_line(f"{name:10s} {directory.analyses / f'{name}.json'}")
     if config.html is not None:
-        shown = (
-            Shown(name, each.content, each.pictures, each.section, each.script)
-            for name, each in found.items()
-        )
-        write_text(Path(config.html).expanduser(), analyses_page(config.run, shown))
+        page = analyses_page(config.run, findings, pictures)
+        write_text(Path(config.html).expanduser(), page)
         print_line(f"{'page':10s} {config.html}")
 
 
-def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:
-    """Return the analyses that are asked for, by the names of their options.
+def _printed(finding: Finding) -> Iterator[Renderable]:
+    """Yield what a terminal shows of a finding: its summary, and the first rows of its tables."""
+    yield Prose(finding.summary)
+    for table in finding.tables:
+        if not table.rows:
+            continue
+        rows = [
+            [formats.cut(printable(formats.cell(value)), _MOST_CHARACTERS) for value in row]
+            for row in table.rows[:_MOST_ROWS]
+        ]
+        columns = [
+            Column(title, right=all(value is None or is_number(value) for value in values))
+            for title, *values in zip(table.columns, *table.rows, strict=True)
+        ]
+        if table.title:
+            yield Line(Piece(table.title, "heading"))
+        yield TextTable(columns, rows)
+        if len(table.rows) > _MOST_ROWS:
+            yield Line(Piece(f"and {len(table.rows) - _MOST_ROWS:,} rows more", "note"))
+    yield from (Line(Piece(note, "note")) for note in finding.notes)
 
-    Raises:
-        ConfigError: There is none.
-    """
+
+def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:
+    """Return the analyses that are asked for, by the names of their options."""
     if not nodes:
         raise ConfigError(
             "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "
@@ -76,9 +114,6 @@ def _subject(config: DictConfig, precision: Precision, needing: str | None) -> S
     """Return the model that is looked at, and the other one, where there is one.
 
     Where an analysis is `needing` another and none is named, it is the model that a run began with.
-
-    Raises:
-        ConfigError: It began with none.
     """
     asked = _SPLITS.get(config.split, (config.split,))
     first = open_to_look_into(config.run, precision, config.base)
@@ -113,5 +148,5 @@ def _directory(config: DictConfig) -> RunDirectory:
         directory = RunDirectory.create(Path(config.output).expanduser())
     with directory.written_at_once():
         directory.start("analyze", as_yaml(config), typed.overrides, typed.presets, environment())
-        write_json(directory.results, {"command": "analyze", "measures": {}})
+        Results("analyze", typed.presets, config.seed).write(directory.results)
     return directory

@@ -39,10 +39,6 @@ def material_of(config: DictConfig, opened: Opened, whose: Opened) -> Material:
     """Return what `config` names for the model at hand, not yet encoded.
 
     Where nothing is named, it is what the run of `whose` was trained on.
-
-    Raises:
-        ConfigError: Two are named, or one that no model is shown.
-        DataError: It cannot be read.
     """
     if config.input is not None:
         if config.data is not None:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.saving import Written
-from transfer_cli.report.untrusted import is_number, mapping
 from transfer_cli.runs.directory import HUB, RunDirectory
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import mapping
 from transfer_cli.safe_files import (
     in_one_line,
     markdown_code,
@@ -60,7 +62,7 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
         + ("never a choice" if target.pipeline == "multiple-choice" else "of two the longer first"),
     }
     run = RunDirectory(start.folder.parent)
-    results = _json(run.results) if start.published is None else {}
+    results = None if start.published else _results(run)
     return rendered(
         title=Path(to).name,
         task=target.pipeline,
@@ -69,7 +71,7 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
         labels=written.labels,
         how=_training(run, results) if results else {},
         command=_command(run, results) if results else "",
-        measures=_measures(results),
+        measures=results.measures if results else {},
         left_out=written.left_out,
     )
 
@@ -97,7 +99,7 @@ def _ready(write: Callable[[Any], str]) -> Callable[[Any], _Markdown]:
     return lambda value: _Markdown(write(value))
 
 
-def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
+def _training(run: RunDirectory, results: Results) -> dict[str, str]:
     presets, timing = _json(run.presets), _json(run.timing)
     environment = _json(run.environment)
     found = {
@@ -105,11 +107,13 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
         "scheme": presets.get("adaptation"),
         "objective": presets.get("objective"),
         "started from": _started_from(run),
-        "seed": results.get("seed"),
+        "seed": results.seed,
         "seen": _filled(
-            "{steps:,} steps, {examples:,} examples, {tokens:,} tokens", results.get("seen")
+            "{steps:,} steps, {examples:,} examples, {tokens:,} tokens", asdict(results.seen)
         ),
-        "parameters that trained": _filled("{trainable:,} of {total:,}", results.get("parameters")),
+        "parameters that trained": _filled(
+            "{trainable:,} of {total:,}", asdict(results.parameters)
+        ),
         "seconds": timing.get("seconds"),
         "versions": ", ".join(
             f"{name} {version}" for name, version in mapping(environment, "versions").items()
@@ -132,21 +136,10 @@ def _started_from(run: RunDirectory) -> str | None:
     return place if place is None or place.startswith(HUB) else Path(place).name
 
 
-def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    found = results.get("measures")
-    if not isinstance(found, dict):
-        return {}
-    return {
-        str(split): {str(n): v for n, v in measures.items() if is_number(v)}
-        for split, measures in found.items()
-        if isinstance(measures, dict)
-    }
-
-
-def _command(run: RunDirectory, results: Mapping[str, Any]) -> str:
+def _command(run: RunDirectory, results: Results) -> str:
     """Return what was typed, with the last part of each path."""
     shown = [_without_place(word) for word in _words(run)]
-    return shlex.join(["transfer", str(results.get("command", "finetune")), *shown])
+    return shlex.join(["transfer", results.command or "finetune", *shown])
 
 
 def _without_place(word: str) -> str:
@@ -161,6 +154,13 @@ def _words(run: RunDirectory) -> list[str]:
         return [word for word in read_text(run.overrides).splitlines() if word]
     except (OSError, ValueError):
         return []
+
+
+def _results(run: RunDirectory) -> Results | None:
+    try:
+        return Results.read(run.results)
+    except (OSError, ValueError):
+        return None
 
 
 def _json(path: Path) -> dict[str, Any]:

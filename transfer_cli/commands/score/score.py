@@ -31,6 +31,7 @@ from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment, versions
 from transfer_cli.runs.items import write_items
+from transfer_cli.runs.results import Parameters, Results
 from transfer_cli.tasks.cloze.pattern import words_of_labels
 from transfer_cli.terminal import print_line
 from transfer_cli.training.measurements import peak_memory
@@ -213,20 +214,20 @@ def _write(
     """Write a run that has ended."""
     model = trained.model
     parameters = sum(each.numel() for each in model.parameters())
-    results: Mapping[str, Any] = {
-        "command": "score",
-        "presets": typed.presets,
-        "seed": config.seed,
-        "measures": {outcome.split: dict(outcome.measures)},
-        "metrics": [metric.as_json() for metric in outcome.metrics],
-        "tables": {outcome.split: outcome.tables} if outcome.tables else {},
-        "labels": list(outcome.labels),
-        "task": outcome.task,
-        "failed": None,
-        "parameters": {"total": parameters, "trainable": 0},
-        "prompts": dict(outcome.details),
-        "versions": versions(),
-    }
+    task = outcome.task or {}
+    results = Results(
+        command="score",
+        presets=typed.presets,
+        seed=config.seed,
+        measures={outcome.split: outcome.measures},
+        metrics=tuple(outcome.metrics),
+        tables={outcome.split: outcome.tables} if outcome.tables else {},
+        labels=tuple(outcome.labels),
+        task=task.get("name"),
+        expected=task.get("expected"),
+        parameters=Parameters(parameters, 0),
+        more={"prompts": outcome.details, "versions": versions()},
+    )
     device = model.backbone.token_embedding.weight.device
     with directory.written_at_once():
         directory.start("score", as_yaml(config), typed.overrides, typed.presets, environment())
@@ -235,7 +236,7 @@ def _write(
             directory.timing,
             {"seconds": round(seconds, 3), "peak_memory_bytes": peak_memory(device)},
         )
-        write_json(directory.results, results)
+        results.write(directory.results)
 
 
 def _say(path: Path, outcome: Findings, part: tuple[int, int] | None) -> None:

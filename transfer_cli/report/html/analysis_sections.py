@@ -1,17 +1,27 @@
-"""The sections of analyses: drawn by a plugin, or plainly."""
+"""The sections of analyses: what was found, drawn by a plugin or plainly."""
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.report import formats, sections
 from transfer_cli.report.contents import TaskRuns
-from transfer_cli.report.html.markup import Html, PageColumn, details, joined, note, table
+from transfer_cli.report.finding import Finding, Table
+from transfer_cli.report.html.markup import (
+    Html,
+    PageColumn,
+    details,
+    joined,
+    macro,
+    note,
+    table,
+)
+from transfer_cli.report.html.views import attention_viewer, shaded_words
 from transfer_cli.report.sections import RunAnalysis
-from transfer_cli.report.untrusted import is_number, reason
-from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
+from transfer_cli.runs.stored_analyses import MOST_ANALYSES, read_picture
+from transfer_cli.runs.untrusted import is_number, reason
 from transfer_cli.safe_files import UnreadableError
 
 MOST_RUNS = 20
@@ -32,6 +42,11 @@ _PICTURE = Html(
     '<figure class="picture"><img src="data:image/png;base64,{encoded}" alt="{caption}">'
     "<figcaption>{caption}</figcaption></figure>"
 )
+
+_VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Html]] = {
+    "attention": attention_viewer, "words": shaded_words,
+}  # fmt: skip
+"""What shows a `View`, by its kind."""
 
 
 class Pictures:
@@ -59,19 +74,18 @@ def analysis_sections(
     known = {each.name for run in task.runs for each in run.analyses}
     for name in sorted(known)[:MOST_ANALYSES]:
         found = list(islice(_of_runs(task, names, name, pictures), MOST_RUNS))
-        yield f"analysis-{name}", title_of(name, found[0].content), _section(name, found)
+        title = title_of(name, Finding.from_json(found[0].content))
+        yield f"analysis-{name}", title, _section(name, found)
 
 
-def title_of(name: str, content: Mapping[str, Any]) -> str:
+def title_of(name: str, finding: Finding) -> str:
     """Return what an analysis calls itself."""
-    given = content.get("title")
-    title = _cut(given) if isinstance(given, str) else ""
-    return title or name.replace("_", " ").capitalize()
+    return _cut(finding.title) or name.replace("_", " ").capitalize()
 
 
-def plainly(content: Mapping[str, Any], pictures: Mapping[str, Html]) -> Html:
-    """Return the keys and pictures that every analysis may have."""
-    return joined(_plain(RunAnalysis("", "", content, pictures)))
+def shown_finding(finding: Finding, pictures: Iterable[Html]) -> Html:
+    """Return what an analysis found, with its pictures."""
+    return joined([*_painted(finding), *pictures])
 
 
 def picture(shows: str, content: bytes) -> Html:
@@ -86,54 +100,78 @@ def _of_runs(
     for group, called in zip(task.groups, names, strict=True):
         found = ((run, each) for run in group.runs for each in run.analyses if each.name == name)
         for run, each in found:
-            shown = {what: pictures.embedded(what, at) for what, at in each.pictures.items()}
-            yield RunAnalysis(run.name, called, each.content, shown)
+            embedded = {what: pictures.embedded(what, at) for what, at in each.pictures.items()}
+            yield RunAnalysis(run.name, called, each.content, embedded)
 
 
 def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
-    failed = None
     if name in sections.SECTIONS:
         try:
             return joined([sections.SECTIONS[name](found)])
         except Exception as error:  # others' code, on files that anybody may have written
             why = f"{type(error).__name__}: {error}"
-            failed = note(f"Shown plainly: its own section ends in {why}")
-    if len(found) == 1:
-        return joined([failed, *_plain(found[0])])
+            return note(f"Shown plainly: its own section ends in {why}") + _of_all(found)
+    return _of_all(found)
+
+
+def _of_all(found: Sequence[RunAnalysis]) -> Html:
+    """Return what an analysis found of each run."""
+    made = [
+        shown_finding(Finding.from_json(each.content), each.pictures.values()) for each in found
+    ]
+    if len(made) == 1:
+        return made[0]
     is_open = len(found) <= _OPEN
-    shown = (details(f"{each.group}: {each.run}", joined(_plain(each)), is_open=is_open)
-             for each in found)  # fmt: skip
-    return joined([failed, *shown])
+    return joined(
+        details(f"{each.group}: {each.run}", part, is_open=is_open)
+        for each, part in zip(found, made, strict=True)
+    )
 
 
-def _plain(found: RunAnalysis) -> Iterator[Html]:
-    """Yield the keys and pictures that every analysis may have."""
-    summary, values, rows = (found.content.get(key) for key in ("summary", "values", "table"))
-    if isinstance(summary, str):
-        yield Html("<p>{}</p>").format(summary)
-    if isinstance(values, dict) and values:
-        pairs = ((_cut(name), _cell(value)) for name, value in islice(values.items(), MOST_ROWS))
-        yield table("Values", ["what", "value"], pairs)
-    if isinstance(rows, dict):
-        yield from _table(rows.get("columns"), rows.get("rows"))
-    yield from found.pictures.values()
+def _painted(finding: Finding) -> Iterator[Html]:
+    if finding.summary:
+        yield Html("<p>{}</p>").format(finding.summary)
+    if finding.view is not None:
+        yield _VIEWS[finding.view.kind](finding.view.data)
+    if finding.values:
+        pairs = [(_cut(name), _cell(value)) for name, value in finding.values.items()]
+        yield table("Values", ["what", "value"], pairs[:MOST_ROWS])
+    for each in finding.tables:
+        if not each.rows or not each.columns:
+            continue
+        if each.title:
+            yield Html("<h3>{}</h3>").format(each.title)
+        yield from _shaded(each) if each.is_shaded else _table(each)
+    yield from map(note, finding.notes)
 
 
-def _table(titles: Any, rows: Any) -> Iterable[Html]:
-    if not isinstance(titles, list) or not isinstance(rows, list) or not titles:
-        return
-    titles = titles[:MOST_COLUMNS]
-    shown = [row[:MOST_COLUMNS] for row in rows[:MOST_ROWS] if isinstance(row, list)]
-    shown = [row for row in shown if len(row) == len(titles)]
-    columns = [PageColumn(_cell(title), bool(shown) and all(is_number(row[at]) for row in shown))
-               for at, title in enumerate(titles)]  # fmt: skip
-    yield table("Table", columns, ([_cell(value) for value in row] for row in shown))
-    if len(shown) < len(rows):
-        yield note(f"{len(rows) - len(shown):,} rows are left out.")
+def _table(found: Table) -> Iterator[Html]:
+    rows = found.rows[:MOST_ROWS]
+    columns = [PageColumn(_cell(title), is_number=_are_numbers(values))
+               for title, *values in zip(found.columns, *rows, strict=True)]  # fmt: skip
+    shown_rows = ([_cell(value) for value in row[:MOST_COLUMNS]] for row in rows)
+    yield table(found.title or "Table", columns[:MOST_COLUMNS], shown_rows)
+    if len(rows) < len(found.rows):
+        yield note(f"{len(found.rows) - len(rows):,} rows are left out.")
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    there = [value for value in values if value is not None]
+    return bool(there) and all(map(is_number, there))
+
+
+def _shaded(found: Table) -> Iterator[Html]:
+    """Yield a table whose numbers have a share of a colour behind them."""
+    corner, *names = found.columns
+    rows = [
+        (name, [(_cell(value), min(1.0, max(0.0, value or 0.0))) for value in values])
+        for name, *values in found.rows
+    ]
+    yield macro("shades.html", "shades", found.title, corner, names, rows)
 
 
 def _cell(value: Any) -> str:
-    return formats.number(value) if isinstance(value, float) else _cut(formats.setting(value))
+    return _cut(formats.cell(value))
 
 
 def _cut(text: str) -> str:

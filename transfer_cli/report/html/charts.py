@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_cli.report import formats
-from transfer_cli.report.contents import Group, Spread, TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, table
 from transfer_cli.report.results_table import Cell
 
@@ -60,62 +58,14 @@ class Chart:
         return table(f"Numbers of: {self.title}", self.columns, self.rows)
 
 
-def badness(task: TaskRuns, value: float) -> float:
-    """Return a number that is the larger, the worse a value of the task's measure is."""
-    return value if task.lower_is_better else -value
-
-
-def measured(task: TaskRuns) -> Iterable[tuple[int, Group, Spread]]:
-    """Yield place, group and result, as it is shown, of each group whose result can be drawn."""
-    for place, group in enumerate(task.groups):
-        found = group.measures.get(task.measure)
-        if found is not None and math.isfinite(found.mean):
-            yield place, group, formats.scaled(found, formats.times(task, task.measure))
-
-
 def rounded(value: float) -> float:
     """Return a value with as many digits as a chart can show."""
     return float(f"{value:.5g}")
 
 
-def means(task: TaskRuns, spreads: Iterable[Spread]) -> Trace:
-    """Return the part of a trace that places means, with a bar of one deviation each.
-
-    A bar ends where the task's measure does: no error rate is below 0.
-    """
-    found = list(spreads)
-    metric, times = task.metric(task.measure), formats.times(task, task.measure)
-    bounds = (-math.inf, math.inf) if metric is None else metric.bounds
-    low, high = (times * each for each in bounds)
-    bars = [(each.mean, each.deviation or 0) for each in found]
-    return {
-        "y": [rounded(each.mean) for each in found],
-        "error_y": {
-            "array": [min(bar, max(0, high - mean)) for mean, bar in bars],
-            "arrayminus": [min(bar, max(0, mean - low)) for mean, bar in bars],
-        },
-    }  # fmt: skip
-
-
-def of_spreads(task: TaskRuns) -> str:
-    """Return what a point and its bar are."""
-    spreads = [found for _, _, found in measured(task)]
-    if any(each.deviation is not None for each in spreads):
-        return "Means over the seeds; bars are one standard deviation."
-    if any(len(each.values) > 1 for each in spreads):
-        return "Means over the seeds, without bars: a deviation takes three seeds or more."
-    return "Each is a single run."
-
-
 def is_wide(values: Sequence[float]) -> bool:
     """Return whether values are easier to tell apart by their logarithm."""
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
-
-
-def against(task: TaskRuns, x_axis: Trace, traces: Sequence[Trace]) -> View:
-    """Return the task's measure against something else."""
-    y_axis = {"title": formats.axis_words(task, task.measure)}
-    return View(formats.measure_words(task.measure), traces, {"xaxis": x_axis, "yaxis": y_axis})
 
 
 def log_axis(
@@ -138,8 +88,3 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     powers = range(math.floor(low), math.ceil(high) + 1)
     between = (1,) if len(powers) > _FEW_POWERS else (1, 2, 5)
     return [part * 10.0**power for power in powers for part in between]
-
-
-def measure_column(task: TaskRuns) -> PageColumn:
-    """Return the column of the task's measure in a table of numbers."""
-    return PageColumn(formats.axis_words(task, task.measure), is_number=True)

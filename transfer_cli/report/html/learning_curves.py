@@ -14,7 +14,7 @@ from transfer_cli.report.formats import axis_words, measure_words, number
 from transfer_cli.report.html import charts
 from transfer_cli.report.html.charts import Chart, Trace, View, rounded
 from transfer_cli.report.html.line_styles import dashes, shape
-from transfer_cli.report.untrusted import is_number
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 MOST_BYTES = 64 * 2**20

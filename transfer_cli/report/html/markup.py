@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from transfer_cli.report import formats
-from transfer_cli.report.file_formats import plain_values
+from transfer_cli.report.contents import plain_values
 from transfer_cli.report.html.line_styles import line_style
 from transfer_cli.report.results_table import Cell
 from transfer_cli.safe_files import escaped

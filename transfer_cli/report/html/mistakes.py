@@ -7,7 +7,6 @@ from typing import Any
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, SharedError, TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
-from transfer_cli.report.untrusted import nested
 
 MOST_LABELS = 60
 """With more labels a table can no longer be read, and a page of many groups no longer be sent."""
@@ -84,9 +83,9 @@ def decisions_section(task: TaskRuns) -> Html | None:
 
 def _tables(group: Group, place: tuple[str, str], height: int, width: int) -> list[list[list[int]]]:
     """Return the tables of this size that the results of a group's runs hold at a place."""
-    found = []
+    (split, name), found = place, []
     for run in group.runs:
-        rows: Any = nested(run.results, "tables", *place)
+        rows: Any = run.results.tables.get(split, {}).get(name)
         if not isinstance(rows, list) or len(rows) != height:
             continue
         if all(isinstance(line, list) and len(line) == width for line in rows) and all(

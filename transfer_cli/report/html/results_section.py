@@ -14,7 +14,7 @@ from transfer_cli.report.contents import FINISHED, Group, Spread, TaskRuns
 from transfer_cli.report.html import markup
 from transfer_cli.report.html.markup import Html, PageColumn, joined, macro
 from transfer_cli.report.results_table import Cell
-from transfer_cli.report.untrusted import is_number
+from transfer_cli.runs.untrusted import is_number
 
 _MOST_OPEN = 8
 """Runs that did not finish which are listed from the start; more of them on demand."""

@@ -1,10 +1,42 @@
-"""The words of explained texts on a page: what speaks for an answer, what against it."""
+"""What only a page can show of an analysis: where heads look, and words with colours."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_cli.report import formats
-from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
+from transfer_cli.report.html.markup import Html, PageColumn, details, joined, render, table
+from transfer_cli.report.results_table import Cell
+
+
+def attention_viewer(data: Mapping[str, Any]) -> Html:
+    """Return the viewer of what `analysis.attention.attention_view` gives to it."""
+    numbers = _numbers(data["heads"], data["kinds"])
+    return render(
+        "attention.html",
+        data=data,
+        numbers=details("Numbers of all heads", numbers, is_open=False),
+    )
+
+
+def _numbers(heads: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Html:
+    """Return the summaries of all heads as a table that can be sorted."""
+    measures = [name for name in heads[0] if name not in ("block", "head")]
+    columns = [PageColumn(kinds.get(name, name), is_number=True) for name in measures]
+    rows = [
+        [
+            Cell(f"{each['block']}.{each['head']}", 1000 * each["block"] + each["head"]),
+            *(_cell(each[name], is_share=name in kinds) for name in measures),
+        ]
+        for each in heads
+    ]
+    return table("Heads", [PageColumn("head"), *columns], rows, [False] * len(rows))
+
+
+def _cell(value: float | None, *, is_share: bool) -> Cell:
+    if value is None:
+        return Cell()
+    return Cell(f"{100 * value:.1f} %" if is_share else f"{value:.2f}", value)
+
 
 _WORD = Html('<span class="word {kind}" style="--share:{share}" title="{title}">{word}</span>')
 _LEGEND = Html(
@@ -17,26 +49,13 @@ _TEXT = Html('<div class="card words"><h3>{heading}</h3>{lines}{numbers}</div>')
 _LINE = Html("<p><small>{method}</small><br>{words}</p>")
 
 
-def attribution_section(
-    summary: str, texts: Sequence[Mapping[str, Any]], faithful: Mapping[str, Any]
-) -> Html:
-    """Return texts with their words coloured, one line for each method, and the faithfulness.
+def shaded_words(data: Mapping[str, Any]) -> Html:
+    """Return texts with their words coloured, one line for each method.
 
     Args:
-        summary: What is shown.
-        texts: See `analysis.attributions.TextAttribution`.
-        faithful: `columns` and `rows` of the table of faithfulness; without rows there is none.
+        data: `texts`, as `analysis.attributions` writes them.
     """
-    columns = [PageColumn(name, is_number=at > 0) for at, name in enumerate(faithful["columns"])]
-    rows = [[_called(row[0]), *map(formats.number, row[1:])] for row in faithful["rows"]]
-    return joined(
-        [
-            Html("<p>{}</p>").format(summary),
-            table("Faithfulness", columns, rows) if rows else None,
-            _LEGEND,
-            *map(_text, texts),
-        ]
-    )
+    return joined([_LEGEND, *map(_text, data["texts"])])
 
 
 def _text(text: Mapping[str, Any]) -> Html:
@@ -68,7 +87,7 @@ def _called(method: str) -> str:
 
 def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
     largest = max(map(abs, scores)) or 1.0
-    shown = (
+    shaded = (
         _WORD.format(
             kind="for" if score > 0 else "against" if score < 0 else "",
             share=f"{abs(score) / largest:.2f}",
@@ -77,4 +96,4 @@ def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
         )
         for word, score in zip(words, scores, strict=True)
     )
-    return _LINE.format(method=_called(method), words=Html(" ").join(shown))
+    return _LINE.format(method=_called(method), words=Html(" ").join(shaded))

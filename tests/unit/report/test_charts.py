@@ -1,19 +1,26 @@
-"""What the charts of a page show, before anybody draws them."""
+"""What the charts of a page show, and the curves that are read from `metrics.jsonl`."""
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import reports
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
-from transfer_cli.report.html import charts
-from transfer_cli.report.html.cost_charts import cost_charts
-from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
+from transfer_cli.report.html.learning_curves import (
+    mean_curve,
+    read_curves,
+    thin,
+    training_chart,
+    validation_chart,
+)
 from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
-from transfer_cli.report.html.setting_charts import label_chart, rate_chart
-from transfer_cli.runs.results import UNDECLARED
+from transfer_cli.report.html.measure_charts import cost_charts, label_chart, means, rate_chart
+from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 
 def shown(report):
@@ -117,7 +124,7 @@ def test_energy_is_drawn_where_a_machine_has_told_it(tmp_path):
 def test_all_labels_stand_where_they_are_and_else_to_the_right_of_every_number(tmp_path, known):
     task, _, _ = shown(reports.few_labels(tmp_path))
     for run in task.runs if not known else ():
-        del run.results["examples"]
+        run.results.examples.clear()
 
     chart = label_chart(task)
 
@@ -198,10 +205,70 @@ def test_no_bar_leaves_what_an_error_rate_can_be():
     task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
     spreads = [reports.spread(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
 
-    found = charts.means(task, spreads)
+    found = means(task, spreads)
 
     bars = found["error_y"]
     lows = [mean - bar for mean, bar in zip(found["y"], bars["arrayminus"], strict=True)]
     highs = [mean + bar for mean, bar in zip(found["y"], bars["array"], strict=True)]
     assert (min(lows), max(highs)) == (0, 100)
     assert (lows[2], highs[2]) == (40, 60)
+
+
+def write(path, records, end=""):
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in records) + end)
+    return path
+
+
+def test_a_half_written_last_line_is_passed_over(tmp_path):
+    records = [{"kind": "train", "step": step, "loss": 1.0 / step} for step in (1, 2)]
+    path = write(tmp_path / "metrics.jsonl", records, '{"kind": "train", "step": 3, "lo')
+
+    assert read_curves(path, 100)["train/loss"] == ((1, 1.0), (2, 0.5))
+
+
+def test_a_missing_file_has_no_curves(tmp_path):
+    assert read_curves(tmp_path / "metrics.jsonl", 100) == {}
+
+
+def test_measures_of_single_classes_and_what_is_no_finite_number_are_left_out(tmp_path):
+    path = write(
+        tmp_path / "metrics.jsonl",
+        [
+            {"kind": "validation", "step": 5, "loss": 2.0, "accuracy/city": 0.5, "note": "x"},
+            {"kind": "validation", "step": 6, "loss": math.nan, "accuracy": True},
+            {"kind": "validation", "step": "7", "loss": 1.0},
+            {"kind": "test", "step": 8, "loss": 1.0},
+            ["kind"],
+        ],
+        f'{{"kind": "validation", "step": 9, "loss": {"9" * 400}}}\n'
+        f'{{"kind": "validation", "step": {"9" * 40}, "loss": 1}}\n{"[" * 5000}\n',
+    )
+
+    assert read_curves(path, 100) == {"validation/loss": ((5, 2.0),)}
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends(tmp_path):
+    records = [{"kind": "train", "step": step, "loss": 0.5} for step in range(1, 10_001)]
+    path = write(tmp_path / "metrics.jsonl", records)
+
+    found = read_curves(path, 300)["train/loss"]
+
+    assert 100 < len(found) <= 300
+    assert (found[0][0], found[-1][0]) == (1, 10_000)
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(5, 400))
+def test_thinned_curves_of_different_lengths_keep_steps_in_common(one, other, most):
+    curves = [thin(tuple((step, 1.0) for step in range(n)), most) for n in (one, other)]
+
+    for curve, whole in zip(curves, (one, other), strict=True):
+        assert len(curve) <= most
+        assert (whole == 0) == (curve == ())
+    shorter, longer = sorted(curves, key=len)
+    if min(one, other) > most:
+        common = {step for step, _ in shorter} & {step for step, _ in longer}
+        assert len(common) >= min(one, other) * most // (8 * max(one, other))
+
+
+def test_the_mean_is_over_the_steps_that_all_curves_have():
+    assert mean_curve([((1, 2.0), (2, 4.0)), ((2, 8.0), (3, 1.0)), ()]) == ((2, 6.0),)

@@ -1,4 +1,7 @@
-"""The section of a page in which people look at attention: a text, a block, a head, a token."""
+"""What a page needs to show attention: its maps as bytes, the pieces of texts as people read them.
+
+`report.html.views` shows it.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -6,15 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES
+from transfer_cli.analysis.attention.head_summaries import KINDS
 from transfer_cli.analysis.attention.text_maps import FloatArray, TextMaps, in_units
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.report import formats
-from transfer_cli.report.html.markup import Html, PageColumn, details, render, table
-from transfer_cli.report.page import asset
-from transfer_cli.report.results_table import Cell
-
-SCRIPT = asset("attention.js")
 
 _MOST_BYTES = 3 * 2**20
 """Of maps on a page."""
@@ -26,38 +24,24 @@ _UNITS = 255
 _TITLE_CHARACTERS = 70
 
 
-def attention_section(
-    content: Mapping[str, Any], texts: Sequence[TextMaps], tokenizer: Tokenizer
-) -> Html:
-    """Return the section: its maps are bytes, and those that are too much for a page are left out.
+def attention_view(
+    texts: Sequence[TextMaps], described: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return the texts with their maps, but for those that are too much for a page.
 
     Args:
-        content: What is written to `attention.json`.
         texts: The maps.
+        described: What the file says of each text.
         tokenizer: The model's.
     """
     shown, room = [], _MOST_BYTES
-    # The head that the summary speaks of.
-    _, block, head, _ = max(content["table"]["rows"], key=lambda row: row[-1])
-    for each, described in zip(texts, content["texts"], strict=True):
-        if len(each.sequence.tokens) <= _MOST_TOKENS:
-            made = _text(each, described, tokenizer)
+    for maps, text in zip(texts, described, strict=True):
+        if len(maps.sequence.tokens) <= _MOST_TOKENS:
+            made = _text(maps, text, tokenizer)
             room -= len(made["maps"]) + len(made["rollout"])
             if room >= 0:
                 shown.append(made)
-    left_out = len(texts) - len(shown)
-    return render(
-        "attention.html",
-        content=content,
-        data={
-            "texts": shown,
-            "heads": content["heads"],
-            "kinds": KINDS,
-            "start": {"block": block, "head": head},
-        },
-        left_out=left_out,
-        numbers=details("Numbers of all heads", _numbers(content["heads"]), is_open=False),
-    )
+    return {"texts": shown, "left_out": len(texts) - len(shown), "kinds": KINDS}
 
 
 def plain_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
@@ -100,23 +84,3 @@ def _readable(tokenizer: Tokenizer, token: int) -> str:
         # Half a letter is shown by the names of its bytes.
         piece = piece if "\ufffd" in decoded else decoded
     return piece.lstrip("\u2581 ").replace("\n", "↵").replace("\t", "⇥") or "␣"
-
-
-def _numbers(heads: Sequence[Mapping[str, Any]]) -> Html:
-    """Return the summaries of all heads as a table that can be sorted."""
-    titles = [KINDS.get(name, name) for name in MEASURES]
-    columns = [PageColumn("head"), *(PageColumn(title, is_number=True) for title in titles)]
-    rows = [
-        [
-            Cell(f"{each['block']}.{each['head']}", 1000 * each["block"] + each["head"]),
-            *(_cell(each[name], name) for name in MEASURES),
-        ]
-        for each in heads
-    ]
-    return table("Heads", columns, rows, [False] * len(rows))
-
-
-def _cell(value: float | None, name: str) -> Cell:
-    if value is None:
-        return Cell()
-    return Cell(f"{100 * value:.1f} %" if name in KINDS else f"{value:.2f}", value)

@@ -1,0 +1,377 @@
+"""`transfer analyze`: what each analysis writes beside a run, prints, and shows on a page.
+
+What is refused is in `tests/inputs/analyses.yaml`.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.functional.conftest import finished
+from transfer_cli.assembly.init_from import open_pretrained
+
+pytestmark = pytest.mark.functional
+
+SHOWN = {
+    "importance": (
+        ["analysis.importance.most=8", "analysis.importance.random_orders=1"],
+        "Importance of heads and blocks", "error_rate, in random order",
+        {"heads", "gradient", "left_out", "pruning", "measure", "higher_is_better"},
+    ),
+    "neurons": (
+        ["analysis.neurons.contexts=3"],
+        "Where these units are highest", "Units that follow a property",
+        {"blocks", "properties", "units"},
+    ),
+    "probes": (
+        ["analysis.probes.mdl=true"],
+        "shuffled labels", "macro-F1", {"probes", "baselines", "mix", "units", "labels"},
+    ),
+    "embeddings": (
+        [], "Embeddings of tokens", "nearest tokens, by cosine", {"neighbours", "pca"},
+    ),
+    "similarity": (
+        ["analysis.similarity.most=50"],
+        'class="cells shades"', "mean cosine",
+        {"run", "other", "over", "count", "estimate", "cka", "cosine", "moved"},
+    ),
+    "attributions": (
+        ["analysis.attributions.most=2", "analysis.attributions.faithfulness=2"],
+        'class="word for"', "comprehensiveness", {"texts", "faithfulness", "removal", "baseline"},
+    ),
+}  # fmt: skip
+"""Words, what the page shows, what is printed, and the keys beside those that all have."""
+
+
+@pytest.fixture
+def analyze(transfer, read_json):
+    """Return how to ask one analysis; gives what was written, and what was printed."""
+
+    def call(run, name, *words):
+        ended = transfer("analyze", run, f"analysis={name}", "device=cpu", "output=out", *words)
+        assert ended.code == 0, ended.err
+        return read_json(Path(f"out/analyses/{name}.json")) | {"printed": ended.out}
+
+    return call
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_found_is_written_printed_and_shown(analyze, finetuned, name):
+    words, on_page, printed, keys = SHOWN[name]
+
+    content = analyze(finetuned, name, *words, "--html", "page.html")
+
+    assert {"title", "summary", "values", "table"} | keys <= content.keys()
+    assert content["summary"] in content["printed"]
+    assert printed in content["printed"]
+    page = Path("page.html").read_text()
+    assert on_page in page
+    assert f"<h2>{content['title']}</h2>" in page
+
+
+def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
+    Path("t.txt").write_text('Where is <b>the</b> <script>alert("it")</script> ?\nHow many ?\n\n')
+    words = ("analysis=[attributions,neurons]", "device=cpu", "output=out", "input=t.txt")
+
+    ended = transfer("analyze", finetuned, *words, "--html", "page.html")
+
+    assert ended.code == 0, ended.err
+    page = Path("page.html").read_text()
+    assert "&lt;" in page
+    assert "<b>" not in page
+    assert "alert(" not in page.replace("&#34;", '"')
+
+
+# --- importance, attributions, neurons -----------------------------------------------------------
+
+
+def test_importance_has_an_entry_for_each_part(analyze, finetuned):
+    found = analyze(finetuned, "importance", *SHOWN["importance"][0])
+
+    assert [len(heads) for heads in found["heads"]] == [2]
+    assert set(found["left_out"]) == {"heads", "blocks", "attention", "feed_forward"}
+    assert [each["share"] for each in found["pruning"]] == [0, 0.5, 1]
+
+
+def test_words_of_a_file_are_explained(analyze, finetuned):
+    Path("t.txt").write_text("Where is it ?\nHow many ?\n\n")
+
+    found = analyze(
+        finetuned, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
+    )
+
+    first, _ = found["texts"]
+    assert "".join(first["words"]) == "Whereisit?"
+    assert first["label"] is None
+    assert len(first["scores"]) == 3
+    assert all(len(scores) == len(first["words"]) for scores in first["scores"].values())
+    assert [row["method"] for row in found["faithfulness"]][-1] == "random"
+    assert all(word in found["printed"] for word in ("residue", "change", "steps"))
+
+
+def test_a_language_model_explains_the_token_that_it_goes_on_with(analyze, pretrained):
+    Path("t.txt").write_text("Where is the\n")
+
+    found = analyze(
+        pretrained, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
+    )
+
+    (text,) = found["texts"]
+    assert "".join(text["words"]) == "Whereisthe"
+
+
+def test_units_are_described_by_contexts_and_properties(analyze, finetuned):
+    content = analyze(finetuned, "neurons", "analysis.neurons.contexts=3")
+
+    lines = Path("out/analyses/neurons-units.jsonl").read_text().splitlines()
+    every = [json.loads(line) for line in lines]
+    assert len(every) == content["values"]["units"] == 64
+    assert {"position", "label city"} <= content["properties"].keys()
+    best = content["properties"]["label city"][0]
+    strengths = [abs(each["correlations"]["label city"]) for each in every]
+    assert abs(best["correlation"]) == max(strengths)
+    assert strengths.index(max(strengths)) == best["unit"]
+    for unit in every:
+        values = [each["value"] for each in unit["contexts"]]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+    shown = {(each["block"], each["unit"]) for each in content["units"]}
+    assert {(each["block"], each["unit"]) for each in content["properties"]["position"]} <= shown
+
+
+# --- agreement -----------------------------------------------------------------------------------
+
+
+def test_agreement_is_what_score_says_of_the_same_pairs(transfer, analyze, pretrained, read_json):
+    lines = [
+        {"sentence_good": f"Where is the {n} ?", "sentence_bad": f"Where the {n} ?", "UID": group}
+        for n, group in enumerate("aab")
+    ]
+    Path("pairs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    data = ("data=minimal_pairs", "data.files=pairs.jsonl")
+    scored = transfer("score", pretrained, *data, "device=cpu", "output=scored")
+    assert scored.code == 0, scored.err
+
+    content = analyze(pretrained, "agreement", *data, "--html", "page.html")
+
+    measures = read_json(Path("scored/results.json"))["measures"]["test"]
+    assert content["values"]["accuracy"] == pytest.approx(measures["accuracy"], abs=1e-6)
+    assert content["values"]["macro accuracy"] == pytest.approx(
+        measures["macro_accuracy"], abs=1e-6
+    )
+    assert {each["group"]: each["accuracy"] for each in content["groups"]} == {
+        "a": measures["accuracy/a"], "b": measures["accuracy/b"],
+    }  # fmt: skip
+
+
+def test_pairs_are_made_where_none_are_named(analyze, pretrained):
+    groups = analyze(pretrained, "agreement", "analysis.agreement.pairs=3")["groups"]
+
+    assert [each["group"] for each in groups] == [
+        "agreement/none", "agreement/same", "agreement/other", "agreement/two others",
+    ]  # fmt: skip
+    assert {each["count"] for each in groups} == {3}
+
+
+# --- edges ---------------------------------------------------------------------------------------
+
+
+def test_spans_are_probed_with_the_layers_up_to_each(analyze, finetuned):
+    words = ["--html", "page.html"]
+    for number, part in enumerate(("train", "validation", "test")):
+        lines = []
+        for row in range(number, 40 + number):
+            kind = ("city", "river", "animal")[row % 3]
+            target = {"span1": [3, 4], "span2": [0, 2], "label": kind}
+            lines.append({"text": f"The old {kind} : {kind} {row} .", "targets": [target]})
+        Path(f"{part}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        words.append(f"analysis.edges.{part}={part}.jsonl")
+
+    found = analyze(finetuned, "edges", *words)
+
+    assert "layers up to" in found["printed"]
+    assert [(each["layers_up_to"], each["control"]) for each in found["probes"]] == [
+        (0, None), (1, None), (0, "random"), (1, "random"),
+    ]  # fmt: skip
+    assert all(0 <= each["micro_f1"] <= 1 for each in found["probes"])
+    assert found["targets"] == {"train": 40, "chosen_on": 40, "scored": 40}
+    assert sum(found["mix"]["shares"]) == pytest.approx(1)
+    assert "Edge probes" in Path("page.html").read_text()
+
+
+# --- embeddings ----------------------------------------------------------------------------------
+
+
+def projected():
+    """Return the embeddings as TensorBoard's projector reads them, and what is said of each."""
+    plugin = pytest.importorskip("tensorboard.plugins.projector.projector_plugin")
+    from google.protobuf import text_format
+    from tensorboard.plugins.projector import ProjectorConfig
+
+    folder = Path("out/analyses/embeddings-projector")
+    text = (folder / "projector_config.pbtxt").read_text()
+    (embedding,) = text_format.Parse(text, ProjectorConfig()).embeddings
+    vectors = plugin._read_tensor_tsv_file(str(folder / embedding.tensor_path))
+    head, *rows = (folder / embedding.metadata_path).read_text().splitlines()
+    assert len(rows) == len(vectors)
+    return vectors, [dict(zip(head.split("\t"), row.split("\t"), strict=True)) for row in rows]
+
+
+def test_the_projector_finds_the_embeddings_of_frequent_tokens(analyze, pretrained):
+    content = analyze(pretrained, "embeddings", "analysis.embeddings.words=[water,waters]")
+
+    vectors, rows = projected()
+    table = open_pretrained(str(pretrained)).tensors()["backbone.token_embedding.weight"]
+    numbers = [int(row["number"]) for row in rows]
+    assert np.allclose(vectors, table[numbers].numpy(), rtol=1e-4)
+    tokenizer = open_pretrained(str(pretrained)).tokenizer
+    assert [row["token"] for row in rows] == tokenizer.pieces(numbers)
+    assert content["neighbours"].keys() == {"water", "waters"}
+    cosines = [cosine for _, cosine in content["neighbours"]["water"]]
+    assert cosines == sorted(cosines, reverse=True)
+    assert len(content["pca"]["places"]) == len(rows)
+
+
+def test_texts_stand_with_their_labels(analyze, finetuned):
+    words = ("analysis.embeddings.of=texts", "analysis.embeddings.most=20")
+
+    content = analyze(finetuned, "embeddings", *words)
+
+    vectors, rows = projected()
+    assert vectors.shape == (20, 32)
+    assert [row["label"] for row in rows] == content["pca"]["labels"]
+    assert 0 <= content["values"]["nearest of the same label"] <= 1
+
+
+# --- probes --------------------------------------------------------------------------------------
+
+
+def accuracies(found, control):
+    return {each["layer"]: each["accuracy"] for each in found["probes"]
+            if each["control"] == control}  # fmt: skip
+
+
+def test_each_layer_of_a_run_is_probed_beside_controls(analyze, finetuned):
+    found = analyze(finetuned, "probes", "analysis.probes.mdl=true")
+
+    assert list(accuracies(found, None)) == [0, 1, "mix"]
+    assert list(accuracies(found, "random")) == list(accuracies(found, "shuffled")) == [0, 1]
+    assert {"accuracy", "macro_f1", "strength", "codelength_bits"} <= found["probes"][0].keys()
+    assert found["units"] == {"train": 144, "chosen_on": 96, "scored": 288}
+    assert found["baselines"].keys() == {"majority", "words"}
+    assert sum(found["mix"]["shares"]) == pytest.approx(1)
+    assert found["mix"]["centre_of_gravity"] == pytest.approx(found["mix"]["shares"][1])
+    assert [row[0] for row in found["table"]["rows"]] == ["0", "1", "mix"]
+
+
+def test_words_are_probed_beside_labels_of_their_types(analyze, pretrained):
+    found = analyze(pretrained, "probes", "data=sample_tags", "analysis.probes.layers=[-1]",
+                    "analysis.probes.controls=[types]")  # fmt: skip
+
+    (own,) = (each for each in found["probes"] if each["control"] is None)
+    (by_type,) = (each for each in found["probes"] if each["control"] == "types")
+    assert own["layer"] == by_type["layer"] == 1
+    assert own["selectivity"] == pytest.approx(own["accuracy"] - by_type["accuracy"])
+    assert found["baselines"].keys() == {"majority", "word"}
+
+
+def test_a_hidden_layer_has_a_deviation_over_its_seeds(analyze, pretrained):
+    found = analyze(pretrained, "probes", "data=sample_questions", "analysis.probes.probe=mlp",
+                    "analysis.probes.controls=[]")  # fmt: skip
+
+    assert list(accuracies(found, None)) == [0, 1]
+    assert all(each["deviation"] >= 0 for each in found["probes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["length", "position"])
+def test_a_language_model_is_probed_for_what_texts_alone_tell(analyze, pretrained, task):
+    lines = [" ".join(["the city"] * (1 + number % 9)) for number in range(120)]
+    Path("texts.txt").write_text("\n".join(lines))
+
+    found = analyze(pretrained, "probes", "input=texts.txt", f"analysis.probes.task={task}",
+                    "analysis.probes.controls=[]", "analysis.probes.most=400")  # fmt: skip
+
+    assert accuracies(found, None)[0] > 2 * found["baselines"]["majority"]
+
+
+@pytest.fixture(scope="module")
+def encyclopedia(tmp_path_factory):
+    """Return the run that has read the made-up encyclopedia."""
+    run = tmp_path_factory.mktemp("runs") / "read"
+    finished("pretrain", "experiment=sample/pretrain", "device=cpu", f"run.dir={run}")
+    return run
+
+
+@pytest.mark.slow
+def test_who_has_read_the_encyclopedia_knows_the_kind_of_each_name(analyze, encyclopedia):
+    found = analyze(encyclopedia, "probes", "data=sample_questions")
+
+    # At layer 0, too: names are single tokens, and the mean of a text holds theirs.
+    assert all(each >= 0.97 for each in accuracies(found, None).values())
+    assert all(each <= 0.25 for each in accuracies(found, "random").values())
+    assert all(each <= 0.25 for each in accuracies(found, "shuffled").values())
+
+
+@pytest.mark.slow
+def test_the_last_token_knows_the_kind_above_the_embeddings_alone(analyze, encyclopedia):
+    words = ("data=sample_questions", "analysis.probes.pooling=cls_last")
+
+    found = analyze(encyclopedia, "probes", *words)
+
+    own = accuracies(found, None)
+    assert own[0] == pytest.approx(1 / 6)
+    assert own[1] >= 0.9
+    assert own[2] >= 0.97
+    assert all(each <= 0.25 for each in accuracies(found, "random").values())
+
+
+# --- similarity ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def frozen(pretrained, loop):
+    run = pretrained.with_name("frozen")
+    words = ("data=sample_questions", f"init_from={pretrained}", *loop, "adaptation=frozen")
+    finished("finetune", *words, "loop.steps=2", f"run.dir={run}")
+    return run
+
+
+@pytest.mark.slow
+def test_frozen_weights_have_not_moved_and_say_the_same(analyze, frozen):
+    # What the run began with is the other model.
+    content = analyze(frozen, "similarity")
+
+    assert content["over"] == "tokens"
+    assert [content["cka"][at][at] for at in (0, 1)] == pytest.approx([1, 1], abs=1e-6)
+    assert content["cosine"] == pytest.approx([1, 1], abs=1e-6)
+    moved = {(each["group"], each["kind"]): each["relative"] for each in content["moved"]}
+    assert moved["embeddings", "all"] == moved["block.0", "all"] == moved["all", "all"] == 0
+    assert moved["head.class", "all"] is None
+
+
+def test_checkpoints_are_compared_over_time(analyze, pretrained):
+    first = sorted(pretrained.glob("checkpoints/step-*"))[0]
+    words = ("analysis.similarity.over_time=true", "analysis.similarity.most=50")
+
+    content = analyze(pretrained, "similarity", f"other={first}", *words, "split=validation")
+
+    assert content["estimate"] == "debiased"
+    steps = content["over_time"]
+    assert [each["step"] for each in steps] == sorted(each["step"] for each in steps)
+    assert steps[0]["cka"] == pytest.approx([1, 1], abs=1e-6)
+    assert steps[0]["moved"]["all"] == 0 < steps[-1]["moved"]["all"]
+
+
+def test_models_that_read_other_tokens_are_compared_by_texts(analyze, transfer, finetuned, teacher):
+    content = analyze(finetuned, "similarity", f"other={teacher}")
+
+    assert (content["over"], content["cosine"]) == ("texts", None)
+    assert (len(content["cka"]), len(content["cka"][0])) == (2, 3)
+    words = (finetuned, f"other={teacher}", "analysis.similarity.over=tokens", "output=two")
+    ended = transfer("analyze", *words, "analysis=similarity", "device=cpu")
+    assert ended.code == 2
+    assert "do not read these texts as the same tokens" in ended.err
+    assert not Path("two").exists()

@@ -1,0 +1,460 @@
+"""Legend: L places, H heads, S sequences, T tokens."""
+
+import base64
+import io
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import attending, tiny
+from tests.attending import TEXTS, subject
+from transfer_cli.adaptation.edits import GatedPrefix, PALs
+from transfer_cli.analysis.analysis import Material
+from transfer_cli.analysis.attention.attention_maps import AttentionMaps
+from transfer_cli.analysis.attention.attention_view import plain_text
+from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
+from transfer_cli.analysis.attention.text_maps import (
+    ReadSequence,
+    in_units,
+    maps_of,
+    rollout,
+    sequences_of,
+)
+from transfer_cli.batch import with_facts
+from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.data.labelled import Example
+from transfer_cli.data.split import Split
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import DataError, NotFiniteError
+from transfer_cli.model.captures import attention_by_place
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.report.html.analysis_sections import shown_finding
+from transfer_cli.report.page import analyses_page
+from transfer_cli.tasks.choice.task import ChoiceTask
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.tagging.task import TaggingTask
+from transfer_cli.tasks.text_to_text.task import TextToTextTask
+
+
+@pytest.fixture(scope="module")
+def found():
+    return AttentionMaps(texts=3)(subject(attending.model()))
+
+
+def section_of(result):
+    return shown_finding(result, [])
+
+
+def arrays(result):
+    return np.load(io.BytesIO(result.files["maps.npz"]))
+
+
+def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(found):
+    first = found.as_json()["texts"][0]
+    size = len(first["pieces"])
+
+    for maps in (first["maps"], first["rollout"]):
+        shares = np.array(maps)
+        assert shares.shape[-2:] == (size, size)
+        np.testing.assert_allclose(shares.sum(-1), 1, atol=1e-9)
+        assert not np.triu(shares, 1).any()
+    stored = arrays(found)
+    assert stored["maps_0"].dtype == np.float16
+    np.testing.assert_allclose(stored["maps_0"], first["maps"], atol=6e-4)
+    for number, text in enumerate(found.as_json()["texts"]):
+        assert stored[f"pieces_{number}"].tolist() == text["pieces"]
+        np.testing.assert_allclose(stored[f"maps_{number}"].astype(float).sum(-1), 1, atol=3e-3)
+
+
+def test_maps_are_those_of_the_first_texts_of_a_file_and_of_texts_spread_over_a_split():
+    few = AttentionMaps(texts=3)
+
+    first = few(subject(attending.model())).as_json()["texts"]
+    spread = few(subject(attending.model(), split="test")).as_json()["texts"]
+
+    assert [each["example"] for each in first] == [0, 1, 2]
+    assert [each["text"] for each in first] == list(TEXTS[:3])
+    assert [each["example"] for each in spread] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("direction", "start", "end"),
+    [("causal", "\u0120the", "[CLS]"), ("bidirectional", "[CLS]", "[SEP]")],
+)
+def test_a_long_text_is_cut_before_it_is_read_and_its_size_is_said(direction, start, end):
+    looked_at = subject(attending.model(direction=direction), TEXTS[-1:])
+
+    result = AttentionMaps(longest=8)(looked_at)
+
+    (text,) = result.as_json()["texts"]
+    assert len(text["pieces"]) == 8
+    assert (text["pieces"][0], text["pieces"][-1]) == (start, end)
+    assert text["tokens_of_all"] > 20
+    assert f'"tokens":{text["tokens_of_all"]}' in section_of(result)
+
+
+def test_summaries_are_of_every_head_and_do_not_depend_on_batches(found):
+    heads = found.as_json()["heads"]
+    alone = AttentionMaps(texts=3)(subject(attending.model(), batch=1)).as_json()["heads"]
+
+    assert [(each["block"], each["head"]) for each in heads] == [
+        (block, head) for block in range(3) for head in range(2)
+    ]
+    for one, other in zip(heads, alone, strict=True):
+        assert one == pytest.approx(other, abs=2e-4)
+    assert found.as_json()["values"]["texts summarised"] == len(TEXTS)
+
+
+def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
+    model = attending.model()
+    before = tiny.weights_of(model)
+
+    again = AttentionMaps(texts=3)(subject(model))
+
+    assert json.dumps(found.as_json()) == json.dumps(again.as_json())
+    assert found.files == again.files
+    assert found.view == again.view
+    assert tiny.same(before, tiny.weights_of(model))
+    assert all(each.attention.on_probabilities is None for each in model.backbone.blocks)
+
+
+def test_rows_sum_to_one_in_half_precision_too():
+    half = Precision("bf16", torch.device("cpu"))
+    looked_at = replace(subject(attending.model()), precision=half)
+
+    (sequence,) = sequences_of(looked_at.split, [1])
+    maps = maps_of(looked_at, sequence).maps
+
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
+    assert not np.triu(maps, 1).any()
+
+
+PAIRS = (
+    ClassificationTask(("one", "other")),
+    [
+        Example("Where ?", pair="There is the wall ."),
+        Example("How many have a well ?", pair="Two ."),
+    ],
+)
+TASKS = (ChoiceTask, DialogTask, SpanTask, TaggingTask, TextToTextTask)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("task", [None, *TASKS], ids=lambda task: task.name if task else "pairs")
+def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
+    model = attending.model(direction=direction, segments=2)
+    looked_at = subject(model, shown=PAIRS if task is None else task.sample())
+    rows = np.arange(len(looked_at.split.data))
+    batch, beside = with_facts(looked_at.split.data.batch(rows)), {}
+    with torch.no_grad(), attention_by_place(model.backbone, beside.__setitem__):
+        _ = Encoding(model, batch).states
+    together = torch.stack(list(beside.values()), 1)[batch["mask"].flatten(0, -2).any(1)]
+
+    sequences = list(sequences_of(looked_at.split, rows))
+
+    assert len(sequences) == len(together)
+    for sequence, maps_LHTT in zip(sequences, together, strict=True):
+        size = len(sequence.tokens)
+        alone = maps_of(looked_at, sequence).maps
+        np.testing.assert_allclose(alone, maps_LHTT[..., :size, :size], atol=1e-5, rtol=0)
+        assert not maps_LHTT[..., :size, size:].any()
+
+
+def test_texts_on_the_page_are_texts_and_its_rows_of_bytes_sum_to_255(found):
+    page = analyses_page("tiny", {"attention": found}, {})
+
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "\u202e" not in page
+    data = json.loads(re.search(r"<script[^>]*json[^>]*>(.*?)</script>", page, re.S)[1])
+    assert "".join(data["texts"][1]["pieces"][:-1]).startswith("<script>alert(1)</script>&&lt;")
+    for text in data["texts"]:
+        size = len(text["pieces"])
+        lower = np.tril(np.ones((size, size), bool))
+        for name, shape in (("maps", (3, 2, -1)), ("rollout", (3, -1))):
+            packed = np.frombuffer(base64.b64decode(text[name]), np.uint8).reshape(shape)
+            units = np.zeros((*packed.shape[:-1], size, size), int)
+            units[..., lower] = packed
+            assert text["is_lower"]
+            assert (units.sum(-1) == 255).all()
+
+
+def test_what_is_too_long_for_a_page_is_in_the_file_alone():
+    result = AttentionMaps(longest=100)(subject(attending.model(), (TEXTS[0], TEXTS[-1] * 3)))
+
+    assert "Not shown here: 1 text" in section_of(result)
+    assert section_of(result).count("<option") == 1
+    assert np.load(io.BytesIO(result.files["maps.npz"]))["maps_1"].shape[-1] > 64
+    assert len(json.dumps(result.as_json(), indent=2)) < 2**20
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"), [(GatedPrefix(3), "gated prefix"), (PALs(4), "heads of their own")], ids=str
+)
+def test_what_an_edit_adds_beside_the_maps_is_said(edit, said, found):
+    model = attending.model()
+    edit(model, {})
+
+    result = AttentionMaps(texts=1)(subject(model))
+
+    assert not found.notes
+    assert said in result.notes[0]
+    assert said in section_of(result)
+
+
+def test_places_of_a_shared_block_have_maps_of_their_own():
+    result = AttentionMaps(texts=1)(subject(attending.model(share="all")))
+
+    maps = np.array(result.as_json()["texts"][0]["maps"])
+    assert len(maps) == 3
+    assert np.abs(maps[0] - maps[1]).max() > 0.01
+    assert "share weights" in result.notes[0]
+
+
+def test_blocks_of_running_text_are_cut_to_their_first_tokens():
+    looked_at, split = subject(attending.model()), Split("test", tiny.blocks(200, 24))
+    looked_at = replace(
+        looked_at, material=Material("text", ("test",), None, lambda name: split), asked=("test",)
+    )
+
+    first = AttentionMaps(texts=2, longest=6)(looked_at).as_json()["texts"][0]
+
+    assert first["pieces"] == looked_at.tokenizer.pieces(split.data.text.tokens[:6])
+    assert first["tokens_of_all"] == 24
+
+
+def test_a_model_that_is_not_finite_is_refused():
+    model = attending.model()
+    with torch.no_grad():
+        model.backbone.blocks[0].attention.packed.weight.fill_(float("nan"))
+
+    with pytest.raises(NotFiniteError, match="the model's attention is not finite"):
+        AttentionMaps()(subject(model))
+
+
+def test_a_split_without_a_text_is_refused():
+    with pytest.raises(DataError, match="input holds no text"):
+        AttentionMaps()(subject(attending.model(), ()))
+
+
+@pytest.mark.parametrize("option", ["texts", "longest", "corpus"])
+def test_options_out_of_range_are_refused_by_name(option):
+    with pytest.raises(ValueError, match=option):
+        AttentionMaps(**{option: 0})
+
+
+def test_special_tokens_around_a_text_are_no_part_of_it():
+    known = attending.tokenizer()
+    tokens = known.encode("the wall")
+
+    assert plain_text(known, [known.cls, *tokens, known.sep]) == "the wall"
+
+
+SEP = tiny.VOCABULARY.sep
+
+
+def batch_of(*rows):
+    return tiny.rows_to_batch(rows)
+
+
+def summarised(maps_SHTT, batch):
+    summaries = HeadSummaries(1, maps_SHTT.shape[1], SEP)
+    summaries.add(0, maps_SHTT, batch)
+    return {name: found[0].tolist() for name, found in summaries.means().items()}
+
+
+def test_queries_of_zero_look_everywhere_alike_with_an_entropy_of_ln_t():
+    backbone, length = tiny.backbone().eval(), 7
+    with torch.no_grad():
+        for block in backbone.blocks:
+            wide = block.attention.rows[0]
+            block.attention.packed.weight[:wide] = 0
+            block.attention.packed.bias[:wide] = 0
+    summaries, batch = HeadSummaries(3, 2, SEP), batch_of([7] * length)
+
+    with (
+        torch.no_grad(),
+        attention_by_place(backbone, lambda place, found: summaries.add(place, found, batch)),
+    ):
+        backbone(batch["tokens"], batch["mask"])
+
+    entropy = sum(math.log(t) for t in range(1, length + 1)) / length
+    distance = sum((t - 1) / 2 for t in range(1, length + 1)) / length
+    before = sum(1 / t for t in range(2, length + 1)) / (length - 1)
+    found = summaries.means()
+    whole = torch.ones(3, 2, dtype=torch.float64)
+    assert_close(found["entropy"], whole * entropy, rtol=0, atol=1e-6)
+    assert_close(found["distance"], whole * distance, rtol=0, atol=1e-6)
+    assert_close(found["previous"], whole * before, rtol=0, atol=1e-6)
+    assert_close(found["first"], whole * before, rtol=0, atol=1e-6)
+    assert not found["next"].any()
+
+
+def test_a_head_that_looks_at_one_kind_of_token_has_all_of_its_share():
+    tokens, size = [2, 9, SEP, 9, 9, SEP], 6
+    maps = torch.zeros(1, 5, size, size)
+    for t in range(size):
+        places = [max(t - 1, 0), min(t + 1, size - 1), t, 0, size - 1]
+        for head, place in enumerate(places):
+            maps[0, head, t, place] = 1
+
+    found = summarised(maps, batch_of(tokens))
+
+    for head, kind in enumerate(["previous", "next", "self", "first", "end"]):
+        assert found[kind][head] == pytest.approx(1)
+        assert found["entropy"][head] == 0
+    assert found["separator"] == pytest.approx([1 / 6, 3 / 6, 2 / 6, 0, 1])
+    assert found["distance"] == pytest.approx([5 / 6, 5 / 6, 0, 15 / 6, 15 / 6])
+
+
+def test_padding_counts_nowhere_and_batches_add_up():
+    rows, generator = [[2, 9, 9, SEP], [2, SEP], [2, 9, 9, 9, 9, 9, SEP]], torch.Generator()
+    maps = []
+    for row in rows:
+        drawn = torch.rand(1, 2, len(row), len(row), generator=generator.manual_seed(len(row)))
+        maps.append(drawn / drawn.sum(-1, keepdim=True))
+    together = torch.rand(3, 2, 7, 7)
+    for at, each in enumerate(maps):
+        size = each.shape[-1]
+        together[at, :, :size] = 0
+        together[at, :, :size, :size] = each[0]
+    alone = HeadSummaries(1, 2, SEP)
+    for row, each in zip(rows, maps, strict=True):
+        alone.add(0, each, batch_of(row))
+
+    found = HeadSummaries(1, 2, SEP)
+    found.add(0, together, batch_of(*rows))
+
+    assert found.num_tokens == 13
+    assert list(found.means()) == list(MEASURES)
+    for name, means in found.means().items():
+        assert_close(means, alone.means()[name], rtol=0, atol=1e-6)
+
+
+def test_what_no_text_has_has_no_share():
+    found = summarised(torch.eye(3)[None, None], batch_of([9, 9, 9]))
+
+    assert found.keys() == set(MEASURES) - {"separator"}
+    assert found["self"] == [1]
+    assert set(KINDS) < set(MEASURES)
+
+
+UNIFORM = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
+
+
+def drawn(*shape):
+    found = np.random.default_rng(0).random(shape) ** 4
+    return found / found.sum(-1, keepdims=True)
+
+
+def test_heads_that_look_at_themselves_alone_mix_nothing():
+    found = rollout(np.broadcast_to(np.eye(4), (3, 2, 4, 4)))
+
+    np.testing.assert_array_equal(found, np.broadcast_to(np.eye(4), (3, 4, 4)))
+
+
+def test_rollout_is_the_product_of_mean_attention_and_residual_over_two():
+    heads = np.stack([UNIFORM, np.eye(4)])
+    mixed = UNIFORM / 4 + 0.75 * np.eye(4)
+
+    found = rollout(np.stack([heads, heads[::-1]]))
+
+    np.testing.assert_allclose(found, [mixed, mixed @ mixed])
+
+
+def test_later_places_are_multiplied_from_the_left():
+    maps = drawn(2, 1, 4, 4)
+
+    found = rollout(maps)
+
+    first, second = ((maps[place, 0] + np.eye(4)) / 2 for place in (0, 1))
+    np.testing.assert_allclose(found[1], second @ first)
+
+
+def test_rows_of_rollout_sum_to_one_and_see_no_later_token_than_heads_do():
+    maps = np.tril(drawn(5, 3, 6, 6))
+    found = rollout(maps / maps.sum(-1, keepdims=True))
+
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
+    assert not np.triu(found, 1).any()
+
+
+def test_whole_numbers_sum_to_their_units_are_less_than_one_off_and_zero_stays():
+    shares = np.tril(drawn(3, 50, 50).astype(np.float32))
+    shares /= shares.sum(-1, keepdims=True)
+
+    for units in (255, 10_000):
+        found = in_units(shares, units)
+
+        assert (found.sum(-1) == units).all()
+        assert np.abs(found - shares * units).max() < 1.001
+        assert not np.triu(found, 1).any()
+        assert found.min() >= 0
+
+
+def test_what_is_left_goes_to_the_largest_remainders():
+    assert in_units(np.array([[0.5, 0.3, 0.2], [1, 1, 1]]), 8).tolist() == [[4, 2, 2], [3, 3, 2]]
+
+
+def sequence(length, **by_position):
+    return ReadSequence(0, "", torch.arange(length), by_position, torch.tensor(5), length)
+
+
+def test_choices_of_an_example_are_sequences_of_their_own_without_padding():
+    data = tiny.groups(4)
+
+    found = list(sequences_of(Split("test", data), [0, 3]))
+
+    batch = data.batch(np.array([0, 3]))
+    assert [(each.example, each.part) for each in found] == [
+        (0, "choice 1"), (0, "choice 2"), (3, "choice 1"), (3, "choice 2"),
+    ]  # fmt: skip
+    rows = [
+        row[mask].tolist()
+        for row, mask in zip(
+            batch["tokens"].flatten(0, 1), batch["mask"].flatten(0, 1), strict=True
+        )
+        if mask.any()
+    ]
+    assert [each.tokens.tolist() for each in found] == rows
+
+
+def test_windows_say_of_which_example_they_are():
+    split = Split("test", tiny.Questions(examples=4), example_of=np.array([0, 1, 1, 2]))
+
+    found = list(sequences_of(split, range(4)))
+
+    assert [each.example for each in found] == [0, 1, 1, 2]
+    assert [each.part for each in found] == ["", "window 1 of 2", "window 2 of 2", ""]
+
+
+def test_blocks_of_text_keep_their_documents():
+    text = tiny.text(40)
+    object.__setattr__(text, "starts", np.array([0, 10, 30]))
+
+    first, second = sequences_of(Split("test", TextBlocks(text, 16, 0)), [0, 1])
+
+    assert first.tokens.tolist() == text.tokens[:16].tolist()
+    assert first.by_position["document"].tolist() == [1] * 10 + [2] * 6
+    assert second.by_position["document"].tolist() == [2] * 14 + [3] * 2
+    assert first.prefix is None
+
+
+def test_a_cut_text_keeps_its_end_and_a_cut_block_has_none():
+    long = sequence(9, segment=torch.arange(9) // 5)
+
+    kept = long.cut(4, keeps_end=True)
+
+    assert kept.tokens.tolist() == [0, 1, 2, 8]
+    assert kept.by_position["segment"].tolist() == [0, 0, 0, 1]
+    assert (int(kept.prefix), kept.length) == (4, 9)
+    assert long.cut(4, keeps_end=False).tokens.tolist() == [0, 1, 2, 3]
+    assert long.cut(9, keeps_end=True) is long
