@@ -33,6 +33,7 @@ import re
 import shlex
 import shutil
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -173,9 +174,9 @@ class Places(dict):
 
 
 def standing(folder):
-    """Return what lies in a folder: each path, with when a file was written."""
+    """Return what lies in a folder: each path, with what stands in a file."""
     return {
-        path.relative_to(folder): path.is_file() and path.stat().st_mtime_ns
+        path.relative_to(folder): path.is_file() and sha256(path.read_bytes()).digest()
         for path in folder.rglob("*")
     }
 

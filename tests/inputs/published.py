@@ -49,7 +49,7 @@ def model(
         (path / pointer).write_text(POINTER)
     weights = path / "model.safetensors"
     if tensors:
-        ours = {n: torch.zeros(*shape) for n, shape in tensors.items() if shape != "gone"}
+        ours = {n: torch.zeros(shape) for n, shape in tensors.items() if shape != "gone"}
         kept = {n: t for n, t in load_file(weights).items() if tensors.get(n) != "gone"}
         save_file({**kept, **ours}, weights)
     if cut is not None:
