@@ -116,7 +116,7 @@ class Results:
                 content[key] = {name: n for name, n in content[key].items() if n is not None}
             if content[key] in (None, {}):
                 del content[key]
-        return content | more
+        return {**content, **more}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Results":

@@ -91,7 +91,7 @@ class Neurons(Analysis):
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
         )
-        rows = [
+        table_rows = [
             [name, *unit, round(r, 4), *found.activity(unit)]
             for name, own in best.items()
             for unit, r in own
@@ -110,7 +110,7 @@ class Neurons(Analysis):
             [
                 Table(
                     ["property", "block", "unit", "correlation", "mean", "share above 0"],
-                    rows,
+                    table_rows,
                     "Units that follow a property",
                 ),
                 _contexts_table(best, found),
