@@ -5,6 +5,7 @@ Parts that are objects (`model`, `data`, `objective`, ...) are open nodes here: 
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -586,9 +587,13 @@ class SlurmLauncher(LocalLauncher):
     srun_args: list[str] | None = None
 
 
-LAUNCHERS: dict[str, type] = {"submitit_local": LocalLauncher, "submitit_slurm": SlurmLauncher}
+LAUNCHERS: dict[str, type[LocalLauncher]] = {
+    "submitit_local": LocalLauncher,
+    "submitit_slurm": SlurmLauncher,
+}
 
 
+@cache
 def register() -> None:
     """Make the classes known to Hydra as `schema/<command>` and `hydra/launcher/<name>`."""
     store = ConfigStore.instance()

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ _DECIDE = ("data", "tokenizer", "streams")
 
 
 @dataclass
-class Planner:
+class Planner(ABC):
     """What a grid and a search share.
 
     Args:
@@ -52,6 +53,10 @@ class Planner:
     overrides: Sequence[Override]
     from_preset: frozenset[str]
     launch: Callable[[Sequence[SweepJob], DictConfig], None]
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run every job of the sweep, and return when all have ended."""
 
     def words_of(self, override: Override) -> list[str]:
         """Return `KEY=VALUE` for each value of an override."""
