@@ -5,7 +5,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.scripting import imported
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 
@@ -61,7 +61,7 @@ def test_what_each_method_is_given_is_a_config(script, asked, tmp_path):
         script.FineTuning(start, scratch=True, labels="100", rate=1e-3).run(setting)
 
     for command, words, _ in asked:
-        check(launch.compose(command, Request(overrides=tuple(words))), command)
+        check(compose.compose(command, Request(overrides=tuple(words))), command)
 
 
 def test_a_run_that_is_finished_is_left_as_it_is(script, asked, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.scripting import imported
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
@@ -23,7 +23,7 @@ def setting(script, tmp_path):
 
 
 def composed(words):
-    config = launch.compose("pretrain", Request(overrides=tuple(words)))
+    config = compose.compose("pretrain", Request(overrides=tuple(words)))
     check(config, "pretrain")
     return config
 

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.build import check_options
 from transfer_cli.config.check import check
+from transfer_cli.config.compose import composed
 from transfer_cli.config.describe import options
 from transfer_cli.config.flat import flat
-from transfer_cli.config.launch import composed
 from transfer_cli.errors import ConfigError, TransferError, listed
 from transfer_cli.runs.sweep import SweepJob
 from transfer_cli.sweep.jobs import Jobs, shared
