@@ -1,6 +1,5 @@
 """Settings of every test run."""
 
-import functools
 import gc
 import os
 import signal
@@ -33,12 +32,10 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _composed_once():
-    """Let Hydra, which is slow, put a config's files together once, and read classes once."""
+    """Let Hydra, which is slow, put a config's files together once."""
     from tests.composing import compose_once
-    from transfer_cli.config import schema
 
     with pytest.MonkeyPatch.context() as patch:
         compose_once(patch)
-        patch.setattr(schema, "register", functools.cache(schema.register))
         patch.setattr(os, "fsync", lambda file: None)  # no test cuts the power
         yield

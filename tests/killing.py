@@ -61,11 +61,11 @@ class Ended:
 
 @functools.cache
 def _config(words: tuple[str, ...]) -> object:
-    from transfer_cli.config import launch
+    from transfer_cli.config import compose
     from transfer_cli.config.check import check
     from transfer_cli.config.flags import Request
 
-    config = launch.compose(words[0], Request(overrides=words[1:]))
+    config = compose.compose(words[0], Request(overrides=words[1:]))
     check(config, words[0])
     return config
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from transfer_cli.cli import _metrics
+from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import parse
-from transfer_cli.config.launch import composed
 from transfer_cli.sweep.folder import chosen_folder
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.loop import run_sweep

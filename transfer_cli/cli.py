@@ -201,8 +201,8 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
-    _load("transfer_cli.config.launch")  # and Hydra with it
-    from transfer_cli.config import bounded_yaml, help_text, launch
+    _load("transfer_cli.config.compose")  # and Hydra with it
+    from transfer_cli.config import bounded_yaml, compose, help_text
 
     if request.config_dir is not None:
         bounded_yaml.check_folder(request.config_dir)
@@ -217,11 +217,11 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         )
 
     if request.shows:
-        terminal.print_out(launch.shown(name, request))
+        terminal.print_out(compose.shown(name, request))
     elif request.multirun:
         _sweep(name, command, request)
     else:
-        made = launch.composed(name, request)
+        made = compose.composed(name, request)
         with made.typed.at_work():
             _perform(name, command, request, made.config)
 

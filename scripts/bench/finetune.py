@@ -117,9 +117,9 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
 def _parts(words: Sequence[str]) -> Any:
     """Return what `transfer finetune WORDS` is put together from."""
     from transfer_cli.assembly.run import build_run
-    from transfer_cli.config import flags, launch
+    from transfer_cli.config import compose, flags
 
-    return build_run(launch.compose("finetune", flags.parse(list(words))), "finetune")
+    return build_run(compose.compose("finetune", flags.parse(list(words))), "finetune")
 
 
 def _spread(sizes: Sequence[int], timed: int) -> Iterator[int]:

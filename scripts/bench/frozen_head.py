@@ -36,10 +36,10 @@ _FEATURES = """
 import sys
 import numpy as np
 from transfer_cli.assembly.run import build_run
-from transfer_cli.config import flags, launch
+from transfer_cli.config import compose, flags
 from transfer_cli.engine.features.cached import CachedFeatures
 words = sys.argv[2:]
-run = build_run(launch.compose("finetune", flags.parse(words, "finetune")), "finetune")
+run = build_run(compose.compose("finetune", flags.parse(words, "finetune")), "finetune")
 found = {}
 for name in ("train", "test"):
     data = run.data.splits[name].data

@@ -76,13 +76,13 @@ def ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> No
 
     from transfer_cli.assembly import ensemble
     from transfer_cli.commands.predict.predict import predict
-    from transfer_cli.config import flags, launch
+    from transfer_cli.config import flags
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     words = [f"run={folder}", f"input={texts}", "format=text", "output_format=jsonl",
              f"batch={BATCH}", f"device={device}", "precision=fp32"]  # fmt: skip
     first, others = (
-        launch.compose("predict", flags.parse([*words, f"output={path}"], "predict"))
+        compose.compose("predict", flags.parse([*words, f"output={path}"], "predict"))
         for path in (answers, os.devnull)
     )
     with patch.object(ensemble, "open_trained", cache(ensemble.open_trained)):

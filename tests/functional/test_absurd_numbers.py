@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 from transfer_cli.config.flat import flat
@@ -82,7 +82,7 @@ def refused(transfer, corpus, tiny, loop, tmp_path):
     ],
 )
 def test_numbers_that_no_arithmetic_has_are_refused_for_every_key(command, value):
-    composed = launch.compose(command, Request())
+    composed = compose.compose(command, Request())
 
     for key in numbers(composed):
         with pytest.raises((ConfigError, ValidationError), match=re.escape(key.split(".")[-1])):

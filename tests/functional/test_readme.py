@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 
@@ -37,7 +37,7 @@ def test_every_training_of_the_readme_composes():
 
     for command, *words in trained:
         overrides = tuple(word for word in words if "=" in word)
-        check(launch.compose(command, Request(overrides=overrides)), command)
+        check(compose.compose(command, Request(overrides=overrides)), command)
 
 
 @pytest.mark.slow

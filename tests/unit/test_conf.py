@@ -19,7 +19,7 @@ from transfer_cli.adaptation.plans import (
 )
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.optimizer import base_lr
-from transfer_cli.config import commands, launch
+from transfer_cli.config import commands, compose
 from transfer_cli.config.build import build, check_options
 from transfer_cli.config.check import check
 from transfer_cli.config.describe import description, options
@@ -85,7 +85,7 @@ GIVEN = {
 @cache
 def composed(command, *overrides):
     words = (*GIVEN.get(command, []), *overrides)
-    return launch.compose(command, Request(overrides=words))
+    return compose.compose(command, Request(overrides=words))
 
 
 def name_of(file):
@@ -333,7 +333,7 @@ def test_a_preset_of_ones_own_has_the_rate_of_what_it_extends_or_its_own(tmp_pat
 
     def of(name):
         request = Request(overrides=(f"adaptation={name}",), config_dir=tmp_path)
-        return launch.compose("finetune", request)
+        return compose.compose("finetune", request)
 
     assert of("extends").optimizer.lr == rate("adaptation=lora")
     assert of("extends").adaptation.frozen_eval

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 import transfer_cli
 from tests.unit.test_imports import FLOORS
 from transfer_cli.config.commands import ALL
+from transfer_cli.config.compose import compose
 from transfer_cli.config.flags import Request
-from transfer_cli.config.launch import compose
 from transfer_cli.interop.families import families
 
 ROOT = Path(transfer_cli.__file__).parent

@@ -12,7 +12,7 @@ from dataclasses import replace
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.commands import FLAGS, Command, examples, guide_of, heading
 from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
 from transfer_cli.config.flags import Request
@@ -40,7 +40,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     Raises:
         ConfigError: There is no folder of own configs.
     """
-    launch.check_folder(request)
+    compose.check_folder(request)
     chosen = _chosen(request)
     config = _composed(name, request, chosen)
     plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
@@ -112,10 +112,10 @@ def _composed(name: str, request: Request, chosen: Mapping[str, str]) -> DictCon
     for overrides in (request.overrides, options):
         try:
             asked = replace(request, overrides=overrides)
-            return launch.compose(name, asked, return_hydra_config=True)
+            return compose.compose(name, asked, return_hydra_config=True)
         except Exception:  # noqa: S112 - help is given in spite of it
             continue
-    return launch.compose(name, Request(), return_hydra_config=True)
+    return compose.compose(name, Request(), return_hydra_config=True)
 
 
 def _usage(command: Command, found: list[Option]) -> str:

@@ -586,7 +586,10 @@ class SlurmLauncher(LocalLauncher):
     srun_args: list[str] | None = None
 
 
-LAUNCHERS: dict[str, type] = {"submitit_local": LocalLauncher, "submitit_slurm": SlurmLauncher}
+LAUNCHERS: dict[str, type[LocalLauncher]] = {
+    "submitit_local": LocalLauncher,
+    "submitit_slurm": SlurmLauncher,
+}
 
 
 @cache

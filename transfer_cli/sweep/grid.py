@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.build import check_options
 from transfer_cli.config.check import check
+from transfer_cli.config.compose import composed
 from transfer_cli.config.describe import options
 from transfer_cli.config.flat import flat
-from transfer_cli.config.launch import composed
 from transfer_cli.errors import ConfigError, TransferError, listed
 from transfer_cli.runs.sweep import SweepJob
 from transfer_cli.sweep.jobs import Jobs, shared
@@ -35,7 +36,7 @@ _DECIDE = ("data", "tokenizer", "streams")
 
 
 @dataclass
-class Planner:
+class Planner(ABC):
     """What a grid and a search share.
 
     Args:
@@ -52,6 +53,10 @@ class Planner:
     overrides: Sequence[Override]
     from_preset: frozenset[str]
     launch: Callable[[Sequence[SweepJob], DictConfig], None]
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run every job of the sweep, and return when all have ended."""
 
     def words_of(self, override: Override) -> list[str]:
         """Return `KEY=VALUE` for each value of an override."""

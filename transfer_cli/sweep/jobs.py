@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import Request
-from transfer_cli.config.launch import composed
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import (

@@ -7,7 +7,7 @@ from typing import Any
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import OmegaConf
 
-from transfer_cli.config.launch import Composed, composed, parsed, without_hydras
+from transfer_cli.config.compose import Composed, composed, parsed, without_hydras
 from transfer_cli.config.literal import quoted
 from transfer_cli.sweep.cluster import chosen_cluster
 from transfer_cli.sweep.grid import Grid, words_of

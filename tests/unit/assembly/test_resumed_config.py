@@ -3,7 +3,7 @@
 import pytest
 
 from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.check import check
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
@@ -20,7 +20,7 @@ ADAPTED = ("ulmfit", "ewc", "multitask", "chain_thaw", "lora")
 def composed(folder, *words, resume=AUTO):
     command = "pretrain" if any("pretrain" in word for word in words) else "finetune"
     request = Request(overrides=(*words, f"run.dir={folder}", f"resume={resume}"))
-    config = launch.compose(command, request)
+    config = compose.compose(command, request)
     check(config, command)
     return config, command
 

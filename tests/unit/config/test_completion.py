@@ -7,10 +7,10 @@ import pytest
 
 from transfer_cli.config import commands
 from transfer_cli.config.completion import SCRIPTS, completions
+from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import CHOICES, declared, key_help, options
 from transfer_cli.config.flags import Request
 from transfer_cli.config.help_text import _keys
-from transfer_cli.config.launch import compose
 
 
 @pytest.fixture

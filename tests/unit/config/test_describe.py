@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from transfer_cli.config import commands
+from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import (
     OWN,
     Choice,
@@ -15,7 +16,6 @@ from transfer_cli.config.describe import (
     options,
 )
 from transfer_cli.config.flags import Request
-from transfer_cli.config.launch import compose
 
 
 def option_of(group, name):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 from transfer_cli.config.literal import (
@@ -33,7 +33,7 @@ TEXTS = (
 
 def composed(words):
     overrides = as_overrides(("run=RUN", *words), ("run", "prompt"), "prompt", ("stop",))
-    config = launch.compose("generate", Request(overrides=overrides))
+    config = compose.compose("generate", Request(overrides=overrides))
     check(config, "generate")
     return config
 

@@ -1,15 +1,19 @@
 """Jobs that submitit runs, with a stand-in for it that carries each to a copy of the sweep."""
 
 import copy
+import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from tests.sweeping import run
+from transfer_cli.config.flags import parse
 from transfer_cli.errors import ConfigError
-from transfer_cli.runs.sweep import JobState, SweepDirectory
+from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
 from transfer_cli.sweep import processes
+from transfer_cli.sweep.cluster import JobThere
+from transfer_cli.sweep.jobs import Jobs
 
 WORDS = ["-m", "seed=1,2,3", "run.dir=mine", "hydra/launcher=submitit_slurm"]
 
@@ -18,12 +22,13 @@ WORDS = ["-m", "seed=1,2,3", "run.dir=mine", "hydra/launcher=submitit_slurm"]
 def submitit(monkeypatch, tmp_path):
     """Have jobs run by a command that fails where the seed is 2; return what was asked for."""
     monkeypatch.chdir(tmp_path)
-    asked = SimpleNamespace(started=[], made=None, settings=None, lost=False)
+    asked = SimpleNamespace(started=[], commands=[], made=None, settings=None, lost=False)
     start = processes.subprocess.Popen
 
     def popen(words, **named):
         asked.started.append(words[words.index("transfer_cli") + 1 :])
-        return start(["false" if "seed=2" in words else "true"], **named)
+        usual = ["false" if "seed=2" in words else "true"]
+        return start(asked.commands.pop(0) if asked.commands else usual, **named)
 
     monkeypatch.setattr(processes.subprocess, "Popen", popen)
 
@@ -107,6 +112,34 @@ def test_a_job_that_was_lost_has_failed(submitit):
 
     assert {job.reason for job in jobs.done} == {"its machine has gone"}
     assert {job.outcome for job in jobs.done} == {JobState.FAILED}
+
+
+def test_a_job_whose_time_is_up_is_saved_and_begun_again(submitit, monkeypatch, tmp_path):
+    jobs = Jobs("pretrain", print, parse([]), lambda job, error: "", list, print, makes_runs=True,
+                sweep_dir=tmp_path / "mine", on_cluster=True)  # fmt: skip
+    job, there, again = SweepJob(0, ("seed=2",), ("seed=2",)), JobThere(jobs), []
+    submitit.commands = [["sleep", "60"], ["true"]]
+
+    def time_is_up(number, frame):
+        again.append(there.checkpoint(job).again)
+        sys.exit()
+
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(SystemExit):
+            there(job)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    outcomes = [jobs.directory.job(0).outcome]
+    [(function, arguments)] = again
+    function(*arguments)
+
+    assert [*outcomes, jobs.directory.job(0).outcome] == [JobState.STOPPED, JobState.DONE]
+    assert submitit.started[-1][-2:] == [
+        "run.dir='" + str(tmp_path / "mine/0") + "'",
+        "resume=auto",
+    ]
 
 
 def test_a_config_may_choose_the_cluster(submitit, tmp_path):

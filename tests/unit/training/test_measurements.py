@@ -5,7 +5,7 @@ import torch
 from omegaconf import OmegaConf
 
 from tests import tiny
-from transfer_cli.config import launch
+from transfer_cli.config import compose
 from transfer_cli.config.flags import Request
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.classification import Classification
@@ -37,7 +37,7 @@ def test_plain_values_and_presets_are_listed_and_paths_are_not():
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
 def test_nothing_that_moves_a_run_is_listed(command):
     data = "sample_text" if command == "pretrain" else "sample_questions"
-    config = launch.compose(command, Request(overrides=(f"data={data}",)))
+    config = compose.compose(command, Request(overrides=(f"data={data}",)))
 
     found = hyperparameters(config, {})
 

@@ -7,8 +7,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.compose import compose, composed, shown
 from transfer_cli.config.flags import parse
-from transfer_cli.config.launch import compose, composed, shown
 from transfer_cli.errors import ConfigError
 
 
