@@ -76,7 +76,7 @@ def ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> No
 
     from transfer_cli.assembly import ensemble
     from transfer_cli.commands.predict.predict import predict
-    from transfer_cli.config import flags
+    from transfer_cli.config import compose, flags
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     words = [f"run={folder}", f"input={texts}", "format=text", "output_format=jsonl",
