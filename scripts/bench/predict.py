@@ -50,10 +50,9 @@ ONE_BY_ONE = "pipeline as it comes, batch_size=1"
 _QUESTIONS = """
 import json, sys
 from pathlib import Path
-from transfer_cli.tasks.samples import Sample
-from transfer_cli.tasks.trec import Trec
+from transfer_cli.tasks import samples, trec
 folder = Path(sys.argv[1]).expanduser()
-found = (Trec() if sys.argv[1] else Sample("questions")).load(folder, seed=0)
+found = (trec.Trec() if sys.argv[1] else samples.Sample("questions")).load(folder, seed=0)
 print(json.dumps([example.text for example in found.splits["test"]]))
 """
 
