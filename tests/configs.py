@@ -40,7 +40,7 @@ def table(folder: Path, rows: int = 20, name: str = "table") -> dict[str, Any]:
 
     Half as many are for validation, and as many for the test.
     """
-    node: dict[str, Any] = {"_target_": f"{OURS}.data.tasks.Table"}
+    node: dict[str, Any] = {"_target_": f"{OURS}.tasks.table.Table"}
     for split, (first, count) in {"train": (0, rows), "validation": (1, rows // 2),
                                   "test": (2, rows // 2)}.items():  # fmt: skip
         path = folder / f"{name}-{split}.csv"

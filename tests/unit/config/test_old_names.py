@@ -20,12 +20,9 @@ tasks.text_to_text.data.SampleTextPairs tasks.text_to_text.data.TextPairsTable
 def test_a_source_of_an_older_run_has_a_class_of_the_same_name_or_is_a_sample(name):
     node = with_new_names({TARGET: f"transfer_cli.{name}"})
 
-    found = class_of(node, "data")
+    today = class_of(node, "data")
 
-    if found is Sample:
-        Sample(node["sample"])
-    else:
-        assert found.__name__ == name.rpartition(".")[2]
+    assert Sample(node["sample"]) if today is Sample else today.__name__ == name.split(".")[-1]
 
 
 def test_names_inside_of_streams_and_tasks_are_new_as_well(tmp_path):

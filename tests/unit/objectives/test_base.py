@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.distil_lm import DistilLM
@@ -52,10 +52,6 @@ def test_an_objective_keeps_tokens_and_the_start_unless_it_says_otherwise():
     assert objective.keeps_tokens
     assert objective.prepare(raw, ExampleNoise(0))["tokens"] is raw["tokens"]
     assert tiny.same(tiny.weights_of(model), before)
-
-
-def test_a_loss_is_the_main_one_unless_it_is_named():
-    assert TaskInfo(tiny.VOCABULARY).name == "main"
 
 
 # Which end of each measure is good decides the best weights, a search and a report's order.

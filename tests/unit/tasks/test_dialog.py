@@ -217,13 +217,6 @@ def test_a_turn_of_the_released_file_is_named_by_its_place(tmp_path):
         read_turns(path)
 
 
-def test_a_run_no_better_than_a_guess_has_failed():
-    found = DialogTask().failure({"hits_at_1": 0.06, "chance": 0.05}, {})
-
-    assert "training hits_at_1 6.0 % is no better than a guess" in found
-    assert DialogTask().failure({"hits_at_1": 0.6, "chance": 0.05}, {}) is None
-
-
 def test_one_candidate_can_be_asked_about():
     assert turn_of({"history": ["a"], "candidates": ["x"]}, "x").choices == ["x"]
 

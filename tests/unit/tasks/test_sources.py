@@ -1,4 +1,3 @@
-import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -247,14 +246,6 @@ def test_pairs_and_columns_without_header_are_read(write):
         Example("first one", 1, "second one"),
         Example("first two", 0, "second two"),
     )
-
-
-def test_json_lines_are_a_table(write):
-    rows = [json.dumps({"q": f"word {number}", "kind": number % 2}) for number in range(20)]
-
-    data = Table(train=write("a.jsonl", rows, header=None), text="q", label="kind").load(Path(), 0)
-
-    assert data.labels == ("0", "1")
 
 
 def test_a_format_that_the_name_does_not_tell_is_asked_for(write):

@@ -11,20 +11,8 @@ from transfer_cli.data.tokenizer import BytePairs, WordPiece
 from transfer_cli.testing.tasks import check_task
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "example"
-WORDS = [
-    "Where",
-    "does",
-    "the",
-    "Old",
-    "Man",
-    "end",
-    "?",
-    "Nothing",
-    "here",
-    "Rhine",
-    "and",
-    "Main",
-]
+WORDS = ["Where", "does", "the", "Old", "Man", "end", "?", "Nothing", "here", "Rhine", "and",
+         "Main"]  # fmt: skip
 
 
 @pytest.fixture
