@@ -142,7 +142,8 @@ def words_of(override: Override, config_dir: Path | None = None) -> list[str]:
         override: What was typed.
         config_dir: A folder with the user's own configs, whose options `glob(...)` finds too.
     """
-    key, value = override.get_key_element(), override.value()
+    key = override.get_key_element()
+    value: Any = override.value()  # whose annotation leaves out `glob(...)`
     if isinstance(value, Glob):
         names = sorted({o.name for o in options(config_dir) if o.group == override.key_or_group})
         values = value.filter(names)

@@ -67,6 +67,6 @@ def _swept_by_preset(first: Composed) -> dict[str, Any]:
     swept: dict[str, Any] = {}
     # The first is what Hydra's own configs call it, which configs of one's own may hold.
     for node, key in ((first.hydra, "sweeper.params"), (first.config, "sweep.over")):
-        found: Any = OmegaConf.select(node, key)
-        swept |= OmegaConf.to_container(found) if found else {}
+        values: Any = OmegaConf.to_container(OmegaConf.create(OmegaConf.select(node, key) or {}))
+        swept |= values
     return swept
