@@ -113,9 +113,7 @@ class TokenTagging(UnitObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy."""
         rows_N = rows_with_target(batch)
-        logits_NC = self._logits_at(rows_N, model, encoded)
-        target_N = batch["target"].flatten().index_select(0, rows_N)
-        return {"loss": F.cross_entropy(logits_NC, target_N, reduction="sum")}
+        return {"loss": _summed(self._logits_at(rows_N, model, encoded), batch, rows_N)}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy of each row, summed over its targets."""
@@ -130,8 +128,8 @@ class TokenTagging(UnitObjective):
 
         What is said of a word is its likeliest tag, whatever its neighbours have.
         """
-        logits_NC, target_N = outputs.flatten(0, 1), batch["target"].flatten()
-        loss = F.cross_entropy(logits_NC, target_N, ignore_index=IGNORE, reduction="sum")
+        logits_NC, rows_N = outputs.flatten(0, 1), rows_with_target(batch)
+        loss = _summed(logits_NC.index_select(0, rows_N), batch, rows_N)
         classes = len(self.info.labels)
         if classes > MOST_IN_CONFUSION:
             return {"loss": loss}
@@ -154,6 +152,12 @@ class TokenTagging(UnitObjective):
 
     def _names(self, tags: Sequence[int]) -> str:
         return " ".join(self.info.labels[tag] for tag in tags if tag != IGNORE)
+
+
+def _summed(logits_NC: Tensor, batch: Batch, rows_N: Tensor) -> Tensor:
+    """Return the cross-entropy of targets, given their logits and where they stand."""
+    target_N = batch["target"].flatten().index_select(0, rows_N)
+    return F.cross_entropy(logits_NC, target_N, reduction="sum")
 
 
 def _of_words(batch: Batch) -> Tensor:
