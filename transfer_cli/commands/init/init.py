@@ -35,7 +35,7 @@ SAID = {
     "losses": "further losses, by names of your own",
     "optimizer": "settings of the optimizer, whichever is chosen",
     "schedule": "settings of the schedule, whichever is chosen",
-    "store": "trained: what trained, and a reference; merged: edits folded in; all: all of it",
+    "store": "all; trained: what trained, and a reference; merged: edits folded in",
     "streams": "further sources of batches, by names of your own",
 }
 """What no option of ours repeats, and a copy of it says."""
