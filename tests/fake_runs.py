@@ -19,7 +19,7 @@ def config(seed: int = 0, **changed: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "seed": seed,
         "data": {
-            "_target_": "transfer_cli.tasks.samples.Sample",
+            "_target_": "transfer_cli.tasks.samples.EmbeddedSample",
             "sample": "questions",
             "labelled": None,
         },

@@ -47,5 +47,5 @@ def with_new_names(node: Any) -> Any:
     if isinstance(target, str) and target in _NEW:
         renamed["_target_"] = _NEW[target]
     elif isinstance(target, str) and target in _SAMPLES:
-        renamed |= {"_target_": f"{_TASKS}.samples.Sample", "sample": _SAMPLES[target]}
+        renamed |= {"_target_": f"{_TASKS}.samples.EmbeddedSample", "sample": _SAMPLES[target]}
     return renamed

@@ -16,7 +16,7 @@ from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask, problem_of
-from transfer_cli.tasks.sources import Source
+from transfer_cli.tasks.sources import LabelledSource
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ TASKS: Mapping[str, _Files] = {
 
 
 @dataclass(kw_only=True)
-class Glue(Source):
+class Glue(LabelledSource):
     """A data set of GLUE: labels for sentences or pairs, of STS-B numbers.
 
     Args:
@@ -106,7 +106,7 @@ class Glue(Source):
         return ClassificationTask if self._files.labels else RegressionTask
 
     def given(self, data_dir: Path) -> LabelledData:
-        """See `Source`; `data_dir` changes nothing."""
+        """See `LabelledSource`; `data_dir` changes nothing."""
         folder = Path(self.folder).expanduser()
         paths = {split: folder / file for split, file in self._files.splits.items()}
         splits = {split: tuple(self._examples(path)) for split, path in paths.items()}

@@ -20,7 +20,7 @@ from transfer_cli.tasks.dialog.readers import DialogExample
 from transfer_cli.tasks.dialog.task import DialogTask
 from transfer_cli.tasks.multilabel.task import LabelsExample, MultilabelTask
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
-from transfer_cli.tasks.sources import Source
+from transfer_cli.tasks.sources import LabelledSource
 from transfer_cli.tasks.span.readers import SpanExample
 from transfer_cli.tasks.span.task import SpanTask
 from transfer_cli.tasks.tagging import schemes
@@ -150,7 +150,7 @@ SAMPLES: Mapping[
 """Name -> the task of its examples, and the function from a world to labels and splits."""
 
 
-class Sample(Source):
+class EmbeddedSample(LabelledSource):
     """Embedded examples about the made-up encyclopedia.
 
     Args:
@@ -182,6 +182,6 @@ class Sample(Source):
         return type(self._task)
 
     def given(self, data_dir: Path) -> LabelledData:
-        """See `Source`; `data_dir` changes nothing."""
+        """See `LabelledSource`; `data_dir` changes nothing."""
         labels, splits = self._made(self.world)
         return LabelledData(f"sample_{self.sample}", labels, splits, self._task.as_node())

@@ -26,7 +26,7 @@ from transfer_cli.tasks.base import Task
 
 
 @dataclass(kw_only=True)
-class Source(TaskData):
+class LabelledSource(TaskData):
     """Labelled examples of which some splits are given; the others are drawn."""
 
     @property
@@ -93,7 +93,7 @@ def held_out(
 
 
 @dataclass(kw_only=True)
-class LabelledFiles(Source):
+class LabelledFiles(LabelledSource):
     """Own labelled files, one for each split.
 
     A kind of file is a subclass with its `task` and its reader, `read`. Its fields are keys of
@@ -128,7 +128,7 @@ class LabelledFiles(Source):
 
     @property
     def share(self) -> float:
-        """See `Source`."""
+        """See `LabelledSource`."""
         return self.validation_share
 
     @property
@@ -180,7 +180,7 @@ class LabelledFiles(Source):
         return LabelledData(paths[first].stem, labels, splits, task.as_node(), files=paths)
 
     def given(self, data_dir: Path) -> LabelledData:
-        """See `Source`; `data_dir` changes nothing."""
+        """See `LabelledSource`; `data_dir` changes nothing."""
         return self.examples(self.paths)
 
     def whole(self, own: Wanted) -> LabelledData:

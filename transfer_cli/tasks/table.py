@@ -183,7 +183,7 @@ class Table(LabelledFiles):
         return labels.setdefault(label, label)
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
-        """See `Source`; labels that are surely several, joined, are told of."""
+        """See `LabelledSource`; labels that are surely several, joined, are told of."""
         labels = task.labels
         mark = joined_by(labels)
         if mark is not None:

@@ -9,7 +9,7 @@ from transfer_cli.data.labelled import Example, LabelledData
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.sources import Source, check_share
+from transfer_cli.tasks.sources import LabelledSource, check_share
 
 _FINE_NAMES = {
     "ABBR": "abb exp",
@@ -37,7 +37,7 @@ FINE_LABELS = tuple(
 
 
 @dataclass(kw_only=True)
-class Trec(Source):
+class Trec(LabelledSource):
     """TREC question classification (Li and Roth 2002).
 
     Args:
@@ -59,11 +59,11 @@ class Trec(Source):
 
     @property
     def share(self) -> float:
-        """See `Source`."""
+        """See `LabelledSource`."""
         return self.validation
 
     def given(self, data_dir: Path) -> LabelledData:
-        """See `Source`."""
+        """See `LabelledSource`."""
         labels = FINE_LABELS if self.fine else COARSE_LABELS
         paths = {split: catalog.find_trec(split, data_dir) for split in catalog.TREC}
         splits = {

@@ -292,7 +292,7 @@ def test_an_object_of_the_wrong_kind_is_never_made(tmp_path, monkeypatch, option
 
 
 def test_an_object_with_the_methods_that_are_asked_for_is_made():
-    questions = {"_target_": "transfer_cli.tasks.samples.Sample", "sample": "questions"}
+    questions = {"_target_": "transfer_cli.tasks.samples.EmbeddedSample", "sample": "questions"}
 
     made = build({"method": questions, "callback": {"_target_": COSINE}}, "slots", Slots)
 

@@ -3,7 +3,7 @@ import pytest
 from transfer_cli.config.build import TARGET, class_of
 from transfer_cli.config.old_names import with_new_names
 from transfer_cli.config.plain_yaml import read_plain
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 
 OLD = """
 data.hub_table.HubTable data.rest.Rest data.tasks.SamplePairs data.tasks.SampleQuestions
@@ -22,7 +22,11 @@ def test_a_source_of_an_older_run_has_a_class_of_the_same_name_or_is_a_sample(na
 
     today = class_of(node, "data")
 
-    assert Sample(node["sample"]) if today is Sample else today.__name__ == name.split(".")[-1]
+    assert (
+        EmbeddedSample(node["sample"])
+        if today is EmbeddedSample
+        else today.__name__ == name.split(".")[-1]
+    )
 
 
 def test_names_inside_of_streams_and_tasks_are_new_as_well(tmp_path):
@@ -33,5 +37,5 @@ def test_names_inside_of_streams_and_tasks_are_new_as_well(tmp_path):
     )
 
     assert read_plain(path)["streams"]["more"]["data"]["task"] == {
-        TARGET: "transfer_cli.tasks.samples.Sample", "sample": "pairs", "world": 3,
+        TARGET: "transfer_cli.tasks.samples.EmbeddedSample", "sample": "pairs", "world": 3,
     }  # fmt: skip

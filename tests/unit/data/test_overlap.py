@@ -8,7 +8,7 @@ from transfer_cli.data import overlap
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
 
 
@@ -67,7 +67,7 @@ def test_one_table_under_two_names_is_warned_of(tmp_path, caplog, way):
 
 def test_the_sample_has_no_text_in_two_splits(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        Sample("questions").load(tmp_path, 0)
+        EmbeddedSample("questions").load(tmp_path, 0)
 
     assert not caplog.records
 

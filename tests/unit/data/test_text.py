@@ -14,7 +14,7 @@ from transfer_cli.config.build import build
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.text import SampleText, TaskText, TextData, TextFiles, WikiText
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
 
 SAMPLE_TEXT = "transfer_cli.data.text.SampleText"
@@ -258,7 +258,7 @@ def table(tmp_path):
 
 
 def test_the_texts_of_a_task_are_all_there_without_labels_in_its_own_splits():
-    task = Sample("questions")
+    task = EmbeddedSample("questions")
     examples = task.load(Path(), 0).splits
 
     splits = TaskText(task=task).splits(Path(), 0)
@@ -302,7 +302,9 @@ def test_the_fingerprint_of_a_task_goes_with_its_texts_alone(table):
 
 
 def test_only_the_parts_of_a_task_that_are_wanted_come():
-    assert list(TaskText(task=Sample("questions")).splits(Path(), 0, only=["test"])) == ["test"]
+    assert list(TaskText(task=EmbeddedSample("questions")).splits(Path(), 0, only=["test"])) == [
+        "test"
+    ]
 
 
 @dataclass

@@ -239,7 +239,7 @@ def test_a_sweep_with_nothing_finished_is_refused(tmp_path):
 def test_a_sweep_over_several_tasks_is_refused(tmp_path):
     folder = sweep(tmp_path / "s", error(1.0), error(2.0))
     other = folder / "1" / "config.yaml"
-    other.write_text(other.read_text().replace("samples.Sample", "trec.Trec"))
+    other.write_text(other.read_text().replace("samples.EmbeddedSample", "trec.Trec"))
 
     assert "a sweep over 2 tasks, whose runs cannot be compared; name" in refused(folder)
     assert sum(line.startswith("best run by") for line in last_words(folder)) == 2

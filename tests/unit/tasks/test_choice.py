@@ -14,7 +14,7 @@ from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.tasks.choice.readers import read_examples
 from transfer_cli.tasks.choice.task import ChoiceExample, Choices, ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 
 TASK = ChoiceTask()
 
@@ -229,7 +229,7 @@ def test_questions_of_any_row_format_can_be_asked_without_an_answer():
 
 
 def test_the_sample_gives_nothing_away():
-    data = Sample("choices").load(None, 0)
+    data = EmbeddedSample("choices").load(None, 0)
 
     assert {name: len(found) for name, found in data.splits.items()} == {
         "train": 144, "validation": 96, "test": 288,
@@ -241,6 +241,8 @@ def test_the_sample_gives_nothing_away():
         first = np.mean([each.label == 0 for each in examples])
         assert first == pytest.approx(np.mean(1 / counts), abs=0.12)
         assert name == "train" or not known & {each.context for each in examples}
-    again = [replace(each, label=None) for each in Sample("choices").load(None, 1).splits["test"]]
+    again = [
+        replace(each, label=None) for each in EmbeddedSample("choices").load(None, 1).splits["test"]
+    ]
     assert again == [replace(each, label=None) for each in data.splits["test"]]
     assert sample.choices(1) != sample.choices(0)

@@ -13,7 +13,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.dialog.readers import read_turns, turn_of
 from transfer_cli.tasks.dialog.task import DialogExample, Dialogs, DialogTask
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 
 WORDS = "i like football am from NYC how are you ? pretty fine great ! a b c d e"
 SLIDE = DialogExample(
@@ -222,7 +222,7 @@ def test_one_candidate_can_be_asked_about():
 
 
 def test_the_sample_gives_nothing_away():
-    data = Sample("dialog").load(None, 0)
+    data = EmbeddedSample("dialog").load(None, 0)
 
     assert {name: len(found) for name, found in data.splits.items()} == {
         "train": 144, "validation": 96, "test": 288,

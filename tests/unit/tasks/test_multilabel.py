@@ -15,7 +15,7 @@ from transfer_cli.tasks.multilabel.task import (
     MultilabelTask,
     best_threshold,
 )
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
 
 TASK = MultilabelTask(("a", "b", "c"))
@@ -209,7 +209,7 @@ def test_very_many_labels_are_refused(load):
 
 
 def test_the_sample_has_each_label_and_texts_without_any():
-    for examples in Sample("labels").load(None, 0).splits.values():
+    for examples in EmbeddedSample("labels").load(None, 0).splits.values():
         count = [sum(at in each.label for each in examples) for at in range(4)]
         assert count == [len(examples) // 3] * 4
         assert sum(each.label == () for each in examples) == len(examples) // 6

@@ -12,7 +12,7 @@ from transfer_cli.tasks.regression.task import (
     average_ranks,
     correlation,
 )
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 
 TASK = RegressionTask(mean=2.0, scale=0.5)
 
@@ -154,7 +154,7 @@ def test_numbers_that_are_all_equal_teach_nothing(load):
 
 
 def test_the_sample_has_as_much_of_each_size():
-    data = Sample("numbers").load(None, 0)
+    data = EmbeddedSample("numbers").load(None, 0)
 
     for examples in data.splits.values():
         assert set(np.bincount([int(each.value) for each in examples])) == {len(examples) // 6}

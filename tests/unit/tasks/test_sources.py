@@ -13,7 +13,7 @@ from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks import trec
 from transfer_cli.tasks.multilabel.task import LabelsTable
 from transfer_cli.tasks.regression.task import NumberTable
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
 from transfer_cli.tasks.trec import Trec
 
@@ -333,8 +333,8 @@ def test_an_unknown_format_is_refused_with_the_nearest():
 
 
 def test_the_sample_questions_are_a_task():
-    data = Sample("questions", labelled=12).load(Path(), 0)
+    data = EmbeddedSample("questions", labelled=12).load(Path(), 0)
 
     assert {"train", "validation", "test"} == set(data.splits)
     assert counts(data.splits["train"]) == dict.fromkeys(range(6), 2)
-    assert data.splits["test"] == Sample("questions").load(Path(), 1).splits["test"]
+    assert data.splits["test"] == EmbeddedSample("questions").load(Path(), 1).splits["test"]

@@ -12,7 +12,7 @@ import pytest
 from transfer_cli.data.tokenizer import BytePairs, WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.base import by_example
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.span import scoring
 from transfer_cli.tasks.span.task import NO_ANSWER, SpanExample, SpanTask, Squad
 from transfer_cli.tasks.span.windows import (
@@ -460,7 +460,7 @@ def test_texts_are_held_out_with_all_their_questions(tmp_path):
 
 
 def test_the_sample_asks_for_one_of_several_names(tmp_path):
-    found = Sample("spans").load(tmp_path, 0)
+    found = EmbeddedSample("spans").load(tmp_path, 0)
 
     sizes = {name: len(examples) for name, examples in found.splits.items()}
     names = {

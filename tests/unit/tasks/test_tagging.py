@@ -13,7 +13,7 @@ from transfer_cli.batch import IGNORE
 from transfer_cli.data.tokenizer import BytePairs, WordPiece
 from transfer_cli.errors import DataError
 from transfer_cli.interop.vocabulary import read_tokenizer
-from transfer_cli.tasks.samples import Sample
+from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
 from transfer_cli.tasks.tagging.files import TaggedFiles
@@ -449,7 +449,7 @@ def test_comments_are_left_out_on_request(tmp_path):
 
 
 def test_the_sample_shows_no_kind_by_its_wording_and_no_name_in_two_splits(tmp_path):
-    data = Sample("tags").load(tmp_path, 0)
+    data = EmbeddedSample("tags").load(tmp_path, 0)
     train, test = (data.splits[name] for name in ("train", "test"))
 
     assert [len(data.splits[name]) for name in ("train", "validation", "test")] == [600, 120, 300]
@@ -463,7 +463,7 @@ def test_the_sample_shows_no_kind_by_its_wording_and_no_name_in_two_splits(tmp_p
 
 
 def test_few_labels_keep_each_kind(tmp_path):
-    data = Sample("tags", labelled=30).load(tmp_path, 0)
+    data = EmbeddedSample("tags", labelled=30).load(tmp_path, 0)
 
     found = {tag for each in data.splits["train"] for tag in each.label}
     assert len(data.splits["train"]) == 30

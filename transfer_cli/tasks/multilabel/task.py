@@ -286,7 +286,7 @@ class LabelsTable(Table):
         return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line)
 
     def check(self, task: Task, train: Sequence[LabelsExample], where: str) -> None:
-        """See `Source`; columns of labels that no text has, or each has, say nothing."""
+        """See `LabelledSource`; columns of labels that no text has, or each has, say nothing."""
         if not isinstance(self.label, tuple):
             task.check(train, where)
             return

@@ -201,7 +201,7 @@ class NumberTable(Table):
         return [NumberExample(row.text, row.label, row.pair, row.line) for row in rows]
 
     def check(self, task: Task, train: Sequence[NumberExample], where: str) -> None:
-        """See `Source`; of names of labels there is nothing to say."""
+        """See `LabelledSource`; of names of labels there is nothing to say."""
         task.check(train, where)
 
 

@@ -223,4 +223,4 @@ class TextPairsTable(Table):
         return [TextToTextExample(row.text, row.label) for row in rows]
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
-        """See `Source`: any texts can be learnt."""
+        """See `LabelledSource`: any texts can be learnt."""
