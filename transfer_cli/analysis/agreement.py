@@ -16,7 +16,7 @@ from transfer_cli.generation.sentences import (
     judge_pairs,
     longer_wins,
 )
-from transfer_cli.report.finding import Finding, Table
+from transfer_cli.report.finding import Finding, FindingTable
 
 DECIMALS = 6
 
@@ -86,8 +86,8 @@ class NumberAgreement(Analysis):
                 **({} if longer is None else {"longer wins": round(longer, DECIMALS)}),
             },
             [
-                Table(["group", "right, %", "from", "to", "pairs"], rows, "Right by group"),
-                Table(
+                FindingTable(["group", "right, %", "from", "to", "pairs"], rows, "Right by group"),
+                FindingTable(
                     ["good", "found likelier", "group", "nats between them"],
                     [list(pair.values()) for pair in shown],
                     "Wrong pairs",

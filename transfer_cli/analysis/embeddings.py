@@ -16,7 +16,7 @@ from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.finding import Finding, Points, Table
+from transfer_cli.report.finding import Finding, FindingTable, Points
 
 Order = Literal["auto", "frequent", "first"]
 Vectors = npt.NDArray[np.float64]
@@ -123,7 +123,7 @@ class Embeddings(Analysis):
             f"hold {explained} of their variance. Open them all by tensorboard --logdir with "
             "the folder embeddings-projector of these analyses.",
             values,
-            [Table(["of", f"nearest {self.of}, by cosine"], rows)],
+            [FindingTable(["of", f"nearest {self.of}, by cosine"], rows)],
             {
                 "pca": Points(
                     places.tolist(),

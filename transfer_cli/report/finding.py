@@ -12,7 +12,7 @@ Row = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Table:
+class FindingTable:
     """Rows of plain values; None is an empty cell.
 
     Args:
@@ -85,7 +85,7 @@ Chart = Lines | Matrix | Points
 
 
 @dataclass(frozen=True)
-class View:
+class FindingView:
     """What only a page of its own can show: where heads look, or words with colours.
 
     Args:
@@ -116,12 +116,12 @@ class Finding:
     title: str
     summary: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
+    tables: Sequence[FindingTable] = ()
     charts: Mapping[str, Chart] = field(default_factory=dict)
     notes: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
-    view: View | None = None
+    view: FindingView | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of its file."""
@@ -153,10 +153,10 @@ class Finding:
 _SHOWN = ("title", "summary", "values", "table", "notes")
 
 
-def _table(stored: Mapping[str, Any]) -> Table:
+def _table(stored: Mapping[str, Any]) -> FindingTable:
     """Return a table without the rows that have too few or too many values."""
     columns, rows = (
         found if isinstance(found := stored.get(key), list) else [] for key in ("columns", "rows")
     )
     fitting = [row for row in rows if isinstance(row, list) and len(row) == len(columns)]
-    return Table(columns, fitting)
+    return FindingTable(columns, fitting)

@@ -6,7 +6,7 @@ import numpy as np
 
 from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.engine.evaluation import EachExample, evaluate
-from transfer_cli.report.finding import Finding, Lines, Table
+from transfer_cli.report.finding import Finding, FindingTable, Lines
 
 
 class TokenLengths(Analysis):
@@ -39,7 +39,7 @@ class TokenLengths(Analysis):
             "Length against loss",
             f"Texts of {split.name} by their number of tokens.",
             {"texts": len(lengths), "longest": int(lengths.max())},
-            [Table(["tokens", "texts", "loss (nats)"], rows)],
+            [FindingTable(["tokens", "texts", "loss (nats)"], rows)],
             {"loss_by_length": Lines({"loss": means}, names, "tokens", "nats a text")},
         )
 

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from transfer_cli.analysis.pictures import drawn
-from transfer_cli.report.finding import Finding, Lines, Matrix, Points, Table
+from transfer_cli.report.finding import Finding, FindingTable, Lines, Matrix, Points
 
 FOUND = Finding(
     "Lengths", "Long texts are harder.", {"longest": 37},
     [
-        Table(["tokens", "error"], [["1 to 8", 12.5], ["9 to 16", None]]),
-        Table(["x"], [[1]], "More"),
+        FindingTable(["tokens", "error"], [["1 to 8", 12.5], ["9 to 16", None]]),
+        FindingTable(["x"], [[1]], "More"),
     ],
     notes=["of one run"], data={"bounds": [8, 16]},
 )  # fmt: skip
@@ -51,4 +51,4 @@ def test_a_file_holds_the_first_table_and_is_read_again():
 def test_what_is_no_finding_is_an_empty_one():
     content = {"title": 3, "summary": [], "values": "x", "table": {"columns": 1}, "notes": {}}
 
-    assert Finding.from_json(content) == Finding("", "", tables=[Table([], [])], notes=[])
+    assert Finding.from_json(content) == Finding("", "", tables=[FindingTable([], [])], notes=[])

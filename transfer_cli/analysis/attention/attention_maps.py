@@ -33,7 +33,7 @@ from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.captures import attention_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.report import formats
-from transfer_cli.report.finding import Finding, Matrix, Table, View
+from transfer_cli.report.finding import Finding, FindingTable, FindingView, Matrix
 from transfer_cli.runs.stored_analyses import MOST_BYTES
 
 NO_EXPLANATION = (
@@ -113,7 +113,7 @@ class AttentionMaps(Analysis):
                 "tokens summarised": summaries.num_tokens,
                 "mean entropy in nats": round(float(means["entropy"].mean()), _DECIMALS),
             },
-            [Table(["looks at", "block", "head", "share"], most)],
+            [FindingTable(["looks at", "block", "head", "share"], most)],
             {
                 "mean_entropy_in_nats": Matrix(means["entropy"].tolist(), "block", "head"),
                 "mean_distance_in_tokens": Matrix(means["distance"].tolist(), "block", "head"),
@@ -121,7 +121,7 @@ class AttentionMaps(Analysis):
             list(_notes(subject)),
             data,
             {FILE: _packed(texts, subject)},
-            View("attention", view),
+            FindingView("attention", view),
         )
 
     def _chosen(self, split: Split) -> Sequence[int]:

@@ -31,7 +31,7 @@ from transfer_cli.analysis.attributions.explained_text import (
 )
 from transfer_cli.errors import DataError, at_least, between
 from transfer_cli.progress import progress
-from transfer_cli.report.finding import Finding, Table, View
+from transfer_cli.report.finding import Finding, FindingTable, FindingView
 from transfer_cli.seeds import derive
 
 METHODS = ("erasure", "gradient_input", "integrated_gradients")
@@ -218,7 +218,7 @@ def _finding(
         summary,
         {"split": subject.split.name, "texts": len(texts), "measured on": measured},
         [
-            Table(columns, [[row[key] for key in columns] for row in table], "Faithfulness"),
+            FindingTable(columns, [[row[key] for key in columns] for row in table], "Faithfulness"),
             _strongest_words(texts),
         ],
         data={
@@ -227,11 +227,11 @@ def _finding(
             "texts": texts,
             "faithfulness": table,
         },
-        view=View("words", {"texts": texts}),
+        view=FindingView("words", {"texts": texts}),
     )
 
 
-def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> Table:
+def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> FindingTable:
     """Return a row for each text: the strongest words of each method, and what is unexplained."""
     rows = [
         [
@@ -245,7 +245,7 @@ def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> Table:
         for text in texts
     ]
     said = ["example", "prediction", "right", "explained"]
-    return Table([*said, *METHODS, "residue", "change", "steps"], rows, "Strongest words")
+    return FindingTable([*said, *METHODS, "residue", "change", "steps"], rows, "Strongest words")
 
 
 def _strongest(words: Sequence[str], scores: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ from transfer_cli.assembly.datasets import direction_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.report.finding import Finding, Lines, Table
+from transfer_cli.report.finding import Finding, FindingTable, Lines
 from transfer_cli.tasks.tagging.readers import TagExample
 from transfer_cli.tasks.tagging.task import TaggingTask
 
@@ -178,7 +178,7 @@ def _shown(
         "Edge probes",
         summary,
         {"labels": len(labels), **targets},
-        [Table(columns, rows)],
+        [FindingTable(columns, rows)],
         {"micro_f1": Lines(series, layers, "layers up to", "micro-F1", ["fresh weights"])},
         data={
             "probes": list(entries),

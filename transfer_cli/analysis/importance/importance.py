@@ -21,7 +21,7 @@ from transfer_cli.errors import NotFiniteError, at_least, between, one_of
 from transfer_cli.metrics import Metric
 from transfer_cli.model.gates import all_heads, gated
 from transfer_cli.progress import More, progress
-from transfer_cli.report.finding import Chart, Finding, Lines, Matrix, Table
+from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.seeds import derive
 
 Kind = Literal["heads", "blocks", "attention", "feed_forward"]
@@ -253,7 +253,7 @@ def _summary(scorer: Scorer) -> str:
     )
 
 
-def _table(measure: str, entries: Mapping[Kind, list[Entry]]) -> Table:
+def _table(measure: str, entries: Mapping[Kind, list[Entry]]) -> FindingTable:
     """Return the parts that were left out, those first without which the loss rises most."""
     rows = [
         [str(Part(kind, entry["layer"], entry.get("head"))), entry["measure"], entry["loss"]]
@@ -261,13 +261,13 @@ def _table(measure: str, entries: Mapping[Kind, list[Entry]]) -> Table:
         for entry in of_kind
     ]
     rows.sort(key=lambda row: -math.inf if row[2] is None else row[2])
-    return Table(["without", f"{measure}, difference", "loss, difference"], rows)
+    return FindingTable(["without", f"{measure}, difference", "loss, difference"], rows)
 
 
-def _pruning_table(measure: str, curve: Sequence[Entry]) -> Table:
+def _pruning_table(measure: str, curve: Sequence[Entry]) -> FindingTable:
     columns = ["% of heads left out", measure, f"{measure}, in random order"]
     rows = [[round(100 * point["share"]), point["measure"], point["random"]] for point in curve]
-    return Table(columns, rows, "Without several heads, the least important first")
+    return FindingTable(columns, rows, "Without several heads, the least important first")
 
 
 def _charts(

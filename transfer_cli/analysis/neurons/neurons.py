@@ -24,7 +24,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between
 from transfer_cli.model.captures import units_by_place
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.finding import Finding, Table
+from transfer_cli.report.finding import Finding, FindingTable
 
 _MOST_JSON = 600_000
 """Characters of the units in the JSON; they lose contexts until they fit."""
@@ -108,7 +108,7 @@ class Neurons(Analysis):
                 "tokens": sums.count,
             },
             [
-                Table(
+                FindingTable(
                     ["property", "block", "unit", "correlation", "mean", "share above 0"],
                     table_rows,
                     "Units that follow a property",
@@ -247,7 +247,9 @@ def _fitting(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _contexts_table(best: Mapping[str, Sequence[tuple[Unit, float]]], found: _Found) -> Table:
+def _contexts_table(
+    best: Mapping[str, Sequence[tuple[Unit, float]]], found: _Found
+) -> FindingTable:
     rows = [
         [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
         for name, own in best.items()
@@ -255,4 +257,4 @@ def _contexts_table(best: Mapping[str, Sequence[tuple[Unit, float]]], found: _Fo
         for context in found.described(unit)["contexts"][:_SHOWN]
     ]
     columns = ["property", "block", "unit", "value", "before", "token", "after"]
-    return Table(columns, rows, "Where these units are highest")
+    return FindingTable(columns, rows, "Where these units are highest")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transfer_cli.analysis.probes.linear import LinearProbe
 from transfer_cli.analysis.probes.sought import Sought
-from transfer_cli.report.finding import Finding, Lines, Table
+from transfer_cli.report.finding import Finding, FindingTable, Lines
 
 Entry = dict[str, Any]
 """What is found of one layer: `layer`, `control`, `accuracy`, `macro_f1`, and more."""
@@ -128,7 +128,7 @@ def _with_selectivity(entry: Entry, found: ProbeFindings) -> Entry:
     return {**entry, "selectivity": entry["accuracy"] - by_heart}
 
 
-def _table(found: ProbeFindings, entries: Sequence[Entry]) -> Table:
+def _table(found: ProbeFindings, entries: Sequence[Entry]) -> FindingTable:
     real = [each for each in entries if each["control"] is None]
     own = {"accuracy": "accuracy", "macro_f1": "macro-F1", "deviation": "deviation",
            "selectivity": "selectivity", "compression": "compression"}  # fmt: skip
@@ -145,7 +145,7 @@ def _table(found: ProbeFindings, entries: Sequence[Entry]) -> Table:
         for each in real
     ]
     controls = [_MEANINGS[name] for name in found.controls]
-    return Table(
+    return FindingTable(
         ["layer", *own.values(), *controls, *([] if mix is None else ["share of the mix"])], rows
     )
 

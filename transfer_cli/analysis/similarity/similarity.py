@@ -26,7 +26,7 @@ from transfer_cli.assembly.finished_run import open_to_look_into
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.report import formats
-from transfer_cli.report.finding import Chart, Finding, Lines, Matrix, Table
+from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.runs.directory import CHECKPOINTS
 
 PLAIN_FROM = 10
@@ -163,8 +163,8 @@ def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
     ]
     moved = _percent(totals.get(ALL))
     tables = [
-        Table(["layer", "CKA", "mean cosine", "weights moved"], rows, "The same layers"),
-        Table(
+        FindingTable(["layer", "CKA", "mean cosine", "weights moved"], rows, "The same layers"),
+        FindingTable(
             ["run ↓ other →", *map(str, range(len(matrix[0])))],
             [[str(at), *row] for at, row in enumerate(matrix)],
             "CKA between layers; 0 are the embeddings",
@@ -184,7 +184,7 @@ def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
         layers = [_layer(at) for at in range(len(by_layer))]
         rows = [[str(step["step"]), *step["cka"]] for step in steps]
         title = "CKA with the same layer of the other model"
-        tables.append(Table(["step", *layers], rows, title))
+        tables.append(FindingTable(["step", *layers], rows, title))
         series = dict(zip(layers, by_layer, strict=True))
         charts["over_time"] = Lines(series, numbers, "step", "CKA with the other model")
     by_how_much = (
@@ -215,10 +215,10 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else float(f"{100 * share:.3g}")
 
 
-def _moved_table(moved: Sequence[Mapping[str, Any]]) -> Table:
+def _moved_table(moved: Sequence[Mapping[str, Any]]) -> FindingTable:
     kinds = list(dict.fromkeys(each["kind"] for each in moved))
     by_place = {(each["group"], each["kind"]): _percent(each["relative"]) for each in moved}
     groups = dict.fromkeys(each["group"] for each in moved)
     rows = [[group, *(by_place.get((group, kind)) for kind in kinds)] for group in groups]
     columns = ["group", *(kind.replace("_", "-") for kind in kinds)]
-    return Table(columns, rows, "How far weights have moved, %")
+    return FindingTable(columns, rows, "How far weights have moved, %")

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_cli.report import formats, sections
 from transfer_cli.report.contents import TaskRuns
-from transfer_cli.report.finding import Finding, Table
+from transfer_cli.report.finding import Finding, FindingTable
 from transfer_cli.report.html.markup import (
     Html,
     PageColumn,
@@ -46,7 +46,7 @@ _PICTURE = Html(
 _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Html]] = {
     "attention": attention_viewer, "words": shaded_words,
 }  # fmt: skip
-"""What shows a `View`, by its kind."""
+"""What shows a `FindingView`, by its kind."""
 
 
 class Pictures:
@@ -145,12 +145,12 @@ def _painted(finding: Finding) -> Iterator[Html]:
     yield from map(note, finding.notes)
 
 
-def _table(found: Table) -> Iterator[Html]:
+def _table(found: FindingTable) -> Iterator[Html]:
     rows = found.rows[:MOST_ROWS]
     columns = [PageColumn(_cell(title), is_number=_are_numbers(values))
                for title, *values in zip(found.columns, *rows, strict=True)]  # fmt: skip
     shown_rows = ([_cell(value) for value in row[:MOST_COLUMNS]] for row in rows)
-    yield table(found.title or "Table", columns[:MOST_COLUMNS], shown_rows)
+    yield table(found.title or "FindingTable", columns[:MOST_COLUMNS], shown_rows)
     if len(rows) < len(found.rows):
         yield note(f"{len(found.rows) - len(rows):,} rows are left out.")
 
@@ -160,7 +160,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
     return bool(there) and all(map(is_number, there))
 
 
-def _shaded(found: Table) -> Iterator[Html]:
+def _shaded(found: FindingTable) -> Iterator[Html]:
     """Yield a table whose numbers have a share of a colour behind them."""
     corner, *names = found.columns
     rows = [
