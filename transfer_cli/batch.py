@@ -112,9 +112,6 @@ def with_rows(batch: Batch) -> Batch:
     """Return `with_facts` of a batch, with the rows into which its texts are put to be computed.
 
     Running text is in rows already, and cached features are not computed.
-
-    Raises:
-        ConfigError: Its texts have prefixes.
     """
     found = with_facts(batch)
     if "prefix" in found:

@@ -114,11 +114,7 @@ def find(name: str, declared: Iterable[Metric]) -> Metric | None:
 
 
 def require(name: str, declared: Iterable[Metric], key: str) -> Metric:
-    """Return the declaration of a metric, or a part of one, that a config key names.
-
-    Raises:
-        ConfigError: There is no such metric.
-    """
+    """Return the declaration of a metric, or a part of one, that a config key names."""
     known = tuple(declared)
     found = find(name, known)
     if found is None:

@@ -293,7 +293,6 @@ def flush_out(text: str = "") -> None:
 
     Raises:
         BrokenPipeError: Its reader has gone.
-        RunError: It cannot be written.
     """
     try:
         if text:

@@ -47,13 +47,7 @@ class Adaptation:
     def plan_stages(
         self, groups: Sequence[LayerGroup], total: int, steps_per_epoch: int
     ) -> tuple[StagePlan, ...]:
-        """Return the stages with their steps and parameters.
-
-        Raises:
-            ConfigError: The stages exceed the run, a stage trains nothing, or a new head or added
-                module never trains.
-            SelectionError: A pattern matches nothing.
-        """
+        """Return the stages with their steps and parameters."""
         stages = self.plan(groups)
         planned: list[StagePlan] = []
         begin = 0

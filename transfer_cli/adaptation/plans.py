@@ -119,11 +119,7 @@ class Biases:
     """All biases and the new groups train (BitFit; Ben Zaken et al. 2021)."""
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage.
-
-        Raises:
-            ConfigError: The model has no biases to train.
-        """
+        """Return one stage."""
         old = (n for g in groups if not g.name.startswith(NEW) for n in g.parameters)
         if not any(name.endswith(".bias") for name in old):
             raise ConfigError(
@@ -147,11 +143,7 @@ class TopBlocks:
         at_least("count", self.count, 1)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage.
-
-        Raises:
-            ConfigError: The model has fewer blocks.
-        """
+        """Return one stage."""
         blocks = [group for group in groups if group.name.startswith("block.")]
         if self.count > len(blocks):
             raise ConfigError(

@@ -55,11 +55,7 @@ class Material:
     _encoded: dict[str, Split] = field(default_factory=dict)
 
     def split(self, *names: str) -> Split:
-        """Return the first of these splits that there is.
-
-        Raises:
-            DataError: There is none of them.
-        """
+        """Return the first of these splits that there is."""
         if not self.names:
             return self.encode("")
         found = next((name for name in names if name in self.names), None)
@@ -73,11 +69,7 @@ class Material:
         return self._encoded[found]
 
     def texts(self, split: Split) -> list[str]:
-        """Return the first text of each example of a split.
-
-        Raises:
-            DataError: It is running text, which has no examples.
-        """
+        """Return the first text of each example of a split."""
         if self.task is None:
             raise DataError(
                 f"data: {self.called} is running text, and single texts are looked at; name a "
@@ -115,11 +107,7 @@ class Subject:
 
     @property
     def objective(self) -> Objective:
-        """What the model was trained for.
-
-        Raises:
-            ConfigError: It is a published model without that head.
-        """
+        """What the model was trained for."""
         if self.opened.objective is None:
             raise ConfigError(
                 f"run: {self.opened.path} has no head, and this analysis looks at what a head "

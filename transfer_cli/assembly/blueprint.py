@@ -220,12 +220,6 @@ def draw(
 
     On the device "meta" nothing is computed and no weights are read: so `plan` looks at a large
     model. What the run reads is noted in `origins`, or compared with what is noted there.
-
-    Raises:
-        ConfigError: Parts do not fit each other; the message names the key.
-        SelectionError: A pattern of the plan matches nothing.
-        CheckpointError: `init_from` names no model, or its weights do not fill this one.
-        DataError: Data cannot be read, or have changed.
     """
     precision = device_and_precision(config.device, config.precision)
     loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
@@ -352,11 +346,7 @@ def has_fixed_features(plan: Blueprint) -> bool:
 
 
 def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
-    """Return the plan, if the loss of an optimizer that solves is the same at each evaluation.
-
-    Raises:
-        ConfigError: With every reason, and what to give instead.
-    """
+    """Return the plan, if the loss of an optimizer that solves is the same at each evaluation."""
     if not is_solver(config.optimizer):
         return plan
     count, strengths = plan.data.counts["main"], config.optimizer.get("weight_decay")
@@ -452,11 +442,7 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
 
 
 def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, seed: int) -> Sizes:
-    """Return how long the run is, from the number of training examples of each stream.
-
-    Raises:
-        ConfigError: No length is given, or streams cannot be mixed so.
-    """
+    """Return how long the run is, from the number of training examples of each stream."""
     epoch = -(-counts["main"] // loop.batch)
     if len(counts) == 1:
         return Sizes(epoch, total_steps_of(loop, epoch), None)
@@ -496,11 +482,7 @@ def _of_these_labels(
 
 
 def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
-    """Return the steps of a run.
-
-    Raises:
-        ConfigError: No length is given, or it is too great.
-    """
+    """Return the steps of a run."""
     if loop.steps is not None:
         return loop.steps
     if loop.epochs is None:

@@ -101,11 +101,7 @@ def check_rows(shape: BackboneShape, config: DictConfig) -> None:
 
 
 def is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
-    """Return whether each process is to hold a part of the model.
-
-    Raises:
-        ConfigError: Something in the run needs all of it in one process.
-    """
+    """Return whether each process is to hold a part of the model."""
     if config.parallel != "fsdp" or distributed.world_size() == 1:
         return False
     whole = {

@@ -166,11 +166,6 @@ def of_run(
     """Return the data of every stream of a run; labelled data of the main one is not encoded yet.
 
     The main objective decides how labelled data of the main one are written.
-
-    Raises:
-        ConfigError: A source is of the wrong kind, or has options that make no sense.
-        DataError: Data cannot be read, or have changed since the run began.
-        CheckpointError: The tokenizer has.
     """
     place = DataPlace(config.data_dir, config.seed)
     found = source_of(config.data)
@@ -294,11 +289,7 @@ def stream(
 
 
 def source_of(node: Any) -> TextData | TaskData:
-    """Return the data that a config describes, to train on or to evaluate on.
-
-    Raises:
-        ConfigError: They cannot be built, or are for another command.
-    """
+    """Return the data that a config describes, to train on or to evaluate on."""
     found: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
     if isinstance(found, PairsOfSentences | ClozeTexts):
         kind = "pairs of sentences" if isinstance(found, PairsOfSentences) else "texts with a gap"
@@ -310,11 +301,7 @@ def source_of(node: Any) -> TextData | TaskData:
 
 
 def of_kind(found: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:
-    """Return a data source that has to be of the kind that a command works on.
-
-    Raises:
-        ConfigError: It is text where labels are needed, or the other way round.
-    """
+    """Return a data source that has to be of the kind that a command works on."""
     if isinstance(found, kind):
         return found
     if kind is TaskData:
@@ -465,9 +452,6 @@ def with_context(
         stride: Tokens that are scored at once; None: a block by memory, else as many as fill one
             beside the context.
         by: Whether the context is remembered or read again.
-
-    Raises:
-        ConfigError: It is no text that is read from left to right, or does not fit the positions.
     """
     blocks = split.data
     if split.context is None or not isinstance(blocks, TextBlocks):

@@ -57,11 +57,7 @@ class Ensemble:
         return self._runs[0][0].columns
 
     def submission(self) -> Submission:
-        """Return how the answers of the first run are handed in to a benchmark.
-
-        Raises:
-            ConfigError: Its data are of none.
-        """
+        """Return how the answers of the first run are handed in to a benchmark."""
         node = self._runs[0][0].config.data
         source = build(node, "data", TaskData) if TARGET in node else None
         found: Submission | None = source.submission() if source else None

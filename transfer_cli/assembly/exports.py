@@ -146,11 +146,7 @@ def in_units(
 def published_head(
     description: ModelDescription, task: Task | None
 ) -> tuple[str, SequenceObjective | None]:
-    """Return what families call the head's kind, and the classification that trained it, if any.
-
-    Raises:
-        CheckpointError: No published model has such a head.
-    """
+    """Return what families call the head's kind, and the classification that trained it, if any."""
     if task is None:
         trained: Objective = build(description.objective, "objective", Objective)
         return trained.published_as, None

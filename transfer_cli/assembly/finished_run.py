@@ -81,9 +81,6 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
             `hf:owner/name`.
         precision: With the device.
         base: The folder of the model that the run refers to, if it has moved.
-
-    Raises:
-        CheckpointError: There is no run, it has not finished, or its weights lack a part.
     """
     if path.startswith(HUB) or is_published(Path(path).expanduser()):
         config = _without_data()
@@ -117,9 +114,6 @@ def open_to_look_into(
         precision: With the device.
         base: The folder of the model that it refers to, if it has moved.
         key: The config key that named it, for errors.
-
-    Raises:
-        CheckpointError: There is no model, or its weights lack a part.
     """
     start = open_pretrained(path, key=key, base=base)
     config = config_of(start) or _without_data()
@@ -140,11 +134,7 @@ def _without_data() -> DictConfig:
 
 
 def config_of(start: Pretrained) -> DictConfig | None:
-    """Return the config of the run that a model belongs to; None where there is none beside it.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
+    """Return the config of the run that a model belongs to; None where there is none beside it."""
     run = RunDirectory(start.folder.parent)
     if start.published is not None or not RunDirectory.holds_run(run.path):
         return None
@@ -152,11 +142,7 @@ def config_of(start: Pretrained) -> DictConfig | None:
 
 
 def longest_input(start: Pretrained, config: DictConfig | None) -> int:
-    """Return how many tokens of a text a model reads: what was cut in training is cut after it.
-
-    Raises:
-        ConfigError: What the config says is no such number.
-    """
+    """Return how many tokens of a text a model reads: what was cut in training is cut after it."""
     positions = start.description.shape.positions
     if start.published is not None:
         return min(start.published.length or positions, positions)
@@ -169,11 +155,7 @@ def longest_input(start: Pretrained, config: DictConfig | None) -> int:
 def open_language_model(
     path: str, precision: Precision, base: str | None, kind: type[LanguageModel]
 ) -> Trained:
-    """Return the run at `path`, which has to be a language model of this kind.
-
-    Raises:
-        CheckpointError: It is another; the message says what to use in its place.
-    """
+    """Return the run at `path`, which has to be a language model of this kind."""
     trained = open_trained(path, precision, base)
     if isinstance(trained.objective, kind):
         return trained
@@ -197,11 +179,7 @@ def open_language_model(
 def sentence_scorer(
     opened: Trained | Opened, *, batch: int, scores_first: bool, within_word: bool
 ) -> SentenceScorer:
-    """Return what scores sentences by a language model; for the options see `SentenceScorer`.
-
-    Raises:
-        ConfigError: It is no language model.
-    """
+    """Return what scores sentences by a language model; for the options see `SentenceScorer`."""
     if not isinstance(opened.objective, LanguageModel):
         what = "has no head" if opened.objective is None else type(opened.objective).__name__
         raise ConfigError(
@@ -226,11 +204,7 @@ def objective_of(start: Pretrained) -> Objective:
 def load_trained(
     start: Pretrained, objective: Objective, tensors: Mapping[str, Tensor]
 ) -> TransferModel:
-    """Return the model, filled.
-
-    Raises:
-        CheckpointError: The weights lack a part.
-    """
+    """Return the model, filled."""
     model, report = start.filled(tensors, objective)
     if report.new and start.published is not None:
         raise CheckpointError(

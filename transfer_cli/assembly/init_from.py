@@ -85,11 +85,7 @@ class Pretrained:
 
     @cached_property
     def task(self) -> Task | None:
-        """What it was adapted to; None for a language model.
-
-        Raises:
-            ConfigError: It names no task that is known here.
-        """
+        """What it was adapted to; None for a language model."""
         found = self.description
         return task_of(found.task, found.labels, f"{self.folder}: task")
 
@@ -150,10 +146,6 @@ class Pretrained:
         """Return all of its weights: its own, over those of the model that it refers to.
 
         Each is read when it is asked for. Without values, they are on the meta device.
-
-        Raises:
-            CheckpointError: They are missing, damaged or not finite, or that model is another one,
-                or the description is of a model that they do not fill.
         """
         tensors, depth = self._with_base(values=values), self.description.shape.depth
         if self.layers is not None:
@@ -225,11 +217,7 @@ class Pretrained:
         )
 
     def base_place(self) -> Path | None:
-        """Return the folder of the model that this one refers to; None where it refers to none.
-
-        Raises:
-            CheckpointError: It is not there.
-        """
+        """Return the folder of the model that this one refers to; None where it refers to none."""
         base = self.description.base
         if base is None:
             return None
@@ -288,9 +276,6 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
             or `hf:owner/name` to fetch that.
         key: The config key that named it, for errors.
         base: See `Pretrained`.
-
-    Raises:
-        CheckpointError: There is none, it is unfinished, or its parts do not belong together.
     """
     place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
     if is_published(place):
@@ -309,11 +294,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
 
 
 def verify_model(folder: Path, *names: str) -> None:
-    """Compare files of a model with its list, if it is of a version that wrote one.
-
-    Raises:
-        CheckpointError: One is damaged; the message says what is left.
-    """
+    """Compare files of a model with its list, if it is of a version that wrote one."""
     if not (folder / checkpoint.META).exists():
         return
     try:
@@ -336,10 +317,6 @@ def open_start(
     """Return the model that `init_from` names; None when it names none.
 
     `may_change` are keys of the model that may be typed beside it all the same.
-
-    Raises:
-        ConfigError: Another model or tokenizer was typed beside it.
-        CheckpointError: There is no such model.
     """
     if init_from is None:
         return None
@@ -365,9 +342,6 @@ def pick_layers(
         start: The model.
         layers: Their numbers; None: `depth` blocks, spread over all of them.
         depth: How many; None: as many as `layers`, or all.
-
-    Raises:
-        ConfigError: There are no such blocks, or no model to take them from.
     """
     if start is None and layers is not None:
         raise ConfigError(
@@ -415,9 +389,6 @@ def choose_tokenizer(
     """Return the pretrained model's tokenizer, perhaps with further tokens.
 
     Without such a model, it is the recipe of a new one.
-
-    Raises:
-        CheckpointError: The config asks for the tokenizer of a file, and it is another one.
     """
     if start is None:
         return build(node, "tokenizer", TokenizerRecipe)

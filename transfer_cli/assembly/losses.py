@@ -50,11 +50,7 @@ class Asked:
 
 
 def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> BackboneShape:
-    """Return the shape with its direction settled, by the main objective first.
-
-    Raises:
-        ConfigError: The model looks one way and an objective needs the other.
-    """
+    """Return the shape with its direction settled, by the main objective first."""
     needed = {name: loss.objective.direction for name, loss in asked.items()}
     direction = shape.direction
     if direction == "auto":
@@ -88,11 +84,7 @@ def _cure(name: str, objective: Objective, direction: str) -> str:
 
 
 def build_objectives(config: DictConfig) -> dict[str, Asked]:
-    """Return the losses that the config asks for, "main" first.
-
-    Raises:
-        ConfigError: One names an unknown stream, or a stream feeds no loss.
-    """
+    """Return the losses that the config asks for, "main" first."""
     nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
     streams = ["main", *map(str, config.streams)]
     found: dict[str, Asked] = {}

@@ -24,11 +24,7 @@ log = logging.getLogger(__name__)
 def build_model(
     shape: BackboneShape, vocabulary: int, used: Sequence[Loss], seed: int
 ) -> TransferModel:
-    """Return a model with fresh weights, the same for the same seed.
-
-    Raises:
-        ConfigError: Two objectives want modules of the same name and other shapes.
-    """
+    """Return a model with fresh weights, the same for the same seed."""
     torch.manual_seed(derive(seed, "weights"))
     backbone = Backbone(shape, vocabulary)
     heads: dict[str, torch.nn.Module] = {}
@@ -58,9 +54,6 @@ def make_edits(
     Returns:
         The names of inherited parameters that were drawn anew, and the nodes of what has to be made
         again before the weights can be loaded.
-
-    Raises:
-        ConfigError: One cannot be made; the message begins with its key.
     """
     fresh: set[str] = set()
     structure = {}

@@ -27,9 +27,6 @@ def base_lr(lr: object, width: int) -> float:
     Args:
         lr: The value in the config.
         width: The model's.
-
-    Raises:
-        ConfigError: It is neither.
     """
     found = lr
     if isinstance(lr, str) and (rule := _FOR_WIDTH.fullmatch(lr)):
@@ -67,9 +64,6 @@ def parameter_groups(
         groups: Its layer groups.
         scale: Multiplies the learning rate of a layer group.
         weight_decay: Whether matrices decay; not where a penalty replaces weight decay.
-
-    Raises:
-        ConfigError: The scale does not fit the layer groups.
     """
     try:
         if hasattr(scale, "check"):

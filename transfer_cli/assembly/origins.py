@@ -36,9 +36,6 @@ class Origins:
         run: The run that is read or gone on with; None: a new one.
         changed: Whether to refuse or accept data that have changed. A label that is new, another
             tokenizer and other weights are always refused.
-
-    Raises:
-        CheckpointError: The run's record is damaged.
     """
 
     def __init__(self, run: RunDirectory | None = None, changed: str = "refuse") -> None:
@@ -68,9 +65,6 @@ class Origins:
             key: The config key.
             data: All of it.
             only: The splits to compare; none: all.
-
-        Raises:
-            DataError: It has changed, or it has a new label.
         """
         labels = self._labels.get(key)
         if self._model is not None and key == "data":
@@ -93,20 +87,12 @@ class Origins:
         return data
 
     def text(self, key: str, splits: Mapping[str, TextSplit], said: str | None = None) -> None:
-        """Note or compare splits of a text; in a message, its key is what is `said`.
-
-        Raises:
-            DataError: One has changed.
-        """
+        """Note or compare splits of a text; in a message, its key is what is `said`."""
         found = {name: split.identity for name, split in splits.items()}
         self._compare(key, found, said or key)
 
     def tokenizer(self, found: Tokenizer | TokenizerRecipe) -> Tokenizer | TokenizerRecipe:
-        """Return a tokenizer, or the recipe of one; of a run that has its own, that one.
-
-        Raises:
-            CheckpointError: It is not the one that the run began with.
-        """
+        """Return a tokenizer, or the recipe of one; of a run that has its own, that one."""
         if self._model is None:
             return found
         own, place = found, "init_from"
@@ -119,11 +105,7 @@ class Origins:
         return own
 
     def weights(self, key: str, place: Path, now: str) -> None:
-        """Note or compare the fingerprint (`Pretrained.fingerprint`) of weights it starts from.
-
-        Raises:
-            CheckpointError: They are not those that it began with.
-        """
+        """Note or compare the fingerprint (`Pretrained.fingerprint`) of weights it starts from."""
         then = self._weights.setdefault(key, now)
         if then != now:
             raise CheckpointError(

@@ -66,9 +66,6 @@ class Source:
         """The language model at the root of `init_from`, and the config of the run that made it.
 
         A published model has no such run.
-
-        Raises:
-            CheckpointError: The run directory of an ancestor is gone, or none trained on text.
         """
         start = self.start
         for _ in range(100):
@@ -137,12 +134,7 @@ class Source:
         return TransferModel(trained.backbone, heads)
 
     def text(self, split: str) -> Split:
-        """Return a split of the pretraining text.
-
-        Raises:
-            ConfigError: It has no such split.
-            DataError: It is not where it was, or not what it was.
-        """
+        """Return a split of the pretraining text."""
         found, place, pretrained_on = self.named, self.place, None
         if found is None:
             start, config = self.pretraining
@@ -196,11 +188,7 @@ def forgetting_of(
     batch: int,
     precision: Precision,
 ) -> Forgetting | None:
-    """Return what `forgetting` asks for, measured once; None where it asks for nothing.
-
-    Raises:
-        ConfigError: There is no such text.
-    """
+    """Return what `forgetting` asks for, measured once; None where it asks for nothing."""
     # Without a source, `draw` has refused `forgetting.data`.
     if asked.data is None or source is None or tensors is None:
         return None

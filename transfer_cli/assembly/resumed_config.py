@@ -31,12 +31,7 @@ RATE = "optimizer.lr"
 
 
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
-    """Return the run that `resume` names; None where a new one begins.
-
-    Raises:
-        ConfigError: `auto`, and nothing says where the run would be.
-        CheckpointError: There is no such run.
-    """
+    """Return the run that `resume` names; None where a new one begins."""
     if resume is None:
         return None
     if resume != AUTO:
@@ -58,12 +53,7 @@ def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
 def config_to_resume(
     config: DictConfig, run: RunDirectory, command: str, typed: Sequence[str]
 ) -> DictConfig:
-    """Return the run's own config, with the typed overrides that extend it.
-
-    Raises:
-        CheckpointError: The run is of another command, or its files are damaged.
-        ConfigError: An override contradicts the run; the message names it.
-    """
+    """Return the run's own config, with the typed overrides that extend it."""
     if run.read_command() != command:
         raise CheckpointError(
             f"resume: {run.path} is a run of {run.read_command()}: "
@@ -102,11 +92,7 @@ def config_to_resume(
 
 
 def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
-    """End at once where a finished run is resumed and `loop` makes it no longer.
-
-    Raises:
-        FinishedError: There is nothing to do.
-    """
+    """End at once where a finished run is resumed and `loop` makes it no longer."""
     before = read_stored(run.config, command, "resume").loop
     same = all(
         getattr(loop, key) == before[key] for key in ("steps", "epochs", "minutes", "patience")

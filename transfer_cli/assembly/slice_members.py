@@ -19,12 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def mark_slices(prepared: Mapping[str, Prepared], losses: Sequence[Loss]) -> None:
-    """Tell every example which slices it is in, for each loss that learns some.
-
-    Raises:
-        ConfigError: The stream of such a loss has no labels.
-        DataError: What a slice is told by cannot be read.
-    """
+    """Tell every example which slices it is in, for each loss that learns some."""
     for loss in losses:
         if not isinstance(loss.objective, SliceHeads):
             continue
@@ -43,11 +38,7 @@ def mark_slices(prepared: Mapping[str, Prepared], losses: Sequence[Loss]) -> Non
 def members_of(
     slices: Mapping[str, Slice], split: Split, task: Task, key: str
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which examples of a split are in each slice, by name.
-
-    Raises:
-        DataError: What a slice is told by cannot be read; the message begins with its key.
-    """
+    """Return which examples of a split are in each slice, by name."""
     texts = [task.texts(example) for example in encoded_of(split).examples]
     found = {}
     for name, part in slices.items():

@@ -45,9 +45,6 @@ def ask_teachers(
     """Give every example the answers of its teachers, for each loss that learns from some.
 
     They are kept in the cache, by the teachers' weights and the texts.
-
-    Raises:
-        CheckpointError: A teacher is missing, is not finished, or answers something else.
     """
     for loss in losses:
         if not isinstance(loss.objective, Distillation):
@@ -79,10 +76,6 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
 
     Losses that compare with models in each step learn what these are like; such models are returned
     by the name of the loss.
-
-    Raises:
-        ConfigError: Nothing can be learnt from one.
-        CheckpointError: One is missing, or answers nothing.
     """
     found = {}
     for name, loss in asked.items():
@@ -106,11 +99,7 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
 def check_reads_alike(
     teachers: Mapping[str, Sequence[Pretrained]], tokenizer: Tokenizer, length: int
 ) -> None:
-    """Refuse teachers that cannot read a run's tokens, in texts of a length.
-
-    Raises:
-        ConfigError: One has another tokenizer, or too few positions.
-    """
+    """Refuse teachers that cannot read a run's tokens, in texts of a length."""
     for name, models in teachers.items():
         for each in models:
             key, positions = f"{loss_key(name)}.teachers", each.description.shape.positions
@@ -134,11 +123,7 @@ def lend_teachers(
     precision: Precision,
     origins: Origins,
 ) -> None:
-    """Give each loss the models that it compares with: frozen, on the device, in no optimizer.
-
-    Raises:
-        CheckpointError: One lacks the head that is needed, or is not what it was.
-    """
+    """Give each loss the models that it compares with: frozen, on the device, in no optimizer."""
     for loss in losses:
         objective = loss.objective
         if not isinstance(objective, WithTeachers):

@@ -57,12 +57,7 @@ class DiffRow:
 
 
 def diff(words: list[str]) -> None:
-    """Print in what the second of two runs differs from the first, as tables or as JSON.
-
-    Raises:
-        ConfigError: There are not two runs.
-        CheckpointError: One of them cannot be read.
-    """
+    """Print in what the second of two runs differs from the first, as tables or as JSON."""
     asked = read(words, {"paths": MANY, "--json": SWITCH})
     if len(asked.paths) != 2:
         raise ConfigError(

@@ -176,11 +176,7 @@ def _scores(
     items: list[Item] | None,
     slices: Mapping[str, Slice],
 ) -> Scores:
-    """Return the scores of a split, and of its slices; add what became of its examples to `items`.
-
-    Raises:
-        NotFiniteError: A loss or a measure is not a number.
-    """
+    """Return the scores of a split and its slices; add the results of its examples to `items`."""
     task = trained.start.task
     if slices and task is None:
         raise ConfigError("slices: are parts of labelled examples, and this is a language model")
@@ -244,11 +240,7 @@ def _encoded(
     choices: Sequence[tuple[str, ...]],
     origins: Origins,
 ) -> Mapping[str, Split]:
-    """Return the first set of splits that the data have, encoded as the run's own were.
-
-    Raises:
-        DataError: They have none of them.
-    """
+    """Return the first set of splits that the data have, encoded as the run's own were."""
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
     lines = trained.start.lines
     labelled = None
@@ -306,11 +298,7 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
 
 
 def _for_run(data: LabelledData, trained: Trained) -> LabelledData:
-    """Return data with the labels of a run.
-
-    Raises:
-        DataError: They are of another task, or a label is new.
-    """
+    """Return data with the labels of a run."""
     theirs, task = datasets.task_of_data(data), trained.start.task
     if task is not None and theirs.name != task.name:
         raise DataError(

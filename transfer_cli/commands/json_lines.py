@@ -13,11 +13,7 @@ STANDARD_OUTPUT = "-"
 
 
 def check_output(output: str | None, key: str = "output") -> None:
-    """Refuse a file that cannot be written, before anything is computed.
-
-    Raises:
-        ConfigError: It is a folder, or in none; the message begins with `key`.
-    """
+    """Refuse a file that cannot be written, before anything is computed."""
     if output is None or output == STANDARD_OUTPUT:
         return
     path = Path(output).expanduser()
@@ -35,9 +31,6 @@ def check_ending(key: str, output: str, known: Sequence[str], otherwise: str = "
         output: The file.
         known: The endings of what is written.
         otherwise: Ends the message.
-
-    Raises:
-        ConfigError: The ending is another one.
     """
     path = Path(output).expanduser()
     is_other = path.exists() and not path.is_file()  # a device, a pipe or a folder

@@ -34,11 +34,7 @@ FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
 
 
 def report(words: list[str]) -> None:
-    """Print a table of the runs at the paths among `words`, and write the files asked for.
-
-    Raises:
-        ConfigError: There is nothing to report, or nowhere to write it.
-    """
+    """Print a table of the runs at the paths among `words`, and write the files asked for."""
     files: Flags = {f"--{name}": {} for name in FORMATS}
     repeated = {"--slice": REPEATED, "--plugin": REPEATED}
     flags = {"paths": MANY, "--sort": {}, "--baseline": {}, **files, **repeated}
@@ -97,11 +93,7 @@ def _import_sections(packages: list[str]) -> None:
 
 
 def _check_ended(found: Found) -> None:
-    """Refuse runs that are all at work; there is always something to say of a sweep.
-
-    Raises:
-        ConfigError: All are at work.
-    """
+    """Refuse runs that are all at work; there is always something to say of a sweep."""
     if not found.standings and all(run.status == RUNNING for run in found.runs):
         first = found.runs[0]
         raise ConfigError(
@@ -111,11 +103,7 @@ def _check_ended(found: Found) -> None:
 
 
 def check_targets(targets: Mapping[str, str]) -> None:
-    """Refuse files that a report must not write, before anything else is done.
-
-    Raises:
-        ConfigError: One cannot be written, or is part of a run.
-    """
+    """Refuse files that a report must not write, before anything else is done."""
     if list(targets.values()).count(STANDARD_OUTPUT) > 1:
         raise ConfigError("only one of them can go to standard output; name a file for the others")
     for name, target in targets.items():

@@ -19,11 +19,7 @@ _PLAIN = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"|([^\s'\"\\(){}\[\]$,=]+)")
 
 
 def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> None:
-    """Refuse paths at which there is nothing, or something else.
-
-    Raises:
-        CheckpointError, ConfigError, DataError, RunError: The message says which.
-    """
+    """Refuse paths at which there is nothing, or something else."""
     looks = _OF_COMMAND.get(command, _READS)
     last = dict(word.partition("=")[::2] for word in overrides)
     if looks is _TRAINS and "resume" in last:
@@ -38,11 +34,7 @@ def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> No
 
 
 def check_new(to: Path, key: str = "to") -> None:
-    """Refuse a folder to write that is there already.
-
-    Raises:
-        RunError: It is; the message begins with `key`.
-    """
+    """Refuse a folder to write that is there already."""
     if to.exists() or to.is_symlink():
         raise RunError(f"{key}: {to} is there already; choose a new folder")
 

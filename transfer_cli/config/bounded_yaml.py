@@ -63,9 +63,6 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder of configs in which a file is too large to be read.
 
     Anything else that is wrong with a file is reported when it is used.
-
-    Raises:
-        ConfigError: The message names the file.
     """
     for path in sorted(folder.rglob("*.yaml")):
         try:

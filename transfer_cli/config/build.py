@@ -56,11 +56,7 @@ def trust(packages: Iterable[str]) -> None:
 
 
 def import_plugins(packages: Iterable[str]) -> None:
-    """Import the packages given with --plugin; importing one may register parts.
-
-    Raises:
-        ConfigError: One of them needs a package that is not installed.
-    """
+    """Import the packages given with --plugin; importing one may register parts."""
     for package in packages:
         _import(package, f"--plugin {package}")
 
@@ -78,9 +74,6 @@ def build(
         key: The key of `node` in the config, for errors.
         kind: The class that the object must be an instance of, or several joined by `|`.
         extra: Further arguments of the constructor that no config can give, such as parameters.
-
-    Raises:
-        ConfigError: The node cannot be built. The message starts with the key at fault.
     """
     plain = _plain(node, key)
     if not isinstance(plain, Mapping):
@@ -90,20 +83,12 @@ def build(
 
 
 def class_of(node: Mapping[str, Any] | DictConfig, key: str) -> type:
-    """Return the class that a node names, if it is trusted; nothing is built.
-
-    Raises:
-        ConfigError: It names none, or one that is not trusted.
-    """
+    """Return the class that a node names, if it is trusted; nothing is built."""
     return _find(node.get(TARGET), key)
 
 
 def check_options(node: Any, key: str = "") -> None:
-    """Refuse options that the classes in a config, at any depth, do not have. Nothing is built.
-
-    Raises:
-        ConfigError: The message starts with the key at fault.
-    """
+    """Refuse options that the classes in a config, at any depth, do not have. Nothing is built."""
     plain = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
     if not isinstance(plain, Mapping):
         return
@@ -209,11 +194,7 @@ def _siblings(module_name: str) -> str:
 
 
 def check_trusted(path: str, key: str) -> None:
-    """Refuse a class of a package that no config may name.
-
-    Raises:
-        ConfigError: The message begins with `key`.
-    """
+    """Refuse a class of a package that no config may name."""
     if path.startswith(tuple(f"{package}." for package in (*TRUSTED, *_plugins))):
         return
     package = path.partition(".")[0]

@@ -18,11 +18,7 @@ MAX_NUMBER = 2**62
 
 
 def check(config: DictConfig, command: str) -> None:
-    """Resolve interpolations, and refuse keys that do not exist and values that are missing.
-
-    Raises:
-        ConfigError: Names the key.
-    """
+    """Resolve interpolations, and refuse keys that do not exist and values that are missing."""
     if OmegaConf.get_type(config) is not COMMANDS[command]:
         raise ConfigError(
             f"this is no config of `{command}`; begin the defaults of your own with `- {command}`"
@@ -64,11 +60,7 @@ def _check_numbers(node: Any) -> None:
 
 
 def check_training(config: DictConfig) -> None:
-    """Refuse plain values with which no training can work; needs no torch.
-
-    Raises:
-        ConfigError: Names the key.
-    """
+    """Refuse plain values with which no training can work; needs no torch."""
     loop = config.loop
     counts = {
         f"loop.{name}": loop[name]

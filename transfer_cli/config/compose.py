@@ -58,9 +58,6 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
         command: The name of the command.
         request: What was typed.
         words: The overrides of the job; None: those that were typed.
-
-    Raises:
-        ConfigError: The config cannot be composed.
     """
     overrides = request.overrides if words is None else tuple(words)
     with _explained(command, request):
@@ -85,22 +82,14 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
 
 
 def parsed(command: str, request: Request, words: Iterable[str]) -> list[Override]:
-    """Return overrides as Hydra's grammar reads them.
-
-    Raises:
-        ConfigError: One of them is broken.
-    """
+    """Return overrides as Hydra's grammar reads them."""
     with _explained(command, request):
         _check(request)
         return OverridesParser.create().parse_overrides(list(words))
 
 
 def shown(command: str, request: Request) -> Page:
-    """Return what `--cfg job` or `--info defaults` prints.
-
-    Raises:
-        ConfigError: The config cannot be composed, or has no such part.
-    """
+    """Return what `--cfg job` or `--info defaults` prints."""
     with _explained(command, request):
         _check(request)
         if request.shows == "defaults":
@@ -128,11 +117,7 @@ def compose(command: str, request: Request, *, return_hydra_config: bool = False
 
 
 def check_folder(request: Request) -> None:
-    """Refuse a folder of own configs that does not exist.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Refuse a folder of own configs that does not exist."""
     if request.config_dir is not None and not request.config_dir.is_dir():
         raise ConfigError(f"--config-dir: there is no folder {request.config_dir}")
 

@@ -90,11 +90,7 @@ _SPOKEN = {typed: key for key, typed in SPOKEN.items()}
 
 
 def read(words: list[str], known: Flags) -> argparse.Namespace:
-    """Return what was typed after a command that composes no config; all have `--debug`.
-
-    Raises:
-        ConfigError: A flag does not exist or lacks its value.
-    """
+    """Return what was typed after a command that composes no config; all have `--debug`."""
     found, others = _read(words, known)
     if others:
         raise ConfigError(f"unrecognized arguments: {' '.join(others)}")
@@ -129,11 +125,7 @@ def _as_key(command: str, name: str) -> str:
 
 
 def parse(arguments: list[str], command: str = "") -> Request:
-    """Parse the words after the name of a command, whose keys a mistake may mean.
-
-    Raises:
-        ConfigError: A flag does not exist or lacks its value.
-    """
+    """Parse the words after the name of a command, whose keys a mistake may mean."""
     given = [part for word in arguments for part in _SPELT.get(word, (word,))]
     found, words = _read(given, _FLAGS, partial(_as_key, command))
     asks_all = found.help and "all" in words
@@ -189,11 +181,7 @@ def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
 
 
 def check_plugins(packages: Iterable[str]) -> None:
-    """Make packages of the working directory importable, and refuse those that do not exist.
-
-    Raises:
-        ConfigError: There is no such package.
-    """
+    """Make packages of the working directory importable, and refuse those that do not exist."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     for package in packages:

@@ -35,11 +35,7 @@ _USUAL = ("frozen", "lora", "adapters", "gradual_unfreezing", "ulmfit", "discrim
 
 
 def command_help(name: str, command: Command, request: Request) -> Page:
-    """Return what `transfer NAME --help` shows, or `--help all`.
-
-    Raises:
-        ConfigError: There is no folder of own configs.
-    """
+    """Return what `transfer NAME --help` shows, or `--help all`."""
     compose.check_folder(request)
     chosen = _chosen(request)
     config = _composed(name, request, chosen)

@@ -85,9 +85,6 @@ def as_overrides(
             key has no place any more.
         text: The key of a text, which may hold any characters; "": the command takes none.
         lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
-
-    Raises:
-        ConfigError: There are more values than places, or the text is given twice.
     """
     found, alone, texts = [], [], []
     for word in words:
@@ -119,11 +116,7 @@ def as_overrides(
 
 
 def text_of(value: Any, key: str) -> str:
-    """Return a text as it was typed, with characters that UTF-8 cannot encode replaced.
-
-    Raises:
-        ConfigError: It is no text.
-    """
+    """Return a text as it was typed, with characters that UTF-8 cannot encode replaced."""
     pieces = list(value) if OmegaConf.is_list(value) else [value]
     if not all(isinstance(piece, str) for piece in pieces):
         raise ConfigError(f"{key}: must be a text, got {value!r}; put it in quotes")
@@ -131,11 +124,7 @@ def text_of(value: Any, key: str) -> str:
 
 
 def texts_of(value: Any, key: str) -> list[str]:
-    """Return a list of texts: of one for a single text, empty for None.
-
-    Raises:
-        ConfigError: One of them is no text.
-    """
+    """Return a list of texts: of one for a single text, empty for None."""
     if value is None:
         return []
     if not OmegaConf.is_list(value):

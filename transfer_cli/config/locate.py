@@ -7,11 +7,7 @@ from transfer_cli.errors import ConfigError
 
 
 def conf_dir() -> Path:
-    """Return the absolute path of the folder with the configs that come with the package.
-
-    Raises:
-        ConfigError: Neither place has them.
-    """
+    """Return the absolute path of the folder with the configs that come with the package."""
     package = Path(transfer_cli.__file__).resolve().parent
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "pretrain.yaml").is_file():

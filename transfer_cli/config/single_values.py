@@ -13,11 +13,7 @@ _ONE_OPTION = {
 
 
 def refuse_lists(overrides: Iterable[str], command: str) -> None:
-    """Refuse `KEY=[A,B]` for a key that has one value.
-
-    Raises:
-        ConfigError: The message says what to type.
-    """
+    """Refuse `KEY=[A,B]` for a key that has one value."""
     for word in overrides:
         key, _, value = word.partition("=")
         bare = key.lstrip("+~")

@@ -20,11 +20,7 @@ _NUMBERS = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, 
 
 
 def check_variables(environment: Mapping[str, str]) -> None:
-    """Refuse numbers of processes and threads that cannot be.
-
-    Raises:
-        ConfigError: The message names the variable.
-    """
+    """Refuse numbers of processes and threads that cannot be."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         for each in environment.get(name, "1").split(","):  # one for each level of nesting
             between(f"{name}:", _number(name, each), 1, MOST_THREADS, ConfigError)

@@ -62,9 +62,6 @@ class OpenTable:
         Args:
             asked: What was typed.
             own: The columns of another table, which are taken where this one has them.
-
-        Raises:
-            DataError: It is not clear which are meant.
         """
         asked = asked.or_like(own, self.names)
         found = choose(self.names, self.sample, asked, self.name)
@@ -86,9 +83,6 @@ def opened(path: Path, table_format: str, given: Layout, asked: Wanted) -> Itera
             line is a row, and its column is called "text".
         given: What need not be recognised.
         asked: The columns that are wanted.
-
-    Raises:
-        DataError: It cannot be opened or unpacked.
     """
     name = str(path)
     if table_format == "parquet":
@@ -207,11 +201,7 @@ def _begins(given: Layout, first: int) -> int:
 def _beginning(
     rows: layout.Rows, begins: int, name: str, given: Layout, asked: Wanted, unusual: dict[str, str]
 ) -> Beginning:
-    """Return where a table begins, as typed or recognised; what is unusual is noted.
-
-    Raises:
-        DataError: It cannot be told.
-    """
+    """Return where a table begins, as typed or recognised; what is unusual is noted."""
     if not rows and begins > 2:
         raise DataError(f"{name} has no rows from line {begins} on, see {asked.keys}header.")
     if given.header is not None:
@@ -341,11 +331,7 @@ class Skipped:
             log.warning("further rows that cannot be read are only counted")
 
     def say(self, answered: int, name: str) -> None:
-        """Say how many were left out.
-
-        Raises:
-            DataError: All of them were.
-        """
+        """Say how many were left out."""
         if self.first is None:
             return
         if answered == 0:
@@ -373,11 +359,7 @@ def sound_rows(
     made: Callable[[Record], T],
     on_error: OnError,
 ) -> Iterator[T]:
-    """Yield what is made of each record; `on_error` receives the faults of rows.
-
-    Raises:
-        DataError: The table lacks one of the columns, so that every row would be faulty.
-    """
+    """Yield what is made of each record; `on_error` receives the faults of rows."""
     for record in table.records(on_error):
         try:
             found = made(record)

@@ -43,11 +43,7 @@ class ClozeTexts:
     among: str | None = None
 
     def load(self) -> list[ClozeExample]:
-        """Return the texts.
-
-        Raises:
-            DataError: A file cannot be read, or a line has no word to be left out.
-        """
+        """Return the texts."""
         found: list[ClozeExample] = []
         for path in expand(self.files):
             before = len(found)
@@ -57,11 +53,7 @@ class ClozeTexts:
         return found
 
     def words(self) -> list[str] | None:
-        """Return the words of `among`.
-
-        Raises:
-            DataError: The file cannot be read, or has none.
-        """
+        """Return the words of `among`."""
         if self.among is None:
             return None
         found = [line.strip() for path in expand(self.among) for line in readers.read_lines(path)]

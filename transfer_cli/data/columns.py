@@ -203,9 +203,6 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         sample: The first rows.
         asked: What was typed.
         name: The table's in messages.
-
-    Raises:
-        DataError: Several may be meant, or none.
     """
     text, pair, label = (_at(each, columns) for each in (asked.text, asked.pair, asked.label))
     labels = tuple(str(_at(each, columns)) for each in asked.labels)

@@ -36,11 +36,7 @@ class TextBlocks:
 
     @property
     def sources(self) -> list[WeightedSource]:
-        """Weighted sources of the text: a block belongs to the one in which it begins.
-
-        Raises:
-            DataError: No block begins in one.
-        """
+        """Weighted sources of the text: a block belongs to the one in which it begins."""
         found: list[WeightedSource] = []
         tokens = 0
         for each in self.text.sources:

@@ -28,9 +28,6 @@ def hold_out(
         seed: The run's; the draw depends on nothing else.
         where: The data's name in messages.
         strata: The number of each example's stratum, such as its label.
-
-    Raises:
-        DataError: The share is less than an example.
     """
     counts = dict(sorted(Counter(strata).items()))
     quotas = _proportional(counts, int(share * len(examples)))
@@ -53,9 +50,6 @@ def keep_few(
     """Return `labelled` examples, at least one of each stratum, and the others.
 
     A smaller set is part of a larger.
-
-    Raises:
-        DataError: There are fewer than `labelled`, or that is fewer than there are strata.
     """
     counts = dict(sorted(Counter(strata).items()))
     if labelled < len(counts):

@@ -151,10 +151,6 @@ def encode_texts(
         truncate: Which of two texts loses tokens, see `kept`.
         strict: Whether it is an error if that text would lose all of them; else the other one is
             cut as well.
-
-    Raises:
-        ConfigError: `length` leaves no room for a text.
-        DataError: Some examples have a label and some have none, or `truncate` makes no room.
     """
     if length < SHORTEST:
         raise ConfigError(
@@ -223,9 +219,6 @@ def check_kept(
         truncate: The same as there.
         room: The same as there.
         length: The longest input in tokens.
-
-    Raises:
-        DataError: It would.
     """
     if sum(sizes) <= room or {"first": left[0], "second": left[1]}.get(truncate) != 0:
         return
@@ -260,11 +253,7 @@ def in_portions(examples: Sequence[T], unit: str = "texts") -> Iterator[Sequence
 
 
 def all_known(answers: Sequence[Any], what: str) -> bool:
-    """Return whether examples have answers: all of them, or none, which is None.
-
-    Raises:
-        DataError: Some have one and some have none.
-    """
+    """Return whether examples have answers: all of them, or none, which is None."""
     unknown = [number for number, answer in enumerate(answers, 1) if answer is None]
     if unknown and len(unknown) < len(answers):
         raise DataError(f"Example {unknown[0]} of {len(answers)} has no {what}, others have one.")
@@ -310,10 +299,6 @@ def is_empty(texts: "Sequence[str]") -> bool:
 
 
 def label_targets(examples: "Sequence[Example]") -> dict[str, Sequence[Any]]:
-    """Return the labels of examples as a key of batches, or nothing where they have none.
-
-    Raises:
-        DataError: Some have one and some have none.
-    """
+    """Return the labels of examples as a key of batches, or nothing where they have none."""
     labels = [example.label for example in examples]
     return {"label": labels} if all_known(labels, "label") else {}

@@ -43,11 +43,7 @@ class StoredTokens:
         return cls(entry, _DTYPES[meta["dtype"]], meta["counts"])
 
     def mapped(self) -> npt.NDArray[Any]:
-        """Return the tokens, mapped into memory.
-
-        Raises:
-            RunError: The file is gone.
-        """
+        """Return the tokens, mapped into memory."""
         try:
             return np.memmap(self.path / TOKENS, dtype=self.dtype, mode="r")
         except OSError as error:

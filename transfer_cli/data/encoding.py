@@ -106,10 +106,6 @@ class Shard:
         Args:
             encoder: That of the tokenizer.
             more: Is told how many bytes more are done.
-
-        Raises:
-            DataError: The text cannot be read, or has no lines.
-            RunError: The cache cannot be written.
         """
         found = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
@@ -126,11 +122,7 @@ class Shard:
                 )
 
     def starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
-        """Return where documents begin, as `EncodedText` says.
-
-        Raises:
-            DataError: Lines cannot be told apart in the tokens.
-        """
+        """Return where documents begin, as `EncodedText` says."""
         return _cached(self.documents, _read_starts, lambda: self._make_starts(tokens))
 
     def _make(self, encoder: "TextEncoder", more: More) -> StoredTokens:

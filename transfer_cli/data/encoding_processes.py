@@ -27,10 +27,6 @@ def encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, m
         processes: How many are started.
         threads: Of each.
         more: Is told how many bytes more are done.
-
-    Raises:
-        TransferError: A shard cannot be read or kept; all processes are ended.
-        RunError: A process died.
     """
     # No fork: the tokenizers library has threads here already.
     context = multiprocessing.get_context("spawn")

@@ -54,12 +54,7 @@ class _BrokenOffError(_AddressError):
 
 
 def fetch(remote: RemoteFile, folder: Path) -> Path:
-    """Return `folder/NAME`, fetched if it is not there yet.
-
-    Raises:
-        DataError: No address gives the right file, a wrong file is in its place, or the folder
-            cannot be written.
-    """
+    """Return `folder/NAME`, fetched if it is not there yet."""
     with _locked(remote, folder):
         return _fetch(remote, folder)
 
@@ -74,9 +69,6 @@ def fetch_member(remote: RemoteFile, member: str, folder: Path, local: Path | No
         member: The name of a file in it.
         folder: The folder to unpack into.
         local: A copy of the zip file, which is not moved; None: the one in `folder`.
-
-    Raises:
-        DataError: As `fetch`; the archive has another size or SHA-256.
     """
     target = folder / member
     with _locked(remote, folder):

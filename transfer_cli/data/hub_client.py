@@ -62,10 +62,6 @@ def client(kind: RepositoryKind, repository: str, key: str, no_revision: str) ->
         repository: Its name.
         key: The config key that names it.
         no_revision: What is wrong where a repository lacks the revision.
-
-    Raises:
-        ConfigError: The client is not installed.
-        TransferError: That of `kind`: there is no such thing, or no network to ask.
     """
     try:
         import huggingface_hub
@@ -102,10 +98,6 @@ def located(given: str) -> Path:
 
     Such a split is `hf:owner/name/split`, of a data set of several tables
     `hf:owner/name/config/split`. It is fetched at need.
-
-    Raises:
-        ConfigError: The client is not installed.
-        DataError: There is no such data set, config or split, or no network to ask.
     """
     if not given.startswith(HUB):
         return Path(given).expanduser()

@@ -32,11 +32,7 @@ _LOOKED_AT_ROWS = 1000
 
 
 def as_lines(source: LineSource, name: str) -> LineSource:
-    """Return a file in JSON as JSON lines; one that has them is returned as it is.
-
-    Raises:
-        DataError: It is no JSON, or too large.
-    """
+    """Return a file in JSON as JSON lines; one that has them is returned as it is."""
     stream = source.stream
     if not isinstance(stream, io.BufferedReader):
         return source
@@ -117,11 +113,7 @@ def _text_of(stream: io.BufferedReader, encoding: str, errors: str = "strict") -
 
 
 def _elements(text: TextIO, name: str) -> Iterator[object]:
-    """Yield the values of an array, or those that stand one after the other.
-
-    Raises:
-        DataError: One is no JSON, or too long.
-    """
+    """Yield the values of an array, or those that stand one after the other."""
     buffer, number = _more(text, "", name), 0
     first = between = _FIRST.match(buffer)
     while between and (at := between.end()) < len(buffer):

@@ -59,11 +59,7 @@ class LabelledData:
     cells: Callable[[Path, str], Mapping[int, str]] | None = field(default=None, compare=False)
 
     def column(self, split: str, name: str) -> list[str]:
-        """Return what stands in a column of the rows of a split.
-
-        Raises:
-            DataError: There is no such column.
-        """
+        """Return what stands in a column of the rows of a split."""
         path = self.files.get(split) or self.files.get("train")
         if self.cells is None or path is None:
             raise DataError(
@@ -77,11 +73,7 @@ class LabelledData:
         return str(self.files.get(split) or self.files.get("train") or self.name)
 
     def numbered_as(self, labels: tuple[str, ...]) -> "LabelledData":
-        """Return the same data with the numbers that `labels` have.
-
-        Raises:
-            DataError: A label is new, or its examples cannot be numbered again.
-        """
+        """Return the same data with the numbers that `labels` have."""
         if self.labels == labels:
             return self
         new = [label for label in self.labels if label not in labels]
@@ -112,11 +104,7 @@ class Rest:
 
 
 def rest_of(main: LabelledData, key: str) -> LabelledData:
-    """Return what `data.labelled` leaves out, without labels, as training examples.
-
-    Raises:
-        ConfigError: That is nothing; the message begins with the key of the stream.
-    """
+    """Return what `data.labelled` leaves out, without labels, as training examples."""
     if not main.rest:
         raise ConfigError(
             f"{key}.data: all examples of the main data keep their labels; say how many do by "
@@ -141,11 +129,7 @@ class Submission:
     bounds: tuple[float, float] | None = None
 
     def name_of(self, test: str) -> str:
-        """Return the name of the file of answers.
-
-        Raises:
-            ConfigError: The name of the test file does not tell.
-        """
+        """Return the name of the file of answers."""
         found = next((file for word, file in self.files.items() if word in Path(test).stem), None)
         if found is None:
             raise ConfigError(

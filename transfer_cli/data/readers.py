@@ -97,10 +97,6 @@ def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[in
     Args:
         path: The file.
         encoding: As Python names it; None: it is recognised.
-
-    Raises:
-        DataError: The file is empty, cannot be unpacked, or a line is too long, holds a NUL byte or
-            a byte that the encoding does not have.
     """
     name = str(path)
     with closing(open_file(path)) as file:
@@ -109,11 +105,7 @@ def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[in
 
 
 def in_utf8(file: BinaryIO, name: str) -> "LineStream":
-    """Return the lines of a file in UTF-8; its encoding is recognised, and said.
-
-    Raises:
-        DataError: It is no text, or two encodings fit.
-    """
+    """Return the lines of a file in UTF-8; its encoding is recognised, and said."""
     source = _told(file, name, None)
     if source.encoding == "utf-8" or not isinstance(source.stream, io.BufferedReader):
         return source.stream
@@ -329,11 +321,7 @@ def without_end(raw: bytes) -> bytes:
 
 
 def read_line(stream: LineStream, name: str, number: int, most: int = MAX_LINE_BYTES + 1) -> bytes:
-    """Return the next line, or its first bytes where it has more than `most`.
-
-    Raises:
-        DataError: It cannot be unpacked.
-    """
+    """Return the next line, or its first bytes where it has more than `most`."""
     try:
         return stream.readline(most)
     except _UNREADABLE as error:
@@ -366,11 +354,7 @@ class _LookedAt(io.RawIOBase):
 
 
 def looked_at(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedReader]:
-    """Return the first bytes of a stream, and a stream that has them still.
-
-    Raises:
-        DataError: They cannot be unpacked.
-    """
+    """Return the first bytes of a stream, and a stream that has them still."""
     try:
         start = stream.read(size)
     except _UNREADABLE as error:
@@ -401,9 +385,6 @@ def recognised(
         name: What to call it in messages.
         encoding: As Python names it; None: it is recognised.
         key: What is typed to say it; None: nothing, a text has to be in UTF-8.
-
-    Raises:
-        DataError: It is no text, or two encodings fit.
     """
     _check_is_text(start, name)
     said = ""
@@ -525,9 +506,6 @@ def table_records(
         on_error: Receives the fault of each ragged or broken row, which is left out. After a broken
             row of several lines, the next row may begin in its second line.
         keys: What stands before the names of keys in messages.
-
-    Raises:
-        DataError: As `on_error` does; the first row is broken or names a column twice; no rows.
     """
     if table_format == "jsonl":
         yield from not_empty(partial(json_records, lines, name), name, on_error)
@@ -551,11 +529,7 @@ def usual_quotes(table_format: str, delimiter: str) -> str:
 def not_empty(
     records: Callable[[OnError], Iterator[Record]], name: str, on_error: OnError
 ) -> Iterator[Record]:
-    """Yield records, of which there must be at least one, or a fault that is told of.
-
-    Raises:
-        DataError: There is nothing.
-    """
+    """Yield records, of which there must be at least one, or a fault that is told of."""
     empty = True
 
     def note(error: DataError) -> None:
@@ -620,9 +594,6 @@ def named_rows(
         on_error: Receives the fault of each ragged or broken row.
         header: See `table_records`.
         cure: For a row of more or fewer cells than there are columns.
-
-    Raises:
-        DataError: As `on_error` does; the first row is broken or names a column twice.
     """
     columns: list[str] | None = None
     expected = ""

@@ -129,10 +129,6 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
         room: Tokens of both texts of an example together.
         seed: Of all draws.
         copies: How often each document is walked, with other draws.
-
-    Raises:
-        DataError: There are too few documents, or none with two units; the message goes on after
-            the name of the text.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     at_W, end_W, document_W = _walks(units, copies)
@@ -296,7 +292,6 @@ def pair_text(
     """Return a text as pairs; see `draw_pairs` for the other arguments.
 
     Raises:
-        ConfigError: `length` leaves no room for two texts.
         DataError: See there.
     """
     if room_of(tokenizer, length) < 2:

@@ -30,12 +30,7 @@ LEAST_BYTES = 2**21
 
 
 def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
-    """Return the tokens of a text, from the cache if they are there.
-
-    Raises:
-        DataError: A file cannot be read, or the text has no lines.
-        RunError: The cache cannot be written.
-    """
+    """Return the tokens of a text, from the cache if they are there."""
     shards = [Shard(each, tokenizer, cache_dir) for each in split.shards]
     with ThreadPoolExecutor(cores()) as beside:
         found = list(beside.map(Shard.stored, shards))

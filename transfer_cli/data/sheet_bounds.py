@@ -25,11 +25,7 @@ _EMPTY_CELLS = 2**24
 
 
 def check(path: Path) -> None:
-    """Refuse a spreadsheet that would fill the memory.
-
-    Raises:
-        DataError: It would; the message names the row.
-    """
+    """Refuse a spreadsheet that would fill the memory."""
     with zipfile.ZipFile(path) as packed:
         parts = packed.infolist()
         unpacked = sum(part.file_size for part in parts)
@@ -62,11 +58,7 @@ class _Rows:
         self._parser.EntityDeclHandler = self._entity
 
     def read(self, stream: IO[bytes]) -> None:
-        """Read a part.
-
-        Raises:
-            DataError: A row is too long, or cells lie far out.
-        """
+        """Read a part."""
         num_bytes = 0
         while chunk := stream.read(_CHUNK_BYTES):
             self._parser.Parse(chunk)

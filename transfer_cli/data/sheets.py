@@ -32,9 +32,6 @@ def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
     Args:
         path: The file, or a folder of such files, which are read in the order of their names.
         only: The column that is needed, see `value_of`; None: all.
-
-    Raises:
-        DataError: It cannot be read, or pyarrow is not installed.
     """
     before = 0
     for part in sorted(path.glob("*.parquet")) or [path]:
@@ -59,9 +56,6 @@ def _rows_at_once(metadata: Any, path: Path, names: set[str], before: int) -> in
     """Return how many rows of a Parquet file to take at once.
 
     Each may be a copy of the largest value of a dictionary, which is at most all of a column.
-
-    Raises:
-        DataError: Values are longer than the limit on average, or hardly any bytes are packed.
     """
     largest = 0
     for at in range(metadata.num_row_groups):
@@ -125,9 +119,6 @@ class Book:
         """Yield the rows of a sheet as CSV would hold them, with their numbers from 1.
 
         Empty rows are left out, and empty cells at the end of each.
-
-        Raises:
-            DataError: It cannot be read, or a row is too long.
         """
         with _faults(self.path):
             pages = self.book[sheet]
@@ -141,11 +132,7 @@ class Book:
                     yield number, row
 
     def named(self, sheet: str | int, key: str) -> str:
-        """Return the name of a sheet, given its name or its number from 1.
-
-        Raises:
-            DataError: There is none.
-        """
+        """Return the name of a sheet, given its name or its number from 1."""
         names = [page.title for page in self.book.worksheets]
         if sheet in names:
             return str(sheet)
@@ -157,11 +144,7 @@ class Book:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Book]:
-    """Open a spreadsheet.
-
-    Raises:
-        DataError: It cannot be read, it is too large, or openpyxl is not installed.
-    """
+    """Open a spreadsheet."""
     library = _library(path, "openpyxl")
     with _faults(path):
         sheet_bounds.check(path)

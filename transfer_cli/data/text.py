@@ -287,11 +287,7 @@ class TextFiles(TextData):
 
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
-    """Return some files as one split, to score and not to train on.
-
-    Raises:
-        DataError: There is no such file, or it cannot be read.
-    """
+    """Return some files as one split, to score and not to train on."""
     found = text_files.expand(paths)
     parts, fingerprint = text_files.file_parts(found, name, "text", KnownFiles(None))
     return joined(parts, fingerprint, listed(found, 1), cores())

@@ -99,11 +99,7 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def check_disjoint(files: Mapping[str, Sequence[Path]]) -> None:
-    """Refuse a file that several splits or sources name.
-
-    Raises:
-        DataError: There is one.
-    """
+    """Refuse a file that several splits or sources name."""
     for one, other in itertools.combinations(files, 2):
         common = {path.resolve() for path in files[one]} & {path.resolve() for path in files[other]}
         if common:
@@ -115,11 +111,7 @@ def check_disjoint(files: Mapping[str, Sequence[Path]]) -> None:
 def file_parts(
     paths: Sequence[Path], name: str, field: str, known: KnownFiles
 ) -> tuple[list[TextSplit], str]:
-    """Return each of some files as a split of its own, and the fingerprint of all together.
-
-    Raises:
-        DataError: One cannot be read, or has no text.
-    """
+    """Return each of some files as a split of its own, and the fingerprint of all together."""
     digests = _digests(paths, known)
     parts = []
     for path in paths:
@@ -170,9 +162,6 @@ def held_out_parts(
     enough, and else, of a short file, lines that follow each other.
     What is held out of a file depends on that file alone. Of several that are all too short to hold
     out a line, and of which none is drawn, each gives the line in its middle.
-
-    Raises:
-        DataError: There is nothing to train on, or nothing is held out.
     """
     enough = lines_that_matter(share)
 

@@ -32,12 +32,7 @@ class LinePart(str):
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, plain or packed, without their ends.
-
-    Raises:
-        DataError: The file is empty, cannot be unpacked, or a line holds a NUL byte, a byte that
-            the encoding does not have, or so much without a space that it is no text.
-    """
+    """Yield the lines of a text file, plain or packed, without their ends."""
     name = str(path)
     with closing(readers.open_file(path)) as stream:
         yield from _lines(readers.in_utf8(stream, name), name)

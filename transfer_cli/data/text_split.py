@@ -106,11 +106,7 @@ class TextSplit:
         return zip(self.lines(), begins, strict=False)
 
     def check_unchanged(self) -> None:
-        """Refuse files whose content is no longer that of their digests.
-
-        Raises:
-            DataError: One has changed, or cannot be read.
-        """
+        """Refuse files whose content is no longer that of their digests."""
         for name, digest in self.files.items():
             if not file_digest(Path(name)).startswith(digest):
                 raise DataError(f"{name} has changed while it was read; start again.")
@@ -161,11 +157,7 @@ def digest_of(settings: Iterable[str], files: Mapping[Path, str] | None = None) 
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file in hex digits.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Return the SHA-256 of a file in hex digits."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -99,9 +99,6 @@ class Tokenizer:
         separators: How many `sep` stand between two texts: 1, in RoBERTa 2.
         ends_texts: Whether `sep` is what models of others end a text by, and not a line.
         is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
-
-    Raises:
-        DataError: A special token is missing.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
@@ -160,9 +157,6 @@ class Tokenizer:
         """Return the tokens of every text, computed by many threads.
 
         Half a surrogate pair, which UTF-8 cannot encode, counts as `?`.
-
-        Raises:
-            DataError: The tokenizer has no token for a character, not even an unknown one.
         """
         texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
@@ -238,11 +232,7 @@ class Tokenizer:
         return found
 
     def with_added(self, names: Sequence[str]) -> "Tokenizer":
-        """Return a tokenizer with further tokens behind its own, which no text is read as.
-
-        Raises:
-            DataError: One of them is there already, or is no name.
-        """
+        """Return a tokenizer with further tokens behind its own, which no text is read as."""
         if not names:
             return self
         data: dict[str, Any] = json.loads(self._backend.to_str())
@@ -270,11 +260,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a `tokenizer.json`, ours or another's.
-
-        Raises:
-            DataError: The file is missing or damaged, or lacks one of the five special tokens.
-        """
+        """Read a `tokenizer.json`, ours or another's."""
         with library_errors(f"{path} is damaged, or no `tokenizer.json` of the library"):
             try:
                 text = read_text(path, MAX_FILE_BYTES)

@@ -22,9 +22,6 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
     Call it after edits and sharding, with the model on its device. A sharded model is compiled
     block by block, since its weights are gathered between blocks. If lengths vary, one graph serves
     batches of all lengths.
-
-    Raises:
-        ConfigError: The compiler for this device is not installed.
     """
     _check_compiler(device)
     torch._dynamo.config.recompile_limit = GRAPHS

@@ -152,9 +152,6 @@ def evaluate(
 
     Each process scores its share of the batches of `batch` examples, and all return the same.
     `each` collects the results of every row, which takes a second pass through the head.
-
-    Raises:
-        NotFiniteError: A tally of an example is not finite; the first one is named.
     """
     if each is None and split.scorer is not None:
         each = EachExample()
@@ -292,11 +289,7 @@ def predictions(
     precision: Precision,
     order: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-    """Yield the numbers of each batch's rows, in this order, and the predictions for them.
-
-    Raises:
-        ConfigError: The objective has no `predictions`.
-    """
+    """Yield the numbers of each batch's rows, in this order, and the predictions for them."""
     model.eval()
     for indices in portions(data, order, batch):
         view = to_device(with_facts(data.batch(indices)), precision.device)

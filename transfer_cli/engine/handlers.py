@@ -421,7 +421,6 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
     them got the signal.
 
     Raises:
-        StoppedError: After a signal of `ASKED`, exit code 75.
         KeyboardInterrupt: After Ctrl-C, exit code 130.
     """
     received: list[int] = []
@@ -458,11 +457,7 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
 
 @contextmanager
 def end_on_signal() -> Iterator[None]:
-    """Turn the signals of `ASKED` into exit code 75 outside of training, where nothing is unsaved.
-
-    Raises:
-        StoppedError: After one of them.
-    """
+    """Turn the signals of `ASKED` into exit code 75 outside of training: nothing is unsaved."""
     received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:

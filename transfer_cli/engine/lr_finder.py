@@ -93,9 +93,6 @@ def run_range(
     Every parameter that trains in any stage of the run trains from the first step on. The run's
     step keeps the stages and rates of the test; short streams are repeated. `attach` adds handlers
     to the engine, such as a progress bar.
-
-    Raises:
-        RunError: The loss exploded before there was a curve.
     """
     step.stages = Stages(
         step.model, [StagePlan(0, steps, step.stages.ever_trains)], frozen_eval=frozen_eval
@@ -156,11 +153,7 @@ def smooth(losses: Sequence[float]) -> list[float]:
 
 
 def steepest(seen: RangeTest) -> int:
-    """Return the step at which the smoothed loss falls fastest, before it is lowest.
-
-    Raises:
-        RunError: It never falls.
-    """
+    """Return the step at which the smoothed loss falls fastest, before it is lowest."""
     smoothed = np.asarray(seen.smoothed)
     lowest = int(smoothed.argmin())
     # Beyond the lowest loss the curve rises, which is not noise; a median ignores outliers.

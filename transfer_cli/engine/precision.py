@@ -29,9 +29,6 @@ class Precision:
 
         auto is bf16 on a GPU that computes in it, else fp32: a CPU without bf16 units is slower
         with it.
-
-        Raises:
-            ConfigError: Another name, or fp16 on a CPU.
         """
         if name == "auto":
             fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -74,12 +71,7 @@ def halve(model: nn.Module, names: Set[str]) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """Read `auto`, `cpu`, `cuda` or `cuda:N`.
-
-    Raises:
-        ConfigError: Another name.
-        RunError: A GPU that is not there.
-    """
+    """Read `auto`, `cpu`, `cuda` or `cuda:N`."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
@@ -100,12 +92,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def device_of_process(name: str, local_rank: int, local_count: int) -> torch.device:
-    """Return the device of one of several processes of a machine: each has its own GPU.
-
-    Raises:
-        ConfigError: As `choose_device`; or one GPU is named, for all.
-        RunError: As `choose_device`; or there are fewer GPUs than processes.
-    """
+    """Return the device of one of several processes of a machine: each has its own GPU."""
     device = choose_device(name)
     if device.type == "cpu":
         return device
@@ -121,11 +108,7 @@ def device_of_process(name: str, local_rank: int, local_count: int) -> torch.dev
 
 
 def device_and_precision(device: str, precision: str) -> Precision:
-    """Return this process's device and precision.
-
-    Raises:
-        ConfigError, RunError: See `choose_device`, `device_of_process` and `Precision.choose`.
-    """
+    """Return this process's device and precision."""
     place = choose_device(device)
     if distributed.started_by_torchrun():
         ranks = distributed.local_rank(), distributed.local_world_size()

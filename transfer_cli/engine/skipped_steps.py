@@ -92,11 +92,7 @@ class SkippedSteps:
         self._unread.append(step)
 
     def read(self, leave: int = 0) -> int:
-        """Read all noted steps but the last `leave` ones; return how many were skipped.
-
-        Raises:
-            DivergedError: Too many in a row.
-        """
+        """Read all noted steps but the last `leave` ones; return how many were skipped."""
         skipped = 0
         while len(self._unread) > leave:
             noted = self._unread.pop(0)

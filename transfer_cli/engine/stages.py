@@ -132,12 +132,7 @@ class Stages:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off, in the middle of a stage or at its end.
-
-        Raises:
-            ConfigError: A stage that has begun would have begun at another step: its length is a
-                share of the run, whose length has changed.
-        """
+        """Take up where `state_dict` left off, in the middle of a stage or at its end."""
         self.load_ends(state)
         begun = [span.begin for span in self.spans][: (self.current or 0) + 1]
         if begun != state["begins"][: len(begun)]:

@@ -172,9 +172,6 @@ class TrainStep:
         Args:
             micro_batches: The step's micro-batches, each under the name of its stream.
             step: Its number, counted from 0.
-
-        Raises:
-            DivergedError: Too many steps in a row had a loss or gradient that is not finite.
         """
         # The averages of parameters that begin to train, or went back to earlier values.
         for name in self.stages.enter(step):
@@ -227,11 +224,7 @@ class TrainStep:
         )
 
     def read(self) -> int:
-        """Read the steps that are still unread; return how many were skipped.
-
-        Raises:
-            DivergedError: Too many in a row.
-        """
+        """Read the steps that are still unread; return how many were skipped."""
         return self._skipped.read()
 
     def state_dict(self) -> dict[str, object]:

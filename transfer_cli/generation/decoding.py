@@ -45,9 +45,6 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         memory: How many tokens before the last one are seen, of a model whose positions are
             distances: then there is no longest text, and a prompt is read block by block. Only
             with a cache. None: all are seen.
-
-    Raises:
-        NotFiniteError: The logits are not finite.
     """
     device = model.backbone.token_embedding.weight.device
     shape, most = model.backbone.shape, len(prompt) + max_new_tokens

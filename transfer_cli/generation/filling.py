@@ -76,9 +76,6 @@ def fill(
         tokenizer: The run's tokenizer.
         tokens: See `encode_with_gaps`.
         top: Number of candidates for a gap.
-
-    Raises:
-        NotFiniteError: The predictions are not finite.
     """
     device = model.backbone.token_embedding.weight.device
     tokens_1T = torch.tensor([tokens], device=device)

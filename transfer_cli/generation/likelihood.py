@@ -58,20 +58,12 @@ Found = TypeVar("Found")
 
 
 def score_endings(model: TransferModel, rows: Sequence[Ending], batch: int) -> list[Tensor]:
-    """Return the log-probability of each token of each end, `[N]` in float32, of a causal model.
-
-    Raises:
-        NotFiniteError: The predictions are not finite.
-    """
+    """Return the log-probability of each token of each end, `[N]` in float32, of a causal model."""
     return _batched(rows, batch, lambda some: _read_endings(model, some, None))
 
 
 def score_gaps(model: TransferModel, rows: Sequence[Gap], padding: int, batch: int) -> list[Tensor]:
-    """Return the log-probability of each asked token of each gap, `[N]`, of a masked model.
-
-    Raises:
-        NotFiniteError: The predictions are not finite.
-    """
+    """Return the log-probability of each asked token of each gap, `[N]`, of a masked model."""
     return _batched(rows, batch, lambda some: _read_gaps(model, some, padding))
 
 
@@ -81,9 +73,6 @@ def say_endings(
     """Return what a causal model says at each end, given the right tokens before; see `Said`.
 
     The best token is one of those where `allowed_V` is True.
-
-    Raises:
-        NotFiniteError: The predictions are not finite.
     """
     return _batched(rows, batch, lambda some: _said(_read_endings(model, some, None, allowed_V)))
 

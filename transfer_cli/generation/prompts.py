@@ -34,9 +34,6 @@ class Template:
         item: Its text, with `{text}`, perhaps `{pair}`, and `{label}` where the answer stands.
         head: What stands before all items.
         separator: What stands between two of them.
-
-    Raises:
-        ConfigError: The item lacks its text or its label.
     """
 
     item: str
@@ -83,11 +80,7 @@ class Template:
 
 
 def ending_of(encode: Encode, prompt: str, answer: str) -> Ending:
-    """Return the tokens of a prompt and its answer; the answer begins where they differ.
-
-    Raises:
-        ConfigError: The answer adds no token.
-    """
+    """Return the tokens of a prompt and its answer; the answer begins where they differ."""
     alone, tokens = encode(prompt), encode(prompt + answer)
     # Some tokenizers join the prompt's end and the answer's beginning.
     pairs = zip(alone, tokens, strict=False)
@@ -98,11 +91,7 @@ def ending_of(encode: Encode, prompt: str, answer: str) -> Ending:
 
 
 def draw_shots(labels: Sequence[int], shots: int, seed: int) -> list[int]:
-    """Return the numbers of `shots` examples of each label, in an order that the seed decides.
-
-    Raises:
-        ConfigError: A label has fewer.
-    """
+    """Return the numbers of `shots` examples of each label, in an order that the seed decides."""
     draw = random.Random(seed).random  # noqa: S311 - no secret; random() stays as it is
     order = sorted(range(len(labels)), key=[draw() for _ in labels].__getitem__)
     kept: list[int] = []

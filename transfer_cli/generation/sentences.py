@@ -45,11 +45,7 @@ class SentenceScorer:
         self._scores_first, self._within_word = scores_first, within_word
 
     def score(self, sentences: Sequence[str]) -> tuple[list[float], list[int]]:
-        """Return the log-probability of each sentence in nats, and its number of tokens.
-
-        Raises:
-            DataError: One has no tokens, or more than the model has positions.
-        """
+        """Return the log-probability of each sentence in nats, and its number of tokens."""
         if isinstance(self._reads, PromptLayout):
             rows = [self._laid_out(text, self._reads) for text in sentences]
             found = score_endings(self._model, rows, self._batch)

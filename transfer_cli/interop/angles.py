@@ -28,9 +28,6 @@ def rotary_of(settings: PublishedConfig, usual_share: float | None = None) -> Ro
         settings: Its config.
         usual_share: The share of a head that is turned where the config does not say; None: the
             family turns whole heads.
-
-    Raises:
-        CheckpointError: They are none that we can build.
     """
     given = _said(settings, "rope_parameters") or _said(settings, "rope_scaling")
     return _rotary(settings, given, usual_share)
@@ -94,11 +91,7 @@ class TwoKinds:
         }
 
     def order_of(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
-        """Return which blocks see everything, as fields of a shape.
-
-        Raises:
-            CheckpointError: They do not follow one another at equal distances.
-        """
+        """Return which blocks see everything, as fields of a shape."""
         every = settings.value(self.every, self.common, int)
         start = 0 if self.first else every - 1
         order = [block % max(1, every) != start for block in range(depth)]

@@ -26,11 +26,7 @@ def families() -> dict[str, Family]:
 
 
 def register_family(kind: _Kind) -> _Kind:
-    """Add a family after those that are there; a decorator for classes of a plugin.
-
-    Raises:
-        ConfigError: Another family has its `model_type`.
-    """
+    """Add a family after those that are there; a decorator for classes of a plugin."""
     there = type(_families.get(kind.model_type, kind()))
     paths = [f"{each.__module__}.{each.__qualname__}" for each in (kind, there)]
     if paths[0] != paths[1]:

@@ -160,7 +160,6 @@ class Family(ABC):
         """Return the shape that a config describes.
 
         Raises:
-            CheckpointError: We cannot build that, or the config is damaged.
             ValueError: Its numbers do not fit each other.
         """
         for key, value in self.only.items():

@@ -66,9 +66,6 @@ def read_tensors(
     Those of safetensors files are read when they are asked for, so that a model of several files
     takes the memory of the tensors that are kept. Without values, they are on the meta device.
     `synonyms` are further parts of names that some files have, and what they stand for.
-
-    Raises:
-        CheckpointError: There are none, or a file is missing, damaged or holds code.
     """
     for name, read in ((WEIGHTS, TensorFile if values else shapes_of), (PICKLE, _unpickled)):
         whole, index = folder / name, folder / f"{name}.index.json"

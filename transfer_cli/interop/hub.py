@@ -16,12 +16,7 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def fetch(name: str, key: str) -> Path:
-    """Return the folder of `hf:owner/name` or `hf:owner/name@revision`, fetched at need.
-
-    Raises:
-        ConfigError: The client is not installed.
-        CheckpointError: There is no such model, or no network to ask.
-    """
+    """Return the folder of `hf:owner/name` or `hf:owner/name@revision`, fetched at need."""
     repository, _, revision = name.removeprefix(HUB).partition("@")
     with client(MODEL, repository, key, f"has no revision {revision!r}") as library:
         get = partial(library.snapshot_download, repository, revision=revision or None)

@@ -101,9 +101,6 @@ class Inputs:
             tokenizer: The run's.
             direction: The model's.
             key: The config key that named the folder, for errors.
-
-        Raises:
-            CheckpointError: It is something else.
         """
         if self.length is None:
             return

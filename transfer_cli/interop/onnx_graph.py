@@ -88,10 +88,6 @@ def write_onnx(
         length: The longest input of the run; None: as many as the model has positions.
         layout: See the table. None: that of labelled texts, or for a language model that of lines
             to pretrain on.
-
-    Raises:
-        ConfigError: A package is missing, or the model has no head that a graph can end with.
-        CheckpointError: The graph does not compute what the model does.
     """
     if any(importlib.util.find_spec(name) is None for name in PACKAGES):
         raise ConfigError(
@@ -186,11 +182,7 @@ def _forget_origin(model: Any) -> None:
 
 
 def compare(path: Path, output: str, model: TransferModel, objective: Objective | None) -> float:
-    """Return the largest difference between the outputs of a graph and of its model.
-
-    Raises:
-        CheckpointError: It is too large, or the shapes are not the same.
-    """
+    """Return the largest difference between the outputs of a graph and of its model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -24,11 +24,7 @@ class PublishedConfig:
 
     @classmethod
     def read(cls, folder: Path, name: str = CONFIG) -> "PublishedConfig":
-        """Read the config of a model's folder.
-
-        Raises:
-            CheckpointError: It is missing or damaged.
-        """
+        """Read the config of a model's folder."""
         path = folder / name
         try:
             return cls(read_json(path), path)

@@ -121,13 +121,7 @@ def is_published(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, key: str) -> Published:
-    """Return the model in a folder, without its weights.
-
-    Raises:
-        CheckpointError: It is of another family, a file is missing or damaged, or its config and
-            its tensors contradict each other.
-        DataError: Its tokenizer cannot be used.
-    """
+    """Return the model in a folder, without its weights."""
     if (folder / _ADAPTER).is_file():
         raise _adapter(folder, key)
     settings = PublishedConfig.read(folder)
@@ -260,11 +254,7 @@ class _Folder:
                 )
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer, and say which rows of the model it has no token for.
-
-        Raises:
-            CheckpointError: It has more tokens than the model, so it is that of another one.
-        """
+        """Return the tokenizer, and say which rows of the model it has no token for."""
         folder, rows = self.settings.path.parent, self.settings.value("vocab_size", None, int)
         tokenizer = read_tokenizer(folder, rows)
         unused = rows - tokenizer.size

@@ -45,11 +45,6 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         ours: The model.
         folder: An empty folder.
         family: See `target_of`.
-
-    Raises:
-        ConfigError: There is no such family.
-        CheckpointError: It cannot be written so, and the message says what does not fit; or what
-            was read is not what was written.
     """
     target = target_of(ours, family)
     tensors, tokenizer, classifier = dict(ours.tensors), ours.tokenizer, ours.classifier

@@ -95,7 +95,6 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
         wanted: The `model_type` of a family. None: the first family that fits.
 
     Raises:
-        ConfigError: There is no such family.
         CheckpointError: It cannot be written so; the message says what does not fit.
     """
     known = families()

@@ -74,10 +74,6 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
     Args:
         folder: The folder.
         rows: How many tokens the model has; added ones behind them are left out (Gemma 3 has one).
-
-    Raises:
-        CheckpointError: There is none.
-        DataError: It is damaged, of a kind that cannot be made here, or lacks a special token.
     """
     options = _options(folder)
     for file, make in (
@@ -93,11 +89,7 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
 
 
 def longest_input(folder: Path) -> int | None:
-    """Return how many tokens of a text `tokenizer_config.json` says that a model reads; None: all.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """Return the longest input in tokens that `tokenizer_config.json` states; None: none."""
     found = _object(folder / OPTIONS).get("model_max_length")
     # Some files say "no limit" by a number of a hundred bits.
     return found if type(found) is int and 1 <= found <= MAX_SIZE else None

@@ -157,7 +157,6 @@ class Backbone(nn.Module):
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
                 `kv_cache` and no prefixes.
-            ConfigError: Its positions are distances, and there are prefixes.
         """
         before = memory if kv_cache is None else kv_cache
         earlier = 0 if before is None else before.length

@@ -106,11 +106,7 @@ class SparseAttention(AttentionPattern):
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return inputs without masks.
-
-        Raises:
-            ConfigError: There are prefixes.
-        """
+        """Return inputs without masks."""
         if prefix_B is not None:
             raise ConfigError(
                 "model.attention: strided and fixed are causal, so that a prefix cannot see all of "
@@ -149,11 +145,7 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
 def within_documents(
     inputs: Sequence[AttentionInputs], document_BT: Tensor, key_document_BS: Tensor
 ) -> Sequence[AttentionInputs]:
-    """Return attention inputs with which a query sees keys of its own document alone.
-
-    Raises:
-        ConfigError: Their attention is sparse.
-    """
+    """Return attention inputs with which a query sees keys of its own document alone."""
     if any(each.sparse for each in inputs):
         raise ConfigError(
             "model.attention: strided and fixed see a row as one text; take "

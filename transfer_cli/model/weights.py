@@ -134,22 +134,13 @@ def readable_like(path: Path, folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors in `folder`.
-
-    Raises:
-        CheckpointError: See `read_shapes`.
-    """
+    """Return the tensors in `folder`."""
     read_shapes(folder)
     return tensors_of(folder / WEIGHTS)
 
 
 def read_shapes(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors in `folder` without their values, on the meta device; reads no weights.
-
-    Raises:
-        CheckpointError: There are none, they are damaged, or they are a pickle, which could run
-            code and is never opened.
-    """
+    """Return the tensors in `folder` without their values, on the meta device; reads no weights."""
     path = folder / WEIGHTS
     if path.is_file():
         return shapes_of(path, _OURS)
@@ -166,22 +157,14 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        CheckpointError: The file is damaged.
-    """
+    """Return the tensors of a safetensors file."""
     with _reading(path):
         shapes_of(path)
         return load_file(path)
 
 
 class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, each read when it is asked for.
-
-    Raises:
-        CheckpointError: The file is damaged.
-    """
+    """The tensors of a safetensors file, each read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._names = path, shapes_of(path).keys()
@@ -233,11 +216,7 @@ def without_values(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Refuse weights that are not numbers, with which every answer would be none.
-
-    Raises:
-        CheckpointError: A tensor holds NaN or infinity.
-    """
+    """Refuse weights that are not numbers, with which every answer would be none."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
@@ -275,11 +254,7 @@ def _feed(digest: hashlib.blake2b, name: str, tensor: Tensor) -> None:
 
 
 def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file without their values, on the meta device.
-
-    Raises:
-        CheckpointError: The file is damaged, or holds other data types.
-    """
+    """Return the tensors of a safetensors file without their values, on the meta device."""
     shapes = {}
     with _reading(path):
         with path.open("rb") as raw:
@@ -318,11 +293,7 @@ def load_strictly(
     source: Path,
     leave_out: Set[str] = frozenset(),
 ) -> None:
-    """Load weights of the same model, which hold every tensor but those to leave out.
-
-    Raises:
-        CheckpointError: A tensor is missing, left over or of another shape.
-    """
+    """Load weights of the same model, which hold every tensor but those to leave out."""
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
     wrong = sorted(own.keys() ^ tensors.keys())
     wrong += sorted(n for n in own.keys() & tensors.keys() if not _fits(own[n], tensors[n]))
@@ -340,10 +311,6 @@ def load_pretrained(
     """Load the backbone and every head that fits; the other heads keep their initial values.
 
     On the meta device it only returns the report.
-
-    Raises:
-        CheckpointError: A tensor of the backbone is missing, left over or of another shape; without
-            the error, the run would look normal with random weights.
     """
     own, shapes = model.state_dict(), without_values(tensors)
     fits = {n for n in own.keys() & tensors.keys() if _fits(own[n], shapes[n])}
@@ -380,11 +347,7 @@ def write_description(description: ModelDescription, folder: Path) -> None:
 
 
 def read_description(folder: Path) -> ModelDescription:
-    """Read `model.json`.
-
-    Raises:
-        CheckpointError: It is missing or damaged.
-    """
+    """Read `model.json`."""
     path = folder / DESCRIPTION
     try:
         return _description(read_json(path))

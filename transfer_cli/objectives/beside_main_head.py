@@ -46,11 +46,7 @@ class BesideMainHead(Objective, Generic[Main]):
         """
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run.
-
-        Raises:
-            ConfigError: See `main_of`; or the main objective has no head of its own.
-        """
+        """Store the facts of the run."""
         super().setup(info)
         self.main = self.main_of(info)
         self.keeps_tokens = self.main.keeps_tokens

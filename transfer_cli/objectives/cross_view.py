@@ -55,11 +55,7 @@ class CrossView(BesideMainHead[UnitObjective]):
         return main_of(info)
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run.
-
-        Raises:
-            ConfigError: See `of_main_head.main_of`; or nothing can be hidden.
-        """
+        """Store the facts of the run."""
         super().setup(info)
         self.keeps_tokens = False  # its further passes need them
         self._ordinary_V = torch.ones(info.vocabulary.size, dtype=torch.bool)

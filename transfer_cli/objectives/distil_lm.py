@@ -87,11 +87,7 @@ class DistilLM(WithTeachers):
         )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head.
-
-        Raises:
-            ConfigError: States of other widths would be compared.
-        """
+        """Return the language-model head."""
         width = backbone.shape.width
         if self.cosine_weight and any(shape.width != width for shape in self.shapes):
             widths = ", ".join(str(shape.width) for shape in self.shapes)

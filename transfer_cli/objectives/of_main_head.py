@@ -14,11 +14,7 @@ from transfer_cli.objectives.units import UnitObjective
 
 
 def main_of(info: TaskInfo) -> UnitObjective:
-    """Return the main objective, for a further loss.
-
-    Raises:
-        ConfigError: It is none whose head scores units.
-    """
+    """Return the main objective, for a further loss."""
     if isinstance(info.main, UnitObjective):
         return info.main
     if info.main is None:
@@ -39,11 +35,7 @@ class OfMainHead(Objective):
     main: UnitObjective
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run.
-
-        Raises:
-            ConfigError: See `main_of`; or the examples of its stream have no such units.
-        """
+        """Store the facts of the run."""
         super().setup(info)
         self.main = main_of(info)
         any_text = self.main.units_are_examples

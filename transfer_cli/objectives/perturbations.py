@@ -30,11 +30,7 @@ class Perturbation(ABC):
         self.rate = rate
 
     def setup(self, info: TaskInfo) -> None:
-        """Learn which tokens there are.
-
-        Raises:
-            ConfigError: The tokenizer lacks one that is needed.
-        """
+        """Learn which tokens there are."""
         self._ordinary_V = torch.ones(info.vocabulary.size, dtype=torch.bool)
         self._ordinary_V[sorted(info.vocabulary.special)] = False
 

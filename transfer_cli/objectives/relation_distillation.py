@@ -87,11 +87,7 @@ class RelationDistillation(WithTeachers):
         return self._uncut("", teacher, teacher.depth - 1 if layer is None else layer)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return none.
-
-        Raises:
-            ConfigError: The student's relations cannot be compared with the teacher's.
-        """
+        """Return none."""
         own = backbone.shape
         for teacher in self.shapes:
             problem = self._uncut("model: the student ", own, own.depth - 1)

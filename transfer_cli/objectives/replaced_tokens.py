@@ -145,11 +145,7 @@ class ReplacedTokens(Objective):
         return {GENERATOR: ModelPart(narrowed(shape, self.width, self.depth), node)}
 
     def check_start(self, model: TransferModel, inherited: Set[str]) -> None:
-        """Refuse what cannot train, or could not be written.
-
-        Raises:
-            ConfigError: There is no generator, or edits change the embeddings that it reads.
-        """
+        """Refuse what cannot train, or could not be written."""
         if self.width is None:
             raise ConfigError(
                 f"{self._key}.width: null is no generator, whose tokens the model learns from; "
@@ -162,20 +158,12 @@ class ReplacedTokens(Objective):
             )
 
     def setup(self, info: TaskInfo) -> None:
-        """Decide which tokens may be masked.
-
-        Raises:
-            ConfigError: The tokenizer has no mask token.
-        """
+        """Decide which tokens may be masked."""
         super().setup(info)
         self.masking.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the generator, and the heads of the mode.
-
-        Raises:
-            ConfigError: The generator's width does not fit the heads of the model.
-        """
+        """Return the generator, and the heads of the mode."""
         try:
             parts = self.parts_of(backbone.shape)
         except ValueError as error:
@@ -293,11 +281,7 @@ class ReplacedTokens(Objective):
         return "objective" if self.info.name == "main" else f"losses.{self.info.name}"
 
     def _read(self, model: TransferModel, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the generator's summed loss, and the text with its draws, `[B, T]`.
-
-        Raises:
-            RunError: There is no generator.
-        """
+        """Return the generator's summed loss, and the text with its draws, `[B, T]`."""
         if GENERATOR not in model.heads:
             raise RunError(
                 f"{self._key}: there is no generator to replace tokens, which a run keeps beside "

@@ -43,11 +43,7 @@ class SentencePair(SequenceObjective):
         super().__init__("cls_first", dropout, pooler=True)
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run.
-
-        Raises:
-            ConfigError: It is the main loss, or its data are no pairs of running text.
-        """
+        """Store the facts of the run."""
         super().setup(info)
         if info.main is None:
             raise ConfigError(

@@ -98,11 +98,7 @@ class SequenceObjective(UnitObjective):
         return self.pooler
 
     def inherit_options(self, options: Mapping[str, Any]) -> None:
-        """Pool as the inherited head does, if `pooling` is auto.
-
-        Raises:
-            CheckpointError: The stored pooling is unknown.
-        """
+        """Pool as the inherited head does, if `pooling` is auto."""
         if self.pooling == "auto" and "pooling" in options:
             if options["pooling"] not in get_args(Pooling):
                 raise CheckpointError(f"init_from: its head pools by {options['pooling']!r}")

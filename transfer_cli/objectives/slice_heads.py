@@ -64,11 +64,7 @@ class SliceHeads(BesideMainHead[Objective]):
         return found
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the loss of each slice's head, summed over its examples.
-
-        Raises:
-            RunError: The main objective has no results of single examples.
-        """
+        """Return the loss of each slice's head, summed over its examples."""
         found = {}
         for term, member_B in self._members(batch):
             results = self.beside_main[term].example_results(model, batch, encoded)

@@ -56,11 +56,7 @@ class SourceDistillation(Objective):
         return self.language_model.modules(backbone)
 
     def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:
-        """Keep a frozen copy of the language model, in evaluation mode.
-
-        Raises:
-            ConfigError: A part of it is not pretrained, so its predictions are meaningless.
-        """
+        """Keep a frozen copy of the language model, in evaluation mode."""
         source = TransferModel(
             copy.deepcopy(model.backbone), {HEAD: copy.deepcopy(model.heads[HEAD])}
         )
@@ -93,11 +89,7 @@ class SourceDistillation(Objective):
         return {"loss": int(batch["compared"].sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return tau^2 KL(p0 || p), summed over the compared positions, in nats and float32.
-
-        Raises:
-            RunError: `on_train_start` was not called, so there is nothing to compare with.
-        """
+        """Return tau^2 KL(p0 || p), summed over the compared positions, in nats and float32."""
         if self._source is None:
             raise RunError(
                 f"{self._key}: source distillation compares with the model that its run started "

@@ -37,11 +37,7 @@ class WithTeachers(Objective):
         self._lent: tuple[TransferModel, ...] = ()
 
     def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
-        """Learn what the teachers are like; `key` is the config key of this loss.
-
-        Raises:
-            ConfigError: Nothing can be learnt from one of them.
-        """
+        """Learn what the teachers are like; `key` is the config key of this loss."""
         self.shapes, self.key = tuple(shapes), key
         for name, shape in zip(self.teachers, shapes, strict=True):
             problem = self.misfit(shape)
@@ -68,11 +64,7 @@ class WithTeachers(Objective):
 
     @property
     def lent(self) -> tuple[TransferModel, ...]:
-        """The teachers.
-
-        Raises:
-            RunError: There are none, since a finished run does not hold them.
-        """
+        """The teachers."""
         if not self._lent:
             raise RunError(
                 f"{self.key}: it compares with teachers, which a finished run does not hold; "

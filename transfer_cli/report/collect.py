@@ -76,11 +76,7 @@ def collect(paths: Iterable[Path]) -> Found:
 
 
 def check_there(path: Path) -> None:
-    """Refuse a path at which there is no folder.
-
-    Raises:
-        ConfigError: There is none; the message names one that may be meant.
-    """
+    """Refuse a path at which there is no folder."""
     if path.is_dir():
         return
     if path.exists():

@@ -47,10 +47,6 @@ def write_analysis(
         pictures: The bytes of PNGs by what each shows, named like `name`.
         files: The bytes of other files by what each holds, and its ending: `maps.npz`; of several
             in a folder by its name, too: `projector/tensors.tsv`.
-
-    Raises:
-        RunError: There is no such run, a name or a picture is not allowed, `content` is not JSON
-            with finite numbers, too large, or cannot be written; a link leads out of the folder.
     """
     pictures, files = pictures or {}, files or {}
     text = _checked(run, name, content, pictures)

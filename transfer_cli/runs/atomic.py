@@ -26,11 +26,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the disk while `path` is written into one line.
-
-    Raises:
-        RunError: There is no space left, no permission to write, or no such folder.
-    """
+    """Turn errors of the disk while `path` is written into one line."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -50,9 +46,6 @@ def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
         folder: The run or the sweep.
         places: What may be written in it, there or not; of a folder, all that is in it.
         key: The config key that named the folder; begins the message.
-
-    Raises:
-        RunError: A place is a link to what lies elsewhere, a device or a pipe.
     """
     root = os.path.realpath(folder)
     for path in itertools.chain.from_iterable(map(_all_of, places)):
@@ -153,11 +146,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def make_stamped(root: Path, name: str) -> Path:
-    """Make a folder below `root`, called by the time and `name`, and return its path.
-
-    Raises:
-        RunError: `root` cannot be written.
-    """
+    """Make a folder below `root`, called by the time and `name`, and return its path."""
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     first = f"{stamp}-{name}" if name else stamp
     path, attempts = root / first, itertools.count(2)

@@ -65,9 +65,6 @@ def write(
         state: Tensors and plain values for a resume.
         best: The folder that `keep_best` wrote last. The checkpoint has its own copy, since that
             folder changes later.
-
-    Raises:
-        RunError: It cannot be written; the old one is still there.
     """
     with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
@@ -86,9 +83,6 @@ def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) ->
 
     This may happen often, so they are neither flushed nor hashed before a checkpoint takes them
     along; until then, a resume does not see them.
-
-    Raises:
-        RunError: They cannot be written; the old ones are still there.
     """
     with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
@@ -204,11 +198,7 @@ def find_all(folder: Path) -> list[Path]:
 
 
 def newest_good(folder: Path) -> Path | None:
-    """Return the newest undamaged checkpoint of a run; None if none was written. Logs damaged ones.
-
-    Raises:
-        CheckpointError: All are damaged, or one was written by a later version of this program.
-    """
+    """Return the newest undamaged checkpoint of a run, None without one; log damaged ones."""
     problem, left = None, find_all(folder)
     while left:
         found = left.pop()
@@ -237,9 +227,6 @@ def whole_best(folder: Path) -> Path:
 
     Args:
         folder: The folder of the run's checkpoints. The newest one has taken these weights along.
-
-    Raises:
-        CheckpointError: They and all copies are damaged.
     """
     try:
         verify(folder / BEST)
@@ -365,11 +352,7 @@ def verify(folder: Path, names: Collection[str] | None = None) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the training state.
-
-    Raises:
-        CheckpointError: It is missing, damaged, of a later format, or holds more than plain values.
-    """
+    """Return the training state."""
     _read_meta(checkpoint)
     path = checkpoint / STATE
     try:
@@ -390,11 +373,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def fitting(checkpoint: Path) -> Iterator[None]:
-    """Name the checkpoint in an error of loading its state.
-
-    Raises:
-        CheckpointError: A part of it is missing, or of another kind than this run would write.
-    """
+    """Name the checkpoint in an error of loading its state."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -110,11 +110,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
-        """Make a new run directory at exactly `path`, locked.
-
-        Raises:
-            RunError: The folder holds something already, or cannot be made.
-        """
+        """Make a new run directory at exactly `path`, locked."""
         cls.check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -143,11 +139,7 @@ class RunDirectory:
         return cls.create(make_stamped(root, name))
 
     def lock(self, key: str) -> None:
-        """Keep other commands from writing here, until `unlock` or the end of this process.
-
-        Raises:
-            RunError: Another command writes here, or nobody can; or something leads out of here.
-        """
+        """Keep other commands from writing here, until `unlock` or the end of this process."""
         lock_files = (self.path / LOCK, holder_of(self.path / LOCK))
         places = (self.config, self.status, *lock_files, *self._contents())
         check_inside(self.path, places, key)
@@ -283,11 +275,7 @@ def _word(path: Path, key: str, otherwise: str) -> str:
 
 
 def check_is_folder(path: Path, key: str) -> None:
-    """Refuse a path at which there is no folder.
-
-    Raises:
-        CheckpointError: The message begins with `key` and names a folder that may be meant.
-    """
+    """Refuse a path at which there is no folder."""
     if not path.is_dir():
         raise CheckpointError(f"{key}: there is no folder {path}{like(path)}")
 
@@ -301,11 +289,7 @@ def like(path: Path) -> str:
 
 
 def find_folder(path: Path, key: str) -> None:
-    """Refuse a path of a model at which there is no folder.
-
-    Raises:
-        CheckpointError: The message begins with `key`.
-    """
+    """Refuse a path of a model at which there is no folder."""
     if path.is_file():
         _refuse_pickles([path], key)
         raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
@@ -323,11 +307,7 @@ def find_folder(path: Path, key: str) -> None:
 
 
 def find_model(path: Path, key: str) -> tuple[Path, Path]:
-    """Return the folders with a model's weights and with its description.
-
-    Raises:
-        CheckpointError: There is none of these.
-    """
+    """Return the folders with a model's weights and with its description."""
     find_folder(path, key)
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
         # A finished model may be of another build than its checkpoints; then they have their own.

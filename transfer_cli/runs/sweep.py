@@ -103,11 +103,7 @@ class SweepDirectory:
         return (path / SWEEP).is_file()
 
     def write_request(self, request: SweepRequest) -> None:
-        """Write what was asked for; the folder is made if it is missing.
-
-        Raises:
-            RunError: It cannot be written, or a link in it leads out of it.
-        """
+        """Write what was asked for; the folder is made if it is missing."""
         self.path.mkdir(parents=True, exist_ok=True)
         # Runs look for themselves what is in them.
         places = [path for path in self.path.iterdir() if path.is_symlink() or not path.is_dir()]

@@ -91,9 +91,6 @@ def chosen_cluster(hydra: DictConfig) -> Cluster | None:
 
     Args:
         hydra: The node of that name, which Hydra composes.
-
-    Raises:
-        ConfigError: It is one that there is not, or submitit is not installed.
     """
     name = hydra.runtime.choices["hydra/launcher"]
     if name == HERE:

@@ -23,10 +23,6 @@ def chosen_folder(jobs: Jobs) -> Iterator[Path]:
     With `resume=auto` and no `run.dir`, it is that of the latest sweep with the same overrides. A
     new folder is created here, since several sweeps may start within a second; it is removed again
     if nothing was written to it.
-
-    Raises:
-        ConfigError: `resume` names a run, which a sweep cannot continue.
-        RunError: `run.root` cannot be written.
     """
     request = jobs.request
     resume = request.value_of("resume") if jobs.makes_runs else None

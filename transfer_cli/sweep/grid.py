@@ -63,11 +63,7 @@ class Planner(ABC):
         return words_of(override, self.jobs.request.config_dir)
 
     def composed(self, all_jobs: Sequence[Sequence[str]]) -> list[DictConfig]:
-        """Return the checked config of each job.
-
-        Raises:
-            ConfigError: A job's config is wrong; the message names the job.
-        """
+        """Return the checked config of each job."""
         common, configs = shared(all_jobs), []
         for words in all_jobs:
             config = composed(self.jobs.command, self.jobs.request, words).config
@@ -87,11 +83,7 @@ class Grid(Planner):
     """All combinations, every one of them checked before the first job starts."""
 
     def run(self) -> None:
-        """Run a job for each combination of values.
-
-        Raises:
-            ConfigError: A job's config is wrong, or a range is given.
-        """
+        """Run a job for each combination of values."""
         for override in self.overrides:
             if override.is_interval_sweep():
                 raise ConfigError(
@@ -113,11 +105,7 @@ class Grid(Planner):
         self.launch(self.jobs.begin(self.folder, all_jobs, threads), configs[0])
 
     def _that_can_run(self, all_jobs: Sequence[list[str]]) -> list[list[str]]:
-        """Return the jobs without the schemes that cannot run here, and say why each cannot.
-
-        Raises:
-            TransferError: None can; the error is that of the last.
-        """
+        """Return the jobs without the schemes that cannot run here, and say why each cannot."""
         schemes: dict[str, list[list[str]]] = defaultdict(list)
         for words in all_jobs:
             schemes[next(word for word in words if word.startswith(f"{_SCHEME}="))].append(words)

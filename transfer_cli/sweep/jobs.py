@@ -87,9 +87,6 @@ class Jobs:
             jobs: The overrides of each job.
             threads: Of each process of each job; a sweep that goes on keeps its number.
             of_search: What a search is after: trials, objective, direction.
-
-        Raises:
-            RunError: The folder holds a run, a damaged sweep, or one that is not to be continued.
         """
         self.sweep_dir = folder
         directory = SweepDirectory(folder)
@@ -229,11 +226,7 @@ class Jobs:
             job.outcome = JobState.DONE
 
     def read_files(self, folder: Path) -> None:
-        """Read from their files what became of jobs that ran in other processes.
-
-        Raises:
-            SweepError: No job has written anything.
-        """
+        """Read from their files what became of jobs that ran in other processes."""
         self.sweep_dir = folder
         found = self.directory.jobs()
         if not any(job.outcome != JobState.LEFT for job in found):

@@ -66,11 +66,7 @@ def _run_in_this_process(jobs: Jobs, todo: Sequence[SweepJob], *, stops: bool = 
 
 
 def settings_of(node: DictConfig) -> SweepConfig:
-    """Return the `sweep` node of a config as the class that declares it.
-
-    Raises:
-        ConfigError: A value is not allowed; the message names its key.
-    """
+    """Return the `sweep` node of a config as the class that declares it."""
     one_of("sweep.on_error", node.on_error, ("continue", "stop"))
     one_of("sweep.direction", node.direction, (AUTO, "minimize", "maximize"))
     one_of("sweep.sampler", node.sampler, ("tpe", "random"))

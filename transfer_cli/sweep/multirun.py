@@ -17,11 +17,7 @@ from transfer_cli.sweep.search import Search
 
 
 def run_sweep(jobs: Jobs, folder: Path) -> None:
-    """Run every job of a sweep, and return when all have ended.
-
-    Raises:
-        ConfigError: What was typed is wrong, for any of the jobs; none has begun then.
-    """
+    """Run every job of a sweep, and return when all have ended."""
     jobs.sweep_dir = folder
     command, request = jobs.command, jobs.request
     first = composed(command, request, _words_of_first(jobs, folder))

@@ -84,7 +84,6 @@ class SideBySide:
         """Run jobs, and return when all have ended.
 
         Raises:
-            StoppedError: A signal asked the sweep, and with it all running jobs, to stop.
             KeyboardInterrupt: The same, by Ctrl-C.
         """
         left = deque(todo)
@@ -269,11 +268,7 @@ def as_time(seconds: float) -> str:
 
 
 def processes_of(devices: int | str, device: str) -> int:
-    """Return how many processes work on a run: with `auto` one for each GPU, or one on the CPU.
-
-    Raises:
-        ConfigError: `devices` is another word.
-    """
+    """Return how many processes work on a run: with `auto` one for each GPU, or one on the CPU."""
     if devices == "auto":
         return max(1, len(visible_gpus())) if device in ("auto", "cuda") else 1
     if isinstance(devices, str):

@@ -51,11 +51,7 @@ class Search(Planner):
     _said = False
 
     def run(self) -> None:
-        """Run trials until there are as many as were asked for.
-
-        Raises:
-            ConfigError: No range is given, or the study is of another search.
-        """
+        """Run trials until there are as many as were asked for."""
         swept = [each for each in self.overrides if each.is_sweep_override()]
         fixed = [
             word

@@ -84,11 +84,7 @@ def trial_of(run: Path) -> Trial | None:
 
 
 def open_study(file: Path, *, direction: str) -> "Study":
-    """Return the study in an SQLite file, which is made if it does not exist.
-
-    Raises:
-        ConfigError: The file is no study.
-    """
+    """Return the study in an SQLite file, which is made if it does not exist."""
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
 

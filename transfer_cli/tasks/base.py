@@ -141,9 +141,6 @@ class Task(ABC):
         Args:
             names: All columns, in order.
             name: The input's name in messages.
-
-        Raises:
-            DataError: They hold no examples.
         """
         return None
 
@@ -155,9 +152,6 @@ class Task(ABC):
             text: The column of the text.
             pair: The column of the second text.
             name: The input's name in messages.
-
-        Raises:
-            DataError: The record holds no example.
         """
         first = text_of(record, text, name)
         return self.example(first, pair=None if pair is None else text_of(record, pair, name))
@@ -390,9 +384,6 @@ def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -
         node: The config node of its class. Older models, and published ones, have labels alone.
         labels: Names of its classes.
         key: The node's name in messages.
-
-    Raises:
-        ConfigError: The node names no task.
     """
     if node is None and not labels:
         return None

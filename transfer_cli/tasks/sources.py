@@ -147,11 +147,7 @@ class LabelledFiles(LabelledSource):
         }
 
     def read(self, path: Path) -> Sequence[Any]:
-        """Return the examples in a file.
-
-        Raises:
-            DataError: It cannot be read, or an example is none.
-        """
+        """Return the examples in a file."""
         raise NotImplementedError
 
     def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
@@ -164,9 +160,6 @@ class LabelledFiles(LabelledSource):
         Args:
             paths: A file for each split.
             own: The columns of the table that a run was trained on.
-
-        Raises:
-            DataError: A file cannot be read.
         """
         splits = {name: self.read(path) for name, path in paths.items()}
         first = next(iter(paths))
@@ -188,9 +181,6 @@ class LabelledFiles(LabelledSource):
 
         Args:
             own: The columns of the table that the run was trained on.
-
-        Raises:
-            DataError: It cannot be read.
         """
         path = self.paths["train"]
         data = self.examples({INPUT: path}, own)

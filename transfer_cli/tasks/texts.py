@@ -25,11 +25,7 @@ class TextsTask(Task):
         return replace(super().read(record, text, pair, name), line=record.line)
 
     def targets(self, examples: Sequence[Any]) -> Mapping[str, Any] | None:
-        """Return further keys of a batch, see `EncodedRows`; None: the examples' labels.
-
-        Raises:
-            DataError: Some examples have an answer and some have none.
-        """
+        """Return further keys of a batch, see `EncodedRows`; None: the examples' labels."""
         return None
 
     def encode(

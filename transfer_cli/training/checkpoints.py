@@ -71,11 +71,7 @@ class CheckpointWriter:
             checkpoint.keep_best(self._directory.best, step, _into(tensors))
 
     def take_best(self) -> None:
-        """Fill the model with the best weights, which the newest checkpoint has taken along.
-
-        Raises:
-            CheckpointError: They are damaged, and so are all copies.
-        """
+        """Fill the model with the best weights, which the newest checkpoint has taken along."""
         self._read_weights(checkpoint.whole_best(self._directory.checkpoints))
 
     def save(self, step: int, state: Mapping[str, Any], *, with_best: bool) -> None:

@@ -37,9 +37,6 @@ def as_before(directory: RunDirectory, config: DictConfig, *, strict: bool) -> I
 
     What else differs from then is said in one line: the run goes on, and is no longer bit for bit
     the one without a break.
-
-    Raises:
-        RunError: It differs, and `strict` forbids that.
     """
     found = json.dumps(_surroundings(directory)) if distributed.is_main() else ""
     then: dict[str, Any] | None = json.loads(distributed.broadcast_text(found))
@@ -98,10 +95,6 @@ def take_up(
 
     Returns:
         The seconds that training took until then.
-
-    Raises:
-        FinishedError: Nothing is left to train.
-        CheckpointError: The checkpoint does not fit the run, or the run is finished without one.
     """
     newest = checkpoints.newest()
     if newest is None:

@@ -106,11 +106,7 @@ def _make(config: DictConfig, command: str, run: TrainingRun, typed: CommandLine
 
 
 def _of_main(own: RunDirectory | None) -> RunDirectory | None:
-    """Return the run directory that the main process has, or has found not to be there.
-
-    Raises:
-        RunError: This process, on another machine, does not see it.
-    """
+    """Return the run directory that the main process has, or has found not to be there."""
     named = distributed.broadcast_text(str(own.path.absolute()) if own is not None else "")
     if distributed.is_main() or not named:
         return own

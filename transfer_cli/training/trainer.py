@@ -254,11 +254,7 @@ class Trainer:
         return bool(self._has_few and is_measured and not waits and falls)
 
     def _note_validation(self, step: int, measures: dict[str, float]) -> None:
-        """Write down and say how a validation went, and ask the search what it thinks of it.
-
-        Raises:
-            PrunedError: The search has no hope in this trial.
-        """
+        """Write down and say how a validation went, and ask the search what it thinks of it."""
         self._logger.write("validation", step, measures)
         self._logger.writer.add_text("validation/samples", self._samples(), step)
         log.info("step %d validation  %s", step, one_line(without_details(measures)))

@@ -50,12 +50,7 @@ _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 
 @contextmanager
 def in_process_group(config: DictConfig) -> Iterator[None]:
-    """Do the work of a command as one of several processes, where torchrun has started this one.
-
-    Raises:
-        PeerError: Another process failed.
-        RunError: A process cannot join the others, is lost, or was given another config.
-    """
+    """Do the work of a command as one of several processes, where torchrun has started this one."""
     if not distributed.started_by_torchrun():
         yield
         return
@@ -88,10 +83,6 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
 
     The launcher is torch's own (that of torchrun). A process that dies takes the others with it;
     then all of them are started again, as often as `restarts` says.
-
-    Raises:
-        PeerError: A process failed and has said why.
-        WorkerError: A process was killed, or the processes were told to stop.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -136,11 +127,7 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
 
 
 def check(config: DictConfig) -> None:
-    """Put a number in place of `devices=auto`, and refuse numbers of processes that cannot be.
-
-    Raises:
-        ConfigError: `devices`, `parallel`, `restarts` or `timeout_minutes` makes no sense here.
-    """
+    """Put a number in place of `devices=auto`, and refuse numbers of processes that cannot be."""
     if config.devices == "auto" and distributed.started_by_torchrun():
         config.devices = int(os.environ["WORLD_SIZE"])
     config.devices = processes_of(config.devices, config.device)

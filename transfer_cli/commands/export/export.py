@@ -68,11 +68,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _place(run: str, part: str | None) -> str:
-    """Return the folder of a run, or of a part of it.
-
-    Raises:
-        ConfigError: It has no such part.
-    """
+    """Return the folder of a run, or of a part of it."""
     if part is None:
         return run
     parts = Path(run).expanduser() / PARTS

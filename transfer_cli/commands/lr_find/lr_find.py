@@ -41,12 +41,7 @@ FOLDER = "lr-find"
 
 
 def find(config: DictConfig, command: str) -> None:
-    """Run the test, write its curve and print what it suggests.
-
-    Raises:
-        ConfigError: The range is none, or the command is one that this cannot be done for.
-        RunError: No rate can be suggested, or nothing can be written.
-    """
+    """Run the test, write its curve and print what it suggests."""
     _check(config)
     # A run measures it before its first step, which is of no use here.
     config.forgetting.data = None

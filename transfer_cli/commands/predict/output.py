@@ -40,9 +40,6 @@ def opened(
         name: A file; `-` for standard output.
         digest: Of the models.
         resume: Whether to keep what an earlier command has written.
-
-    Raises:
-        RunError: It cannot be written, another command is writing it, or other models did.
     """
     path = Path(name).expanduser()
     if name == "-":
@@ -82,11 +79,7 @@ def opened(
 
 
 def check_resume(output: str) -> None:
-    """Refuse to go on in what cannot be read again.
-
-    Raises:
-        ConfigError: It is standard output, a device or a pipe.
-    """
+    """Refuse to go on in what cannot be read again."""
     path = Path(output).expanduser()
     if output == "-" or (path.exists() and not path.is_file()):
         raise ConfigError("resume: only the answers in a file can be gone on with; name output=")
@@ -149,9 +142,6 @@ class Earlier:
 
         Else they are cut off: windows are answered whole, since what is in a batch together decides
         the last digit.
-
-        Raises:
-            RunError: They are of other rows.
         """
         for row in window:
             found = None if self._over else next(self._records, None)
@@ -165,11 +155,7 @@ class Earlier:
         return True
 
     def close(self) -> None:
-        """Refuse answers that are left when there are no more rows.
-
-        Raises:
-            RunError: There are some.
-        """
+        """Refuse answers that are left when there are no more rows."""
         if not self._over and next(self._records, None) is not None:
             self._refuse(f"is beyond the end of {self._name}")
         self._cut()
@@ -202,7 +188,6 @@ class Stop:
         """Listen within the block.
 
         Raises:
-            StoppedError: After a signal of `handlers.ASKED`.
             KeyboardInterrupt: After Ctrl-C. A second signal of any kind does not wait.
         """
         with handlers.handling((*handlers.ASKED, signal.SIGINT), self._note):

@@ -129,11 +129,7 @@ def _together(
 def _write(
     answers: Answers, window: Sequence[Row], found: Sequence[Answer | None], name: str
 ) -> None:
-    """Write the answers up to the first one that is not finite.
-
-    Raises:
-        NotFiniteError: There is one.
-    """
+    """Write the answers up to the first one that is not finite."""
     finite: list[Answer] = []
     for each in found:
         if each is None:
@@ -176,11 +172,7 @@ def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
 
 
 def _path(config: DictConfig, submission: Submission | None) -> str:
-    """Return where answers go; those to a benchmark have their own name in a folder that is there.
-
-    Raises:
-        ConfigError: The name is not known, or there is no such folder.
-    """
+    """Return where answers go; those to a benchmark have their own name in an existing folder."""
     folder = Path(config.output).expanduser()
     if submission is not None and config.output != "-" and folder.is_dir():
         return str(folder / submission.name_of(config.input))

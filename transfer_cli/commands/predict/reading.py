@@ -62,11 +62,7 @@ class Columns:
         return {self.text, *self.task.columns, *([] if self.pair is None else [self.pair])}
 
     def row_of(self, record: Record, name: str) -> Row:
-        """Return the row that a record is.
-
-        Raises:
-            DataError: It has no such column, or no text there.
-        """
+        """Return the row that a record is."""
         example = self.task.read(record, self.text, self.pair, name)
         kept = _NOTHING
         if self.keep or self.submission:
@@ -76,11 +72,7 @@ class Columns:
 
 
 def rows_of(table: OpenTable, columns: Columns, on_error: OnError) -> Iterator[Row]:
-    """Yield the rows of an input.
-
-    Raises:
-        DataError: The input is empty, cannot be read on, or lacks its header or the columns.
-    """
+    """Yield the rows of an input."""
     made = partial(columns.row_of, name=table.name)
     return any_table.sound_rows(table, columns.read, made, on_error)
 
@@ -159,11 +151,7 @@ class Input:
 
 @contextlib.contextmanager
 def opened(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterator[Input]:
-    """Open a file, or standard input for `-`, whose first line is all that is looked at.
-
-    Raises:
-        DataError: It is not there, empty or closed.
-    """
+    """Open a file, or standard input for `-`, whose first line is all that is looked at."""
     if path != "-":
         file = Path(path).expanduser()
         with any_table.opened(file, table_format, given, asked) as table:

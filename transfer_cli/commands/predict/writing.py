@@ -198,11 +198,7 @@ class Tsv(Csv):
         return problem
 
     def write(self, row: Row, answer: Answer) -> None:
-        """See `Csv`.
-
-        Raises:
-            DataError: The answer would be taken for several values, or for several rows.
-        """
+        """See `Csv`."""
         if any(isinstance(cell, str) and _splits(cell) for cell in self.task.cells(answer)):
             raise DataError(
                 f"line {row.line}: its answer holds a tab or the end of a line, which TSV cannot "
@@ -294,11 +290,7 @@ def _cell(value: object) -> str:
 
 
 def format_of(chosen: str, path: str) -> str:
-    """Return the format of an output: the one chosen, else that of its ending, else jsonl.
-
-    Raises:
-        ConfigError: The name says that it is packed, or has an ending that is not known.
-    """
+    """Return the format of an output: the one chosen, else that of its ending, else jsonl."""
     if path != "-" and readers.is_packed(Path(path)):
         raise ConfigError(f"output: {path} would not be packed; leave its last ending out")
     if path != "-" and chosen == "auto":

@@ -32,9 +32,6 @@ class WordAsker:
         trained: The language model.
         batch: Texts that pass through it at once.
         among: The words of which an answer is one; None: all.
-
-    Raises:
-        ConfigError: None of them is one token.
     """
 
     def __init__(self, trained: Trained, batch: int, among: Sequence[str] | None) -> None:
@@ -53,11 +50,7 @@ class WordAsker:
             self._allowed_V[single] = True
 
     def rows(self, examples: Sequence[ClozeExample]) -> list[Ending | Gap | None]:
-        """Return what the model reads for each text; None: its word is not one that it may say.
-
-        Raises:
-            DataError: A text is too long, or goes on where a causal model sees nothing.
-        """
+        """Return what the model reads for each text; None: its word is not one that it may say."""
         return [self._row(example) for example in examples]
 
     def ask(self, rows: Sequence[Ending | Gap]) -> list[Said]:
@@ -109,11 +102,7 @@ class WordAsker:
 
 
 def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
-    """Return how often the model's first choice is the word, all its tokens.
-
-    Raises:
-        DataError: There is no text whose word the model may say.
-    """
+    """Return how often the model's first choice is the word, all its tokens."""
     rows = asker.rows(examples)
     kept = [(number, row) for number, row in enumerate(rows) if row is not None]
     if not kept:

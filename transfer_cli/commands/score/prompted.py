@@ -116,11 +116,7 @@ class Prompter:
         return found
 
     def _rows(self, example: PromptExample, answers: Sequence[str]) -> list[Ending]:
-        """Return an example's prompt with each answer, with as many items before as there is room.
-
-        Raises:
-            DataError: It is too long even alone.
-        """
+        """Return an example's prompt with each answer, after as many items as there is room."""
         positions = self.trained.start.description.shape.positions
         for left in range(len(self.shots) + 1):
             prompt = self.template.asked(self.shots[left:], example.text, example.pair)
@@ -158,11 +154,7 @@ class Prompter:
         return found
 
     def _token(self, word: str) -> int:
-        """Return the one token of a word.
-
-        Raises:
-            ConfigError: It has several.
-        """
+        """Return the one token of a word."""
         tokens = self.trained.start.tokenizer.encode(self.template.answer(word))
         if len(tokens) != 1:
             raise ConfigError(

@@ -89,11 +89,7 @@ def score(config: DictConfig) -> None:
 
 
 def _shots(config: DictConfig) -> list[int]:
-    """Return the numbers of shots, each 0 or more.
-
-    Raises:
-        ConfigError: They are none.
-    """
+    """Return the numbers of shots, each 0 or more."""
     one_of("prompt.norm", config.prompt.norm, NORMS)
     at_least("prompt.orders:", config.prompt.orders, 1, ConfigError)
     typed = config.prompt.shots
@@ -106,11 +102,7 @@ def _shots(config: DictConfig) -> list[int]:
 
 
 def _words(typed: Any) -> Mapping[str, object]:
-    """Return the words that were typed, by label.
-
-    Raises:
-        ConfigError: They are no mapping.
-    """
+    """Return the words that were typed, by label."""
     if typed is None:
         return {}
     if not OmegaConf.is_dict(typed):
@@ -178,11 +170,7 @@ class _Prompted:
 
 
 def _split(data: LabelledData, asked: str) -> str:
-    """Return the split to score.
-
-    Raises:
-        DataError: There is none of that name.
-    """
+    """Return the split to score."""
     names = [name for name in ("test", "validation") if name in data.splits]
     found = names[0] if asked == "auto" and names else asked
     if found not in data.splits:

@@ -38,10 +38,6 @@ def process_group(device: torch.device, timeout_minutes: float) -> Iterator[None
 
     A failure of one process ends all of them. The process that failed first reports it; one that
     misses an exchange has failed after the timeout.
-
-    Raises:
-        PeerError: Another process failed, and reports why.
-        RunError: A process is gone, or stuck; the message names it.
     """
     over = threading.Event()
     threading.Thread(target=_watch_launcher, args=(over,), daemon=True).start()

@@ -97,11 +97,7 @@ FORMATS = ("auto", *ROWS, "race")
 
 
 def row_format(names: Sequence[str], name: str, line: int | None = None) -> RowFormat:
-    """Return the format of a table with one question a row, by its columns.
-
-    Raises:
-        DataError: They are those of none.
-    """
+    """Return the format of a table with one question a row, by its columns."""
     return ROWS[_recognised(names, name, line, tuple(ROWS))]
 
 
@@ -111,9 +107,6 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
     Args:
         path: A table or JSON lines; RACE's split is a folder of files with a passage each.
         chosen: One of `FORMATS`.
-
-    Raises:
-        DataError: A file cannot be read, or a question is none.
     """
     files = [path]
     if path.is_dir():

@@ -49,11 +49,7 @@ class Cloze(Classification):
     def task_of(
         self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
     ) -> Any:
-        """Return the task of its data with this pattern; see `Objective`.
-
-        Raises:
-            ConfigError: A label has no words, or one that is no label has some.
-        """
+        """Return the task of its data with this pattern; see `Objective`."""
         if not isinstance(task, ClassificationTask):
             return task
         found = words_of_labels({**words, **self.words}, task.labels, "objective.words")
@@ -68,11 +64,7 @@ class Cloze(Classification):
         )
 
     def setup(self, info: TaskInfo) -> None:
-        """Find the token of each word.
-
-        Raises:
-            ConfigError: A word has several tokens, two labels have one word, or it is no main loss.
-        """
+        """Find the token of each word."""
         super().setup(info)
         if not isinstance(info.task, ClozeTask):
             raise ConfigError(
@@ -94,11 +86,7 @@ class Cloze(Classification):
                     )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head.
-
-        Raises:
-            ConfigError: A model of this direction, or its tokenizer, cannot read the pattern.
-        """
+        """Return the language-model head."""
         if backbone.causal and not self.pattern.ends_in_gap:
             raise ConfigError(
                 f"objective.pattern: {self.pattern.written!r} goes on after {{mask}}, and a causal "
@@ -112,11 +100,7 @@ class Cloze(Classification):
         return {HEAD: LanguageModelHead(backbone.shape, backbone.vocabulary)}
 
     def check_start(self, model: TransferModel, inherited: Set[str]) -> None:
-        """See `Objective`: the head has to be pretrained.
-
-        Raises:
-            ConfigError: It is not.
-        """
+        """See `Objective`: the head has to be pretrained."""
         own = [f"heads.{HEAD}.{name}" for name, _ in model.heads[HEAD].named_parameters()]
         new = [name for name in own if name not in inherited]
         if new or not inherited:

@@ -78,11 +78,7 @@ class ClozePattern:
         return filled(before), filled(after)
 
     def token_of(self, tokenizer: Tokenizer, word: str) -> int:
-        """Return the one token of a word in the gap, with the space that stands before it.
-
-        Raises:
-            ConfigError: It has several.
-        """
+        """Return the one token of a word in the gap, with the space that stands before it."""
         (before, _), _ = self.sides("a", "a")
         stem = tokenizer.encode(before.rstrip(" "))
         whole = tokenizer.encode(before + word)
@@ -108,9 +104,6 @@ def words_of_labels(
         typed: A word, or a list of words, by label; empty: labels are their own words.
         labels: All of them.
         key: The key of `typed` in messages.
-
-    Raises:
-        ConfigError: A name is no label, a label has no words, or what stands there is no word.
     """
     unknown = next((name for name in typed if name not in labels), None)
     if unknown is not None:
@@ -177,9 +170,6 @@ class PatternEncoder:
         """Yield each example's tokens, the place of its gap, and whether it was cut.
 
         Where they are too many, its texts alone lose some, at their ends.
-
-        Raises:
-            DataError: The pattern alone is too long, or see `encoded_task.check_kept`.
         """
         for portion in in_portions(examples):
             chunks = [self._chunks(each.text, each.pair) for each in portion]

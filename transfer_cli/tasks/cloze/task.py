@@ -52,11 +52,7 @@ class ClozeTask(ClassificationTask):
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, length: int, direction: Direction
     ) -> EncodedRows:
-        """See `Task`; in a bidirectional model `gap` says where the mask token is.
-
-        Raises:
-            ConfigError: The pattern has no place for a second text, or one for a text not there.
-        """
+        """See `Task`; in a bidirectional model `gap` says where the mask token is."""
         encoder = self._encoder(tokenizer, direction)
         for example in examples:
             if (example.pair is not None) != encoder.pattern.has_pair:

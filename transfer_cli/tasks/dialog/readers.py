@@ -30,11 +30,7 @@ class DialogExample:
 
 
 def read_turns(path: Path) -> dict[str, list[DialogExample]]:
-    """Return the turns of each split of a file, by our names; JSON lines are `train` alone.
-
-    Raises:
-        DataError: It cannot be read, or a turn is none.
-    """
+    """Return the turns of each split of a file, by our names; JSON lines are `train` alone."""
     readers.check_readable(path)
     if path.suffix == ".json":
         try:
@@ -55,11 +51,7 @@ def read_turns(path: Path) -> dict[str, list[DialogExample]]:
 
 
 def turn_of(fields: Mapping[str, object], where: str) -> DialogExample:
-    """Return a turn without its answer.
-
-    Raises:
-        DataError: It lacks a history or candidates.
-    """
+    """Return a turn without its answer."""
     persona = _texts(fields, "personality" if "personality" in fields else "persona", where, 0)
     history = _texts(fields, "history", where, 1)
     return DialogExample(persona, history, _texts(fields, "candidates", where, 1))

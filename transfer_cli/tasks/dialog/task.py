@@ -167,11 +167,7 @@ class DialogTask(ChoiceTask):
         return Context([*tokens, *marks[0]], [*speakers, *[0] * len(marks[0])]), is_whole
 
     def marks(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """Return the tokens that stand before what the model says, and what the other one says.
-
-        Raises:
-            ConfigError: They are the same.
-        """
+        """Return the tokens that stand before what the model says, and what the other one says."""
         if len(self.speakers) != 2:
             raise ConfigError(f"data.speakers: expected two, got {list(self.speakers)}")
         known = (tokenizer.token(each) for each in self.speakers)

@@ -301,11 +301,7 @@ class LabelsTable(Table):
 
 
 def _has_label(record: Record, column: str, name: str) -> bool:
-    """Return whether a row has the label that a column is called by.
-
-    Raises:
-        DataError: The cell says neither yes nor no.
-    """
+    """Return whether a row has the label that a column is called by."""
     cell = value_of(record, column, name)
     found = is_yes(cell)
     if found is None:

@@ -52,12 +52,7 @@ class SpanExample:
 
 
 def read_questions(path: Path) -> list[SpanExample]:
-    """Return the questions of a file, those with misplaced answers without a `start`.
-
-    Raises:
-        DataError: It cannot be read, has no questions or an identifier twice; or more than 1 % of
-            the answers are not in their texts.
-    """
+    """Return the questions of a file, those with misplaced answers without a `start`."""
     places: dict[str, str] = {}
     questions, misplaced = list[SpanExample](), list[str]()
     for where, fields in _records(path):

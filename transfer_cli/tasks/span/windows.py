@@ -93,9 +93,6 @@ class RowLayout:
             length: The longest row in tokens.
             question: See `RowLayout`; None: a sixth of the length, at most 64.
             step: None: a third of the length, at most 128. With 384 tokens both are BERT's.
-
-        Raises:
-            ConfigError: A window would hold no more than a step, so that no two overlap.
         """
         before, after = specials_around(tokenizer, direction)
         between = specials_between(tokenizer)
@@ -140,9 +137,6 @@ def encode_spans(
     The targets of a row, `span`, are the positions of the answer's first and last piece if its
     window holds all of it, else twice that of the special token that begins a row (bidirectional)
     or ends it (causal): no answer.
-
-    Raises:
-        DataError: Some examples have answers and some are without them.
     """
     known = all_known([example.answers for example in examples], "answers")
     rows, example_of, all_offsets = list[_Row](), list[int](), list[Ints]()

@@ -105,11 +105,7 @@ class TagColumns:
 
 
 def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sentence]:
-    """Return the sentences of a file.
-
-    Raises:
-        DataError: It cannot be read, or has none.
-    """
+    """Return the sentences of a file."""
     found = list(_READERS[file_format](path, columns))
     if not found:
         raise DataError(f"{path} has no sentences.")

@@ -140,10 +140,6 @@ def encode_words(
 
     Batch keys: `word`; if tags are known `target`, the tag of a word at the piece where it is read
     (and at the others with `Reading.inside`), `IGNORE` elsewhere.
-
-    Raises:
-        ConfigError: `length` leaves no room for a word.
-        DataError: Some texts have tags and some have none.
     """
     before, after = specials_around(tokenizer, direction)
     room = length - len(before) - len(after)

@@ -56,12 +56,7 @@ class PrefixLM(CausalLM):
             self.task, self.keeps_tokens = None, False
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head.
-
-        Raises:
-            ConfigError: The tokenizer has too few sentinels for the longest text, or positions
-                would see ahead in a model that cannot.
-        """
+        """Return the language-model head."""
         if any(backbone.shape.sparse_parts) and (
             self.corruption is not None or getattr(self.info.task, "prefix", False)
         ):

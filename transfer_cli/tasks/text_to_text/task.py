@@ -106,7 +106,6 @@ class TextToTextTask(Task):
         The room of a source is the same whether its target is known and however long that is.
 
         Raises:
-            ConfigError: Targets leave no room for a source.
             DataError: Some examples have a target and some have none.
         """
         is_causal = direction == "causal"
