@@ -206,21 +206,21 @@ def _submitit(tmp_path, monkeypatch):
     sys.modules.pop("submitit", None)
 
 
-@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("_submitit")
-def test_jobs_under_slurm_leave_what_jobs_here_would(transfer, tmp_path):
-    words = (*PRETRAIN, "loop.steps=4", "loop.evaluate_every=2 steps", "-m", "seed=0,1")
+def test_each_job_is_carried_to_a_process_and_leaves_word_there(transfer, tmp_path):
+    for name in ("one", "two"):  # which are no runs
+        (tmp_path / name).mkdir()
 
-    here = transfer(*words, "run.dir=here")
-    there = transfer(
-        *words, "run.dir=there", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=long"
-    )
+    ended = transfer(
+        "evaluate", "-m", "run=one,two", "split=test", "hydra/launcher=submitit_slurm",
+        "hydra.launcher.partition=long", "hydra.sweep.dir=there",
+    )  # fmt: skip
 
-    assert (here.code, there.code) == (0, 0), there.err
-    assert there.out.splitlines()[:3] == ["sweep there", "  0  seed=0  done", "  1  seed=1  done"]
-    for number in (0, 1):
-        results = [tmp_path / name / str(number) / "results.json" for name in ("here", "there")]
-        assert len({path.read_text() for path in results}) == 1
-    assert "'slurm_partition': 'long'" in (tmp_path / "settings").read_text()
+    assert ended.code == 5, ended.err
+    assert [line.split()[:3] for line in ended.out.splitlines()[1:]] == [
+        ["0", "run=one", "failed:"], ["1", "run=two", "failed:"],
+    ]  # fmt: skip
+    assert "no run directory" in json.loads((tmp_path / "there/job-1.json").read_text())["reason"]
     assert "there/.submitit" in (tmp_path / "asked").read_text()
+    assert "'slurm_partition': 'long'" in (tmp_path / "settings").read_text()
