@@ -50,7 +50,7 @@ def test_its_examples_are_learnt_measured_and_noted(name, task_run, read_json):
         assert {item["label"] for item in items} <= kind.labels
 
 
-@pytest.mark.parametrize("name", KINDS.keys() - {"dialog"})
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - {"dialog"}))
 def test_every_example_of_a_file_is_scored_whatever_the_batch(
     name, task_run, task_file, transfer, read_json
 ):
