@@ -296,7 +296,7 @@ def test_an_object_with_the_methods_that_are_asked_for_is_made():
 
     made = build({"method": questions, "callback": {"_target_": COSINE}}, "slots", Slots)
 
-    assert type(made.method).__name__ == "Sample"
+    assert type(made.method).__name__ == "EmbeddedSample"
     assert isinstance(made.callback, Cosine)
 
 
