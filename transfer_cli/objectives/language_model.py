@@ -4,6 +4,7 @@ Legend: B batch, T positions, N targets, D width, V vocabulary.
 """
 
 import math
+from abc import abstractmethod
 from typing import cast
 
 import torch
@@ -15,6 +16,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+from transfer_cli.seeds import ExampleNoise
 
 HEAD = "lm"
 
@@ -32,6 +34,10 @@ def language_model_head(model: TransferModel) -> LanguageModelHead:
 
 class LanguageModel(Objective):
     """Cross-entropy of the tokens in `target`, which a subclass's `prepare` adds to the batch."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the batch with `target`, `IGNORE` where nothing is predicted."""
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return the language-model head."""

@@ -50,6 +50,7 @@ WRITERS = {
     "runs/locks.py": "a lock is never a link",
     "runs/sweep.py": A_SWEEP,
     "runs/tensorboard.py": A_RUN,
+    "sweep/cluster.py": A_SWEEP,
     "sweep/folder.py": NEW,
     "sweep/jobs.py": A_SWEEP,
     "sweep/processes.py": A_SWEEP,
