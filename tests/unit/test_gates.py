@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 65_266,
+    "lines of the package": 65_272,
     "files of the package": 420,
     "modules to read for engine.step": 51,
     "lines to read for engine.step": 9_014,
@@ -14,15 +14,15 @@ BOUNDS = {
     "modules to read for report.page": 27,
     "lines to read for report.page": 4_092,
     "modules to read for assembly.blueprint": 165,
-    "lines to read for assembly.blueprint": 30_602,
+    "lines to read for assembly.blueprint": 30_608,
     "modules to read for training.train": 213,
-    "lines to read for training.train": 38_749,
+    "lines to read for training.train": 38_755,
     "modules to read for commands.predict.predict": 171,
-    "lines to read for commands.predict.predict": 33_023,
+    "lines to read for commands.predict.predict": 33_029,
     "circles of imports": 1,
     "signatures with a config": 101,
     "lines of the example's tagger": 160,
-    "lines of tests": 63_315,
+    "lines of tests": 63_318,
     "lines of scripts": 6_301,
     "lines of documentation": 5_666,
 }
