@@ -24,7 +24,7 @@ BOUNDS = {
     "lines of the example's tagger": 160,
     "lines of tests": 63_318,
     "lines of scripts": 6_301,
-    "lines of documentation": 5_666,
+    "lines of documentation": 5_672,
 }
 
 
