@@ -235,14 +235,21 @@ def mean_of(path: str, show: Callable[[float], str]) -> Callable[[Sequence[Resul
     """Return what writes the mean of a value of the results, where it is known."""
 
     def column(results: Sequence[Results]) -> str:
-        known = []
-        for value in results:
-            for key in path.split("."):
-                value = value.get(key) if value else None  # type: ignore[assignment]
-            known += [] if value is None else [value]
-        return show(statistics.mean(known)) if known else NONE  # type: ignore[type-var]
+        known = [
+            value for value in (_value_at(path, each) for each in results) if value is not None
+        ]
+        return show(statistics.mean(known)) if known else NONE
 
     return column
+
+
+def _value_at(path: str, results: Results) -> float | None:
+    """Return the number at keys with dots between them, None where there is none."""
+    value: Any = results
+    for key in path.split("."):
+        value = value.get(key) if value else None
+    found: float | None = value
+    return found
 
 
 COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {

@@ -488,8 +488,11 @@ def python(interpreter: str, code: str, *words: object, **env: str) -> str:
 
 def can_import(interpreter: str, *modules: str) -> bool:
     """Return whether an interpreter has some modules."""
-    words = [interpreter, "-c", f"import {', '.join(modules)}"]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603 - the peers' own
+    try:
+        python(interpreter, f"import {', '.join(modules)}")
+    except BenchmarkError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------------- what comes of it

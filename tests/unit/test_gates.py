@@ -23,7 +23,7 @@ BOUNDS = {
     "signatures with a config": 101,
     "lines of the example's tagger": 160,
     "lines of tests": 63_318,
-    "lines of scripts": 6_301,
+    "lines of scripts": 6_311,
     "lines of documentation": 5_672,
 }
 

@@ -24,7 +24,7 @@ class CommandLine:
     @classmethod
     def of_this_command(cls) -> "CommandLine":
         """Return that of the command at work."""
-        return _at_work.get()
+        return _at_work.get(CommandLine())
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -36,4 +36,4 @@ class CommandLine:
             _at_work.reset(token)
 
 
-_at_work: ContextVar[CommandLine] = ContextVar("command_line", default=CommandLine())  # noqa: B039
+_at_work: ContextVar[CommandLine] = ContextVar("command_line")
