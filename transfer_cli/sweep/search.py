@@ -118,6 +118,9 @@ class Search(Planner):
 
     def _search(self, seed: int) -> None:
         settings, jobs = self._settings, self.jobs
+        if settings.study and self._file.is_file():
+            # What is no study is refused before anything is written.
+            open_study(self._file, direction=settings.direction)
         jobs.begin(self.folder, [], self._threads, trials=settings.trials, **self._aim)
         study = self._open(seed)
         while jobs.stopped is None:
