@@ -4,6 +4,7 @@ import importlib
 import json
 import tempfile
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -262,3 +263,12 @@ def publish(folder: Path, family: str, kind: str = "", **options):
             parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     return model
+
+
+def deflate(path):
+    """Pack the members of a file of torch's, which stores them as they are."""
+    with zipfile.ZipFile(path) as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in members.items():
+            packed.writestr(name, content)

@@ -3,12 +3,11 @@
 import json
 import os
 import warnings
-import zipfile
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.published import publish
+from tests.published import deflate, publish
 
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"
@@ -114,11 +113,7 @@ def pickled(path, kind):
     file = path / "pytorch_model.bin"
     torch.save(PICKLES[kind](tensors), file)
     if kind == "packed":
-        with zipfile.ZipFile(file) as whole:
-            members = {name: whole.read(name) for name in whole.namelist()}
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in members.items():
-                archive.writestr(name, data)
+        deflate(file)
 
 
 def more_tokens(path):

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import pickle
-import zipfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.origins import CHANGES, rows, write_table
+from tests.published import deflate
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.tokenizer import WordPiece
 
@@ -28,11 +28,7 @@ def bomb(path, kind="torch"):
         return
     torch.save({"step": Bomb()}, path, _use_new_zipfile_serialization=kind != "old torch")
     if kind == "packed torch":
-        with zipfile.ZipFile(path) as whole:
-            members = {name: whole.read(name) for name in whole.namelist()}
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            for name, content in members.items():
-                packed.writestr(name, content)
+        deflate(path)
 
 
 def state(path, kind=None, value=None):

@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 1,
     "signatures with a config": 101,
     "lines of the example's tagger": 160,
-    "lines of tests": 63_318,
+    "lines of tests": 63_319,
     "lines of scripts": 6_311,
     "lines of documentation": 5_672,
 }
