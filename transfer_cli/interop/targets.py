@@ -110,12 +110,12 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
     best = min(found, key=distance)
     if not found[best]:
         return _of_family(best, ours)
-    nearly = f"no {best.name}: {'; '.join(found[best])}"
+    reasons = f"{best.name}: {'; '.join(found[best])}"
     if wanted is not None:
-        raise CheckpointError(f"run: it is {nearly}. family=null takes what fits")
+        raise CheckpointError(f"run: it is no {reasons}. family=null takes what fits")
     fits = all(part.in_graphs for part in ours.added.values())
     raise CheckpointError(
-        f"run: no published family has such a model: {nearly}{GRAPHS if fits else ''}"
+        f"run: no published family fits, the nearest is {reasons}{GRAPHS if fits else ''}"
     )
 
 

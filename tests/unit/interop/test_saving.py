@@ -166,15 +166,15 @@ def test_both_heads_of_pretraining_predict_the_same(
 @pytest.mark.parametrize(
     ("shape", "misfit"),
     [
-        (replace(CAUSAL, residual="tutorial"), "no GPT-2: residual=tutorial, not pre"),
+        (replace(CAUSAL, residual="tutorial"), "GPT-2: residual=tutorial, not pre"),
         (replace(CAUSAL, position_kind="sinusoidal", segments=2), "position_kind=sinusoidal"),
         (replace(CAUSAL, output_bias=True), "heads.lm.bias; head=false leaves it out"),
         (replace(MASKED, direction="causal"), "residual=post, not pre"),
-        (replace(MASKED, residual="pre", embedding_norm=True), "no BERT: residual=pre, not post"),
+        (replace(MASKED, residual="pre", embedding_norm=True), "BERT: residual=pre, not post"),
         (replace(MASKED, residual="pre", embedding_width=7, tie_output=False), "residual=pre"),
         (replace(MASKED, position_kind="sinusoidal", width=20, embedding_width=15), "sinusoidal"),
         (replace(CAUSAL, **tiny.MODERN), "attention=window"),
-        (replace(CAUSAL, **tiny.MODERN, residual="sandwich"), "no Gemma 3: norm=rms"),
+        (replace(CAUSAL, **tiny.MODERN, residual="sandwich"), "Gemma 3: norm=rms"),
         (replace(CAUSAL, residual="parallel", biases="qkv", norm="rms_unit"), "residual=parallel"),
         (replace(MASKED, **tiny.MODERN, residual="pre_first_plain"), "norm=rms"),
         (replace(MASKED, residual="reordered", norm="layer_no_bias"), "norm=layer_no_bias"),
