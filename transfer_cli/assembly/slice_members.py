@@ -11,7 +11,7 @@ from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.data.split import Split
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.objectives.slice_heads import SliceHeads
+from transfer_cli.objectives.beside_main_head import SliceHeads
 from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.base import Task
 

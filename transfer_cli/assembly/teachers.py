@@ -22,7 +22,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError, NotFiniteError, listed
-from transfer_cli.objectives.distillation import Distillation
+from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.progress import progress
 from transfer_cli.runs.cache import kept, new_entry

@@ -16,7 +16,7 @@ from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.tasks.base import Task
-from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.regression import Regression
 
 FEWEST_WORDS = 2
 """Of a text: those with fewer have nothing to compare."""
