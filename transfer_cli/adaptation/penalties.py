@@ -92,7 +92,6 @@ class L2SP(Penalty):
         self.new_strength = new_strength
 
     def __call__(self, model: TransferModel) -> Tensor:
-        """Return the penalty on the trainable parameters, a float32 scalar."""
         terms = (
             self.strength / 2 * (parameter - self.anchors[name]).square().sum()
             if name in self.anchors
@@ -166,7 +165,6 @@ class EWC(Penalty):
         self.information = information
 
     def __call__(self, model: TransferModel) -> Tensor:
-        """Return the penalty on the trainable parameters, a float32 scalar."""
         half = self.strength / 2
         terms = (
             half * (self.information[name] * (parameter - self.anchors[name]).square()).sum()

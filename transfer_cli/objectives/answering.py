@@ -59,7 +59,6 @@ class Answering(Objective):
     # --- what follows -----------------------------------------------------------------------
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of targets."""
         return {"loss": int(self.targets(batch).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:

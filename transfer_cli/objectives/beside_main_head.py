@@ -44,7 +44,6 @@ class BesideMainHead(Objective, Generic[Main]):
 
     @property
     def training_heads(self) -> Set[str]:
-        """All of its heads."""
         return {other.head for other in self.beside_main.values() if other.head is not None}
 
     @abstractmethod
@@ -56,7 +55,6 @@ class BesideMainHead(Objective, Generic[Main]):
         """
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run."""
         super().setup(info)
         self.main = self.main_of(info)
         self.keeps_tokens = self.main.keeps_tokens
@@ -69,7 +67,6 @@ class BesideMainHead(Objective, Generic[Main]):
             )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the heads, and what they share with the main one."""
         found: dict[str, nn.Module] = {}
         for other in self.beside_main.values():
             found |= other.modules(backbone)
@@ -130,15 +127,12 @@ class CrossView(BesideMainHead[UnitObjective]):
 
     @property
     def terms(self) -> Sequence[str]:
-        """The views."""
         return self.views
 
     def main_of(self, info: TaskInfo) -> UnitObjective:
-        """See `BesideMainHead`."""
         return main_of(info)
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run."""
         super().setup(info)
         self.keeps_tokens = False  # its further passes need them
         self._ordinary_V = torch.ones(info.vocabulary.size, dtype=torch.bool)
@@ -206,11 +200,9 @@ class SliceHeads(BesideMainHead[Objective]):
 
     @property
     def terms(self) -> Sequence[str]:
-        """The names of the slices."""
         return tuple(self.parts)
 
     def main_of(self, info: TaskInfo) -> Objective:
-        """See `BesideMainHead`."""
         if info.main is None:
             raise ConfigError(
                 "objective: slices are a further loss; take +objective@losses.slices=slice_heads"
@@ -223,7 +215,6 @@ class SliceHeads(BesideMainHead[Objective]):
         return f"slices_{self.info.name}"
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Prepare as the main objective does."""
         return self.main.prepare(batch, noise)
 
     def counts(self, batch: Batch) -> dict[str, int]:

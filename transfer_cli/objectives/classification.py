@@ -90,17 +90,14 @@ class Classification(SequenceObjective):
         return {"loss": 1.0} if self.annealing is None else {"loss": 1.0, "share_kept": 0.0}
 
     def on_step(self, progress: float) -> None:
-        """Let annealing go on."""
         self._progress = progress
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of texts."""
         count = size(batch)
         return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
 
     @property
     def num_outputs(self) -> int:
-        """The number of labels."""
         return len(self.info.labels)
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -116,7 +113,6 @@ class Classification(SequenceObjective):
         return {"loss": torch.where(kept_B, loss_B, 0).sum(), "share_kept": kept_B.sum()}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of each label."""
         return F.cross_entropy(outputs, batch["label"], reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -145,7 +141,6 @@ class Classification(SequenceObjective):
         return {"label": outputs.argmax(1), "probability": outputs.softmax(1).amax(1)}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return each text's label and the predicted one."""
         names = self.info.labels
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
         return [(names[wanted], names[said]) for wanted, said in both]

@@ -40,11 +40,9 @@ class LanguageModel(Objective):
         """Return the batch with `target`, `IGNORE` where nothing is predicted."""
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         return {HEAD: LanguageModelHead(backbone.shape, backbone.vocabulary)}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of targets."""
         return {"loss": int((batch["target"] != IGNORE).sum())}
 
     def head_rows(self, batch: Batch) -> dict[str, int]:

@@ -44,7 +44,6 @@ class OfMainHead(Objective):
     main: UnitObjective
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run."""
         super().setup(info)
         self.main = main_of(info)
         any_text = self.main.units_are_examples
@@ -64,7 +63,6 @@ class OfMainHead(Objective):
         return self.main.pooling_of(model)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of units."""
         return {"loss": self.main.num_units(batch)}
 
 
@@ -118,7 +116,6 @@ class Consistency(OfMainHead):
             self._perturb.setup(info)
 
     def on_data(self, data: Dataset) -> None:
-        """Let the perturbation count tokens."""
         if self._perturb is not None:
             self._perturb.on_data(data)
 

@@ -68,7 +68,6 @@ class RelationDistillation(WithTeachers):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The relations, all alike."""
         return dict.fromkeys(self.relations, 1.0)
 
     def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
@@ -78,7 +77,6 @@ class RelationDistillation(WithTeachers):
         self.direction = None if direction == "auto" else direction
 
     def misfit(self, teacher: BackboneShape) -> str:
-        """See `WithTeachers`."""
         layer = self.teacher_layer
         if layer is not None and layer >= teacher.depth:
             return f"has the blocks 0 to {teacher.depth - 1}, so there is no teacher_layer={layer}"
@@ -87,7 +85,6 @@ class RelationDistillation(WithTeachers):
         return self._uncut("", teacher, teacher.depth - 1 if layer is None else layer)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return none."""
         own = backbone.shape
         for teacher in self.shapes:
             problem = self._uncut("model: the student ", own, own.depth - 1)
@@ -97,7 +94,6 @@ class RelationDistillation(WithTeachers):
         return {}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of real tokens, for each relation."""
         return dict.fromkeys(self.relations, int(batch["mask"].sum()))
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:

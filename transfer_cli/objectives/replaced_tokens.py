@@ -119,7 +119,6 @@ class ReplacedTokens(Objective):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The generator's loss, and the model's own."""
         own = self.detect_weight if self.detects else 1.0
         return {GENERATOR: self.generator_weight, self.term: own}
 
@@ -130,7 +129,6 @@ class ReplacedTokens(Objective):
 
     @property
     def training_heads(self) -> Set[str]:
-        """The generator, if there is one."""
         return set() if self.width is None else {GENERATOR}
 
     def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
@@ -158,12 +156,10 @@ class ReplacedTokens(Objective):
             )
 
     def setup(self, info: TaskInfo) -> None:
-        """Decide which tokens may be masked."""
         super().setup(info)
         self.masking.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the generator, and the heads of the mode."""
         try:
             parts = self.parts_of(backbone.shape)
         except ValueError as error:
@@ -206,7 +202,6 @@ class ReplacedTokens(Objective):
         return {GENERATOR: counts[GENERATOR], **own}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return both terms, summed over their positions, in nats."""
         sums, _, _ = self._pass(model, batch)
         return sums
 

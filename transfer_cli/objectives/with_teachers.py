@@ -135,7 +135,6 @@ class DistilLM(WithTeachers):
         return {"loss": self.lm_weight, "divergence": self.kl_weight, **distance}
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run, for the language model too."""
         super().setup(info)
         self.language_model.setup(info)
 
@@ -150,7 +149,6 @@ class DistilLM(WithTeachers):
         )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         width = backbone.shape.width
         if self.cosine_weight and any(shape.width != width for shape in self.shapes):
             widths = ", ".join(str(shape.width) for shape in self.shapes)
@@ -199,11 +197,9 @@ class DistilLM(WithTeachers):
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults | None:
-        """Return each text's loss as a language model."""
         return self.language_model.example_results(model, batch, encoded)
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return the student's predictions."""
         return self.language_model.samples(model, batch, encoded)
 
     def compute_metrics(
@@ -272,12 +268,10 @@ class SourceDistillation(Objective):
         self._source: TransferModel | None = None
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run, for the language model too."""
         super().setup(info)
         self.language_model.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         return self.language_model.modules(backbone)
 
     def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:
@@ -299,7 +293,6 @@ class SourceDistillation(Objective):
 
     @property
     def other_models(self) -> Sequence[TransferModel]:
-        """The model at the start of the run, once it is known."""
         return () if self._source is None else (self._source,)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
@@ -310,7 +303,6 @@ class SourceDistillation(Objective):
         return {**kept, "compared": compared_BT}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of compared positions."""
         return {"loss": int(batch["compared"].sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:

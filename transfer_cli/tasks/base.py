@@ -410,7 +410,6 @@ class TextsTask(Task):
     truncate: Truncate = field(default="longest_first", kw_only=True)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
-        """See `Task`."""
         return replace(super().read(record, text, pair, name), line=record.line)
 
     def targets(self, examples: Sequence[Any]) -> Mapping[str, Any] | None:

@@ -102,7 +102,6 @@ class Glue(LabelledSource):
 
     @property
     def kind(self) -> type[Task]:
-        """See `TaskData`."""
         return ClassificationTask if self._files.labels else RegressionTask
 
     def given(self, data_dir: Path) -> LabelledData:

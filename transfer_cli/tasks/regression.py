@@ -52,31 +52,21 @@ class RegressionTask(TextsTask):
         scale: Their standard deviation.
     """
 
-    name: ClassVar[str] = "regression"
-    objective: ClassVar[str] = "regression"
-    head: ClassVar[str] = "class"
-    example: ClassVar[type] = NumberExample
-    files: ClassVar[str | None] = f"{__name__}.NumberTable"
-    fields: ClassVar[tuple[str, ...]] = ("value",)
-    expected: ClassVar[str] = "value"
-    export_head: ClassVar[str | None] = "sequence_classification"
-    scores_answers: ClassVar[bool] = True
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "regression", "regression", "class", NumberExample
+    fields, expected = ("value",), "value"
+    files, export_head = f"{__name__}.NumberTable", "sequence_classification"
+    scores_answers = combines = can_fail = True
 
     mean: float = 0.0
     scale: float = 1.0
 
     def labels_of(self, example: NumberExample) -> Sequence[str]:
-        """See `Task`."""
         return () if example.value is None else (shown(example.value),)
 
     def unlabelled(self, example: NumberExample) -> NumberExample:
-        """See `Task`."""
         return replace(example, value=None)
 
     def check(self, train: Sequence[NumberExample], where: str) -> None:
-        """See `Task`."""
         values = _values(train)
         if np.ptp(values) == 0:
             raise DataError(
@@ -96,13 +86,11 @@ class RegressionTask(TextsTask):
         return {"mean": float(values.mean()), "scale": float(values.std())}
 
     def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
-        """See `TextsTask`."""
         values = [example.value for example in examples]
         return {"value": np.array(values, dtype=np.float64)} if all_known(values, "number") else {}
 
     @classmethod
     def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:
-        """See `Task`."""
         return cls(mean=3.5, scale=2.0), (
             NumberExample("Where is it ?", 1.0),
             NumberExample("How many rivers are there ?", 4.5),
@@ -111,7 +99,6 @@ class RegressionTask(TextsTask):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the number."""
         (found,) = rows.values()
         return {"value": float(found["value"])}
 
@@ -132,11 +119,9 @@ class RegressionTask(TextsTask):
         return {name: value for name, value in found.items() if value is not None}
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        """Return the mean of the numbers."""
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         return {"value": float(shown(answer["value"]))}
 
     def failure(
@@ -188,7 +173,6 @@ class NumberTable(Table):
     most_labels: ClassVar[float] = math.inf
 
     def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> float:
-        """Return the number in a row."""
         text = plain_number(super().label_in(record, columns, name, labels))
         problem = problem_of(text)
         if problem is not None:
@@ -205,7 +189,6 @@ class NumberTable(Table):
     def of_rows(
         self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
     ) -> list[NumberExample]:
-        """See `Table`."""
         return [NumberExample(row.text, row.label, row.pair, row.line) for row in rows]
 
     def check(self, task: Task, train: Sequence[NumberExample], where: str) -> None:
@@ -263,13 +246,11 @@ class Regression(SequenceObjective):
             raise ValueError(f"clip is {list(self.clip)}, expected [LOWEST, HIGHEST]")
 
     def unit_of(self, task: Task | None) -> tuple[float, float]:
-        """See `SequenceObjective`."""
         if not self.standardise or not isinstance(task, RegressionTask):
             return 0.0, 1.0
         return task.mean, task.scale
 
     def left_out_of_exports(self, task: Task | None) -> tuple[str, ...]:
-        """See `SequenceObjective`."""
         bounded = self.clip is not None
         return ("objective.clip, so that answers are not bounded",) if bounded else ()
 
@@ -297,7 +278,6 @@ class Regression(SequenceObjective):
         return (target_BN - scores_BN).square().sum(1)
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See `Objective`."""
         mean, scale = self.unit_of(self.info.task)
         target_B = ((batch["value"] - mean) / scale).float()
         measure = F.mse_loss if self.loss == "mse" else F.huber_loss
@@ -314,6 +294,5 @@ class Regression(SequenceObjective):
         return {"value": self.values(outputs)}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return each text's number and the predicted one."""
         both = zip(batch["value"].tolist(), self.values(outputs).tolist(), strict=True)
         return [(shown(wanted), shown(said)) for wanted, said in both]

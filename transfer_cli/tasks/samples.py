@@ -177,7 +177,6 @@ class EmbeddedSample(LabelledSource):
 
     @property
     def kind(self) -> type[Task]:
-        """See `TaskData`."""
         return type(self._task)
 
     def given(self, data_dir: Path) -> LabelledData:

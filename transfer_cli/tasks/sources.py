@@ -47,7 +47,6 @@ class LabelledSource(TaskData):
         task.check(train, where)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`."""
         data = self.given(data_dir)
         task: Task = build(data.task, "data", Task, labels=data.labels)
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
@@ -123,12 +122,10 @@ class LabelledFiles(LabelledSource):
 
     @property
     def kind(self) -> type[Task]:
-        """See `TaskData`."""
         return self.task
 
     @property
     def share(self) -> float:
-        """See `LabelledSource`."""
         return self.validation_share
 
     @property

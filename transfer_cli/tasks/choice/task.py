@@ -42,21 +42,16 @@ from transfer_cli.tasks.sources import LabelledFiles
 class ChoiceTask(Task):
     """One of several texts for a context."""
 
-    name: ClassVar[str] = "choice"
-    objective: ClassVar[str] = "choice"
-    head: ClassVar[str] = "class"
+    name, objective, head = "choice", "choice", "class"
     example: ClassVar[type] = ChoiceExample
-    files: ClassVar[str | None] = f"{__name__}.Choices"
-    fields: ClassVar[tuple[str, ...]] = ("label", "answer", "probabilities")
-    expected: ClassVar[str] = "right choice"
+    fields, expected = ("label", "answer", "probabilities"), "right choice"
+    files = f"{__name__}.Choices"
     export_head: ClassVar[str | None] = "multiple_choice"
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    combines = can_fail = True
     measure: ClassVar[str] = "accuracy"
     """What its objective calls the share of right answers."""
 
     def text_column(self, names: Sequence[str], name: str) -> str:
-        """See `Task`."""
         return row_format(names, name).context
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> ChoiceExample:
@@ -64,12 +59,10 @@ class ChoiceTask(Task):
         return row_format(tuple(record.fields), name, record.line).read(record, name)
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
-        """See `Task`."""
         question = (example.question,) if example.question else ()
         return (example.context, *question, *example.choices)
 
     def labels_of(self, example: ChoiceExample) -> Sequence[str]:
-        """See `Task`."""
         return () if example.label is None else (example.choices[example.label],)
 
     def encode(
@@ -92,12 +85,10 @@ class ChoiceTask(Task):
 
     @property
     def truncate(self) -> Truncate:
-        """See `Task`."""
         return "first"
 
     @classmethod
     def sample(cls) -> tuple["ChoiceTask", Sequence[ChoiceExample]]:
-        """See `Task`."""
         return cls(), (
             ChoiceExample("Where is it ?", ["Rivers", "How many ?"], "Do", 1),
             ChoiceExample("How many rivers are there ?", ["Where ?", "Many", "There"], label=0),
@@ -106,7 +97,6 @@ class ChoiceTask(Task):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the choices, and the probability of each."""
         (found,) = rows.values()
         choices = list(data.examples[example].choices)
         return {"choices": choices, "probabilities": found["probabilities"][: len(choices)]}
@@ -119,12 +109,10 @@ class ChoiceTask(Task):
         return Result(expected, said, found["probability"], found["right"])
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        """Return the mean of the probabilities."""
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
         return {**answers[0][1], "probabilities": mean_C.tolist()}
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         shares_C = np.asarray(answer["probabilities"])
         label = int(shares_C.argmax())
         return {
@@ -160,7 +148,6 @@ class Choices(LabelledFiles):
         one_of("format", self.format, FORMATS, ValueError)
 
     def read(self, path: Path) -> list[ChoiceExample]:
-        """See `LabelledFiles`."""
         return read_examples(path, self.format)
 
 
@@ -201,7 +188,6 @@ class MultipleChoice(SequenceObjective):
         )
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of each right choice."""
         return F.cross_entropy(outputs, batch["label"], reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

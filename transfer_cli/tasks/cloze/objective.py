@@ -43,7 +43,6 @@ class Cloze(Classification):
 
     @property
     def head(self) -> str:
-        """The name of its head, that of language models."""
         return HEAD
 
     def task_of(
@@ -64,7 +63,6 @@ class Cloze(Classification):
         )
 
     def setup(self, info: TaskInfo) -> None:
-        """Find the token of each word."""
         super().setup(info)
         if not isinstance(info.task, ClozeTask):
             raise ConfigError(
@@ -86,7 +84,6 @@ class Cloze(Classification):
                     )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         if backbone.causal and not self.pattern.ends_in_gap:
             raise ConfigError(
                 f"objective.pattern: {self.pattern.written!r} goes on after {{mask}}, and a causal "

@@ -44,7 +44,6 @@ class ClozeTask(ClassificationTask):
 
     @classmethod
     def sample(cls) -> tuple["ClozeTask", Sequence[Example]]:
-        """See `Task`."""
         found, examples = ClassificationTask.sample()
         words = {"number": ("How",), "place": ("Where",)}
         return cls(found.labels, pattern="{text} {mask}", words=words), examples

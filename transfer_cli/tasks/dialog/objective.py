@@ -54,16 +54,13 @@ class NextUtterance(MultipleChoice):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The choice, and the words."""
         return {"loss": 1.0, "words": self.language_model}
 
     def setup(self, info: TaskInfo) -> None:
-        """See `Objective`."""
         super().setup(info)
         self._words.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return both heads."""
         return {**super().modules(backbone), **self._words.modules(backbone)}
 
     def pooling_of(self, model: TransferModel) -> None:
@@ -74,7 +71,6 @@ class NextUtterance(MultipleChoice):
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return both summed losses."""
         found = super().loss_sums(model, batch, encoded)
         return {**found, "words": self._nats(model, batch, encoded)}
 

@@ -130,12 +130,10 @@ class DialogTask(ChoiceTask):
             of the vocabulary, or else any text.
     """
 
-    name: ClassVar[str] = "dialog"
-    objective: ClassVar[str] = "next_utterance"
+    name, objective = "dialog", "next_utterance"
     example: ClassVar[type] = DialogExample
-    files: ClassVar[str | None] = f"{__name__}.Dialogs"
-    fields: ClassVar[tuple[str, ...]] = ("reply", "ranking", "probabilities")
-    expected: ClassVar[str] = "right reply"
+    fields, expected = ("reply", "ranking", "probabilities"), "right reply"
+    files = f"{__name__}.Dialogs"
     export_head: ClassVar[str | None] = None
     measure: ClassVar[str] = "hits_at_1"
 
@@ -150,13 +148,11 @@ class DialogTask(ChoiceTask):
         at_least("max_history", self.max_history, 0)
 
     def text_column(self, names: Sequence[str], name: str) -> str:
-        """See `Task`."""
         return "history"
 
     def read(  # type: ignore[override]  # examples are of its own class
         self, record: Record, text: str, pair: str | None, name: str
     ) -> DialogExample:
-        """See `Task`."""
         return turn_of(record.fields, f"{name}, line {record.line}")
 
     def texts(self, example: DialogExample) -> tuple[str, ...]:  # type: ignore[override]
@@ -267,7 +263,6 @@ class DialogTask(ChoiceTask):
 
     @classmethod
     def sample(cls) -> tuple["DialogTask", Sequence[DialogExample]]:  # type: ignore[override]
-        """See `Task`."""
         return cls(speakers=("there", "where")), (
             DialogExample(["Where is it ?"], ["How many ?"], ["Rivers", "How many ?"], 1),
             DialogExample([], ["Where ?", "There", "How ?"], ["Where ?", "How many ?", "There"], 0),
@@ -275,7 +270,6 @@ class DialogTask(ChoiceTask):
         )
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         found = super().written(answer)
         shares = found["probabilities"]
         ranking = sorted(range(len(shares)), key=lambda number: -shares[number])

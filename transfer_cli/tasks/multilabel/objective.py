@@ -63,18 +63,15 @@ class Multilabel(SequenceObjective):
         self.fits_answers = self.thresholds == "fit"
 
     def setup(self, info: TaskInfo) -> None:
-        """See `Objective`."""
         super().setup(info)
         share_C = torch.tensor(getattr(info.task, "shares", ()))
         self._weight_C = ((1 - share_C) / share_C).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
 
     @property
     def num_outputs(self) -> int:
-        """The number of labels."""
         return len(self.info.labels)
 
     def scores_of(self, answers_BN: Tensor) -> Tensor:
-        """See `SequenceObjective`."""
         return answers_BN.logit(eps=_NEVER)
 
     def sureness(self, scores_BN: Tensor) -> Tensor:
@@ -115,11 +112,9 @@ class Multilabel(SequenceObjective):
         )
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed loss."""
         return {"loss": self.decision_losses(self.outputs(model, batch, encoded), batch).sum()}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return each text's loss, summed over the labels."""
         return self.decision_losses(outputs, batch).sum(1)
 
     def targets(self, batch: Batch) -> Tensor:
@@ -162,7 +157,6 @@ class Multilabel(SequenceObjective):
         return predicted
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return each text's labels and those that are said."""
         both = zip(self.given(batch).tolist(), self.said(outputs).tolist(), strict=True)
         return [(self._names(wanted_C), self._names(said_C)) for wanted_C, said_C in both]
 
@@ -195,5 +189,4 @@ class Multilabel(SequenceObjective):
         }
 
     def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
-        """See `SequenceObjective`."""
         return ("the fitted thresholds, so that 0.5 decides",) if task.fitted else ()

@@ -58,16 +58,10 @@ class MultilabelTask(TextsTask):
         shares: The share of the training examples that have each label.
     """
 
-    name: ClassVar[str] = "multilabel"
-    objective: ClassVar[str] = "multilabel"
-    head: ClassVar[str] = "class"
-    example: ClassVar[type] = LabelsExample
-    files: ClassVar[str | None] = f"{__name__}.LabelsTable"
-    fields: ClassVar[tuple[str, ...]] = ("labels", "probabilities")
-    expected: ClassVar[str] = "labels"
-    export_head: ClassVar[str | None] = "sequence_classification"
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "multilabel", "multilabel", "class", LabelsExample
+    fields, expected = ("labels", "probabilities"), "labels"
+    files, export_head = f"{__name__}.LabelsTable", "sequence_classification"
+    combines = can_fail = True
 
     shares: tuple[float, ...] = field(default=(), compare=False)
 
@@ -77,11 +71,9 @@ class MultilabelTask(TextsTask):
         return list(self.fitted.get("thresholds", [HALF] * len(self.labels)))
 
     def labels_of(self, example: LabelsExample) -> Sequence[str]:
-        """See `Task`."""
         return [self.labels[number] for number in example.label or ()]
 
     def check(self, train: Sequence[LabelsExample], where: str) -> None:
-        """See `Task`."""
         labels = self.labels
         look_over(Counter(labels[each] for example in train for each in example.label or ()), where)
         if len({each.label for each in train}) < 2:
@@ -117,7 +109,6 @@ class MultilabelTask(TextsTask):
         return {"shares": [count[number] / len(train) for number in range(len(self.labels))]}
 
     def targets(self, examples: Sequence[LabelsExample]) -> Mapping[str, Any]:
-        """See `TextsTask`."""
         numbers = [example.label for example in examples]
         if not all_known(numbers, "list of labels"):
             return {}
@@ -130,7 +121,6 @@ class MultilabelTask(TextsTask):
 
     @classmethod
     def sample(cls) -> tuple["MultilabelTask", Sequence[LabelsExample]]:
-        """See `Task`."""
         return cls(("number", "place"), shares=(0.5, 0.5)), (
             LabelsExample("Where is it ?", (1,)),
             LabelsExample("How many rivers are there ?", (0, 1)),
@@ -139,7 +129,6 @@ class MultilabelTask(TextsTask):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the probability of each label."""
         (found,) = rows.values()
         return {"probabilities": found["probabilities"]}
 
@@ -175,7 +164,6 @@ class MultilabelTask(TextsTask):
         return found
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         shares_C = np.asarray(answer["probabilities"])
         above_C = shares_C > np.asarray(answer.get("thresholds", self.thresholds))
         said = [self.labels[number] for number in np.flatnonzero(above_C)]
@@ -184,7 +172,6 @@ class MultilabelTask(TextsTask):
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        """See `Task`."""
         return ("labels", *(f"probability/{label}" for label in self.labels))
 
     def cells(self, answer: Answer) -> list[Any]:
@@ -266,13 +253,11 @@ class LabelsTable(Table):
 
     @property
     def columns(self) -> Wanted:
-        """The columns as they were typed."""
         return replace(super().columns, separator=self._mark)
 
     def label_in(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> tuple[str, ...]:
-        """Return the labels of a row."""
         if columns.labels:
             return tuple(each for each in columns.labels if _has_label(record, each, name))
         names = [
@@ -282,7 +267,6 @@ class LabelsTable(Table):
         return tuple(labels.setdefault(label, label) for label in dict.fromkeys(names))
 
     def example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
-        """See `Table`."""
         return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line)
 
     def check(self, task: Task, train: Sequence[LabelsExample], where: str) -> None:

@@ -61,7 +61,6 @@ class SpanExtraction(Answering):
 
     @property
     def head(self) -> str:
-        """The name of its head."""
         return "span" if self.info.name == "main" else f"span_{self.info.name}"
 
     @property
@@ -86,7 +85,6 @@ class SpanExtraction(Answering):
         return torch.where(allowed_BT[..., None], logits_BT2, RULED_OUT)
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the mean of the two cross-entropies of each row."""
         return F.cross_entropy(outputs, batch["span"], reduction="none").mean(1)
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -52,17 +52,10 @@ class SpanTask(Task):
         step: how far apart windows of a long text begin: see `windows.RowLayout`.
     """
 
-    name: ClassVar[str] = "span"
-    objective: ClassVar[str] = "span"
-    head: ClassVar[str] = "span"
-    example: ClassVar[type] = SpanExample
-    files: ClassVar[str | None] = f"{__name__}.Squad"
-    fields: ClassVar[tuple[str, ...]] = ("answer", "start", "end", "probability", "n_best")
-    expected: ClassVar[str] = "answer"
-    export_head: ClassVar[str | None] = "question_answering"
-    makes_windows: ClassVar[bool] = True
-    scores_answers: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "span", "span", "span", SpanExample
+    fields, expected = ("answer", "start", "end", "probability", "n_best"), "answer"
+    files, export_head = f"{__name__}.Squad", "question_answering"
+    makes_windows = scores_answers = can_fail = True
 
     # Tasks that differ in these alone share their heads.
     unanswerable: bool = field(default=False, compare=False)
@@ -75,7 +68,6 @@ class SpanTask(Task):
                 at_least(name, getattr(self, name), 1)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> SpanExample:
-        """See `Task`."""
         if pair is None:
             raise DataError(
                 f"{name}, line {record.line}: a question needs its text; give columns 'question' "
@@ -84,21 +76,17 @@ class SpanTask(Task):
         return SpanExample(text_of(record, text, name), text_of(record, pair, name))
 
     def texts(self, example: SpanExample) -> tuple[str, ...]:
-        """See `Task`."""
         return example.question, example.context
 
     def labels_of(self, example: SpanExample) -> Sequence[str]:
-        """Return the first answer."""
         if example.answers is None:
             return ()
         return (example.answers[0] if example.answers else NO_ANSWER,)
 
     def unlabelled(self, example: SpanExample) -> SpanExample:
-        """See `Task`."""
         return replace(example, answers=None, start=None)
 
     def check(self, train: Sequence[SpanExample], where: str) -> None:
-        """See `Task`."""
         if not any(question.answers for question in train):
             raise DataError(f"{where}: no question has an answer; there is nothing to learn.")
 
@@ -131,7 +119,6 @@ class SpanTask(Task):
 
     @classmethod
     def sample(cls) -> tuple["SpanTask", Sequence[SpanExample]]:
-        """See `Task`."""
         rivers = "Where do the rivers go ? Many go there"
         return cls(unanswerable=True, question_length=1, step=1), (
             SpanExample("Where ?", rivers, ("there",), 33),
@@ -227,7 +214,6 @@ class SpanTask(Task):
         return {"null_threshold": fitted}
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         found = {name: answer[name] for name in self.fields}
         found["probability"] = round(answer["probability"], DECIMALS)
         found["n_best"] = [
@@ -282,11 +268,9 @@ class Squad(LabelledFiles):
         one_of("null_windows", self.null_windows, ("keep", "drop"), ValueError)
 
     def read(self, path: Path) -> list[SpanExample]:
-        """See `LabelledFiles`."""
         return read_questions(path)
 
     def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
-        """See `LabelledFiles`."""
         data = super().examples(paths, own)
         if "train" not in paths:
             return data

@@ -66,7 +66,6 @@ class TokenTagging(UnitObjective):
 
     @property
     def head(self) -> str:
-        """The name of its head."""
         return "tags" if self.info.name == "main" else f"tags_{self.info.name}"
 
     @property
@@ -75,7 +74,6 @@ class TokenTagging(UnitObjective):
         return self.head
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the head."""
         head = TagHead(backbone.shape.width, len(self.info.labels), self.dropout)
         initialise_plain(head)
         return {self.head: head}
@@ -111,7 +109,6 @@ class TokenTagging(UnitObjective):
         return mask.flatten().index_select(0, rows_with_word(batch))
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed cross-entropy."""
         rows_N = rows_with_target(batch)
         return {"loss": _summed(self._logits_at(rows_N, model, encoded), batch, rows_N)}
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,18 +52,10 @@ class TaggingTask(Task):
         stride: Words that two windows of a long text share; None: half of one.
     """
 
-    name: ClassVar[str] = "tagging"
-    objective: ClassVar[str] = "tagging"
-    head: ClassVar[str] = "tags"
-    example: ClassVar[type] = TagExample
-    files: ClassVar[str | None] = "transfer_cli.tasks.tagging.files.TaggedFiles"
-    fields: ClassVar[tuple[str, ...]] = ("tags", "entities")
-    expected: ClassVar[str] = "tags"
-    export_head: ClassVar[str | None] = "token_classification"
-    makes_windows: ClassVar[bool] = True
-    scores_answers: ClassVar[bool] = True
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "tagging", "tagging", "tags", TagExample
+    fields, expected = ("tags", "entities"), "tags"
+    files, export_head = "transfer_cli.tasks.tagging.files.TaggedFiles", "token_classification"
+    makes_windows = scores_answers = combines = can_fail = True
 
     # Tasks that differ in these alone share their heads.
     marks_entities: bool = field(default=True, compare=False)
@@ -85,7 +77,6 @@ class TaggingTask(Task):
         return TagExample(found, tuple(match.span() for match in _WORD.finditer(found)))
 
     def texts(self, example: TagExample) -> tuple[str, ...]:
-        """See `Task`."""
         return (example.text,)
 
     def inputs(self, example: TagExample) -> tuple[str, ...]:
@@ -93,11 +84,9 @@ class TaggingTask(Task):
         return tuple(example.words)
 
     def labels_of(self, example: TagExample) -> Sequence[str]:
-        """Return the tags."""
         return [self.labels[number] for number in example.label or ()]
 
     def check(self, train: Sequence[TagExample], where: str) -> None:
-        """See `Task`."""
         if len(self.labels) < 2:
             raise DataError(
                 f"{where}: all words have the tag {self.labels[0]!r}; there is nothing to learn. "
@@ -135,7 +124,6 @@ class TaggingTask(Task):
 
     @classmethod
     def sample(cls) -> tuple["TaggingTask", Sequence[TagExample]]:
-        """See `Task`."""
         return cls(("O", "B-RIVER", "I-RIVER"), stride=1), (
             TagExample.of_words(["Where", "do", "the", "rivers", "go", "?"], (0, 0, 1, 2, 0, 0)),
             TagExample.of_words(["How", "many", "?"], (0, 0, 0)),
@@ -180,7 +168,6 @@ class TaggingTask(Task):
         }
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        """Return the mean of the probabilities."""
         words = range(len(answers[0][1]["spans"]))
         shares_WC = [
             mean_by_label(self.labels, [(task.labels, own["shares"][at]) for task, own in answers])

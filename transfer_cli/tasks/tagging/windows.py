@@ -62,7 +62,6 @@ class EncodedWords(EncodedRows):
         self._of_words[name] = values
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """See `EncodedRows`."""
         found = super().batch(indices)
         word_BT = found["word"].numpy()
         is_read_BT = word_BT != IGNORE

@@ -56,7 +56,6 @@ class PrefixLM(CausalLM):
             self.task, self.keeps_tokens = None, False
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         if any(backbone.shape.sparse_parts) and (
             self.corruption is not None or getattr(self.info.task, "prefix", False)
         ):
@@ -161,7 +160,6 @@ class PrefixLM(CausalLM):
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
-        """Return the perplexity of the targets, and the loss."""
         loss = float(totals["loss"]) / counts["loss"]
         return {"perplexity": exponential(loss), "loss": loss}
 

@@ -57,14 +57,10 @@ class TextToTextTask(Task):
         target_length: The most tokens of a target with its end; None: half of an input.
     """
 
-    name: ClassVar[str] = "text to text"
-    objective: ClassVar[str] = "prefix_lm"
-    head: ClassVar[str] = "lm"
-    example: ClassVar[type] = TextToTextExample
-    files: ClassVar[str | None] = f"{__name__}.TextPairsTable"
-    fields: ClassVar[tuple[str, ...]] = ("answer",)
-    expected: ClassVar[str] = "target"
-    scores_answers: ClassVar[bool] = True
+    name, objective, head, example = "text to text", "prefix_lm", "lm", TextToTextExample
+    fields, expected = ("answer",), "target"
+    files = f"{__name__}.TextPairsTable"
+    scores_answers = True
 
     prefix: bool = True
     target_length: int | None = None
@@ -74,19 +70,15 @@ class TextToTextTask(Task):
             at_least("target_length", self.target_length, 2)
 
     def text_column(self, names: Sequence[str], name: str) -> str | None:
-        """See `Task`."""
         return source_of(names)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TextToTextExample:
-        """See `Task`."""
         return TextToTextExample(text_of(record, text, name))
 
     def texts(self, example: TextToTextExample) -> tuple[str, ...]:
-        """See `Task`."""
         return (example.source,) if example.target is None else (example.source, example.target)
 
     def unlabelled(self, example: TextToTextExample) -> TextToTextExample:
-        """See `Task`."""
         return replace(example, target=None)
 
     def most_new(self, length: int) -> int:
@@ -141,7 +133,6 @@ class TextToTextTask(Task):
 
     @classmethod
     def sample(cls) -> tuple["TextToTextTask", Sequence[TextToTextExample]]:
-        """See `Task`."""
         return cls(target_length=3), (
             TextToTextExample("Where is it ?", "there"),
             TextToTextExample("How many rivers are there ?", "How many ?"),
@@ -150,7 +141,6 @@ class TextToTextTask(Task):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the text."""
         return {"answer": self._said(data, rows)}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
@@ -159,7 +149,6 @@ class TextToTextTask(Task):
         return Result(given, said, score=rouge_l(given, said))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
-        """Return the share of exact matches, and the mean ROUGE-L."""
         pairs = [(data.examples[at].target, self._said(data, own)) for at, own in rows.items()]
         measured = {"exact_match": exact, "rouge_l": rouge_l}
         return {
@@ -197,13 +186,11 @@ class TextPairsTable(Table):
 
     @property
     def columns(self) -> Wanted:
-        """The columns as they were typed."""
         return replace(super().columns, written=True)
 
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
-        """See `Table`."""
         source, target = (text_of(record, column, name) for column in (columns.text, columns.label))
         for column, text in ((columns.text, source), (columns.label, target)):
             if not text.strip():
@@ -217,7 +204,6 @@ class TextPairsTable(Table):
     def of_rows(
         self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
     ) -> list[TextToTextExample]:
-        """See `Table`."""
         return [TextToTextExample(row.text, row.label) for row in rows]
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
