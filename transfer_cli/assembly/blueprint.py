@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
@@ -32,7 +32,6 @@ from transfer_cli.assembly.checks import (
     warmup_as_long,
 )
 from transfer_cli.assembly.datasets import RunData
-from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.init_from import (
     INHERITED,
     Pretrained,
@@ -57,7 +56,6 @@ from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
@@ -73,7 +71,7 @@ from transfer_cli.model.weights import (
     load_pretrained,
     without_values,
 )
-from transfer_cli.objectives.base import TaskInfo, declared_metrics
+from transfer_cli.objectives.base import Loss, TaskInfo, declared_metrics
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
@@ -173,15 +171,6 @@ class Blueprint:
             name
             for name in self.model.state_dict()
             if name.startswith("heads.") and name.split(".")[1] in heads
-        )
-
-    @cached_property
-    def exports(self) -> str:
-        """In words, what `transfer export` will make of the finished run, or why it will not."""
-        tensors = self.model.state_dict().items()
-        stays = {n: each for n, each in tensors if n not in self.training_weights}
-        return exports_as(
-            self.description(), self.data.tokenizer, self.data.info["main"].task, stays
         )
 
     def description(

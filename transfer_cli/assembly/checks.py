@@ -16,19 +16,15 @@ from transfer_cli.assembly.losses import Asked, loss_key
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.base import Loss, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
-from transfer_cli.objectives.relation_distillation import RelationDistillation
-from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.tasks.cloze.objective import Cloze
 
 CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
 
@@ -48,7 +44,7 @@ def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Ada
     users = {
         loss_key(name): type(loss.objective).__name__
         for name, loss in asked.items()
-        if isinstance(loss.objective, SourceDistillation | Cloze)
+        if loss.objective.asks_language_model
     }
     # Behind a run there may be one that has it.
     if isinstance(chosen.penalty, EWC) and start.published is not None:
@@ -108,12 +104,10 @@ def is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptatio
         "adaptation.penalty": chosen.penalty is not None,
         "adaptation.store=merged": chosen.store == "merged",
         "forgetting.data": config.forgetting.data is not None,
-        "source_distillation": any(
-            isinstance(loss.objective, SourceDistillation) for loss in asked.values()
-        ),
-        "relation_distillation": any(
-            isinstance(loss.objective, RelationDistillation) for loss in asked.values()
-        ),
+        **{
+            f"{loss_key(name)} ({type(loss.objective).__name__})": loss.objective.needs_whole_model
+            for name, loss in asked.items()
+        },
     }
     for what in (name for name, needs in whole.items() if needs):
         raise ConfigError(

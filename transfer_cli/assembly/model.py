@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.adaptation.edits import Edit, make_edit
+from transfer_cli.adaptation.edit import Edit, make_edit
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LoadReport
+from transfer_cli.objectives.base import Loss
 from transfer_cli.seeds import derive
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ import numpy as np
 
 from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.exports import exports_as
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.errors import listed
 from transfer_cli.model.added import added_rates
@@ -47,7 +48,7 @@ def plan_page(blueprint: Blueprint) -> Page:
             blocks.append(Entry([head], text, _COLUMN))
     return Page(
         *blocks, BLANK, *_shared(blueprint), *_tensors(blueprint),
-        fact("exports", blueprint.exports),
+        fact("exports", exports_as(blueprint)),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.plan_table import at_most
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
@@ -42,7 +43,7 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{at_most(run.blueprint.loop)}",
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
-        "exports": run.blueprint.exports,
+        "exports": exports_as(run.blueprint),
     }
     log.info("%s", command)
     for name, text in rows.items():

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from tests import configs, tiny
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
-from transfer_cli.engine.step import Loss
+from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 

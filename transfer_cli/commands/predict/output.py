@@ -17,10 +17,10 @@ from typing import TextIO
 from transfer_cli.commands.predict.reading import Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import MAX_LINE_BYTES
-from transfer_cli.engine import handlers
 from transfer_cli.errors import ConfigError, RunError, StoppedError
 from transfer_cli.runs.atomic import check_inside, flush, writing
 from transfer_cli.runs.locks import Lock
+from transfer_cli.terminal import STOP_SIGNALS, handling
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class Stop:
         Raises:
             KeyboardInterrupt: After Ctrl-C. A second signal of any kind does not wait.
         """
-        with handlers.handling((*handlers.ASKED, signal.SIGINT), self._note):
+        with handling((*STOP_SIGNALS, signal.SIGINT), self._note):
             yield
 
     @contextmanager
