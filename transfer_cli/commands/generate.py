@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_language_model
-from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision

@@ -17,8 +17,13 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.plan_table import fact, plan_page
-from transfer_cli.assembly.planned_flops import flops_text, keeps_states, of_full_texts
+from transfer_cli.assembly.plan_table import (
+    fact,
+    flops_text,
+    keeps_states,
+    of_full_texts,
+    plan_page,
+)
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine

@@ -16,7 +16,7 @@ from transfer_cli.assembly.finished_run import (
 )
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
-from transfer_cli.commands.typed_paths import check_new
+from transfer_cli.commands.paths import check_new
 from transfer_cli.errors import ConfigError, StoppedError, listed, one_of
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge

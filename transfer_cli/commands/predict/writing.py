@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-from transfer_cli.commands.json_lines import check_ending
+from transfer_cli.commands.paths import check_ending
 from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from transfer_cli.commands.init.init import chosen_by, copy
+from transfer_cli.commands.init import chosen_by, copy
 from transfer_cli.config.describe import Option, description, options
 
 EVERY = {f"{option.group}={option.name}": option for option in options()}
