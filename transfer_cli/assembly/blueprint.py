@@ -153,6 +153,12 @@ class Blueprint:
         return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
 
     @property
+    def at_most(self) -> str:
+        """ ", at most 10 minutes" for a run that is bounded by time, else ""."""
+        minutes = self.loop.minutes
+        return "" if minutes is None else f", at most {minutes:g} minutes"
+
+    @property
     def remembers(self) -> bool:
         """Whether each block of text sees those before it, by states carried between steps."""
         return _remembers(self.model.backbone.shape, self.data)

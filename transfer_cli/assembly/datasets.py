@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer, usual_lines
 from transfer_cli.assembly.losses import Asked, check_task
+from transfer_cli.assembly.model import block_length, direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeTexts
@@ -503,16 +504,6 @@ def _in_pairs(
     return Prepared(splits, pairs=kind)
 
 
-def block_length(length: int | None, positions: int) -> int:
-    """Return the length of a block of text, at most the model's positions."""
-    if length is not None and not 1 <= length <= positions:
-        raise ConfigError(
-            f"data.length: {length} does not fit the model's {positions} positions; "
-            f"use 1 to {positions}, or a model with more (model.positions)"
-        )
-    return length or positions
-
-
 def task_tokenizer(data: LabelledData, tokenizer: Tokenizer | TokenizerRecipe) -> Tokenizer:
     """Return the tokenizer of labelled data; a recipe makes one of its training texts."""
     if isinstance(tokenizer, Tokenizer):
@@ -590,8 +581,3 @@ def _scorer(found: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]]
 
 def _scores(found: Task, encoded: Encoded, rows: Rows) -> dict[str, float]:
     return found.scores(encoded, by_example(encoded, rows))
-
-
-def direction_of(shape: BackboneShape) -> Direction:
-    """Return the direction of a model whose direction is settled."""
-    return "causal" if shape.direction == "causal" else "bidirectional"

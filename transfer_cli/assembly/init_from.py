@@ -21,8 +21,7 @@ from transfer_cli.data.tokenizer import (
     sentinel_names,
 )
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.generation.filling import Around
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.hub import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD

@@ -10,13 +10,10 @@ import torch
 from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint, has_fixed_features
 from transfer_cli.assembly.exports import exports_as
-from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
 from transfer_cli.errors import listed
 from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
-from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.report import formats
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
@@ -35,7 +32,7 @@ def plan_page(blueprint: Blueprint) -> Page:
             [
                 Piece(f"{sizes.total_steps:,} steps", "heading"),
                 f" of {blueprint.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
-                f"{len(blueprint.stage_plans)} stage(s){at_most(blueprint.loop)}",
+                f"{len(blueprint.stage_plans)} stage(s){blueprint.at_most}",
             ],
             0,
         ),
@@ -57,11 +54,6 @@ def plan_page(blueprint: Blueprint) -> Page:
         *blocks, BLANK, *_shared(blueprint), *_tensors(blueprint),
         fact("exports", exports_as(blueprint)),
     )  # fmt: skip
-
-
-def at_most(loop: LoopConfig) -> str:
-    """Return ", at most 10 minutes" for a run that is bounded by time, else ""."""
-    return "" if loop.minutes is None else f", at most {loop.minutes:g} minutes"
 
 
 def fact(name: str, text: str) -> Entry:
@@ -147,7 +139,7 @@ def of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Am
     prices = [prices_of(planned.model, stage.trains) for stage in planned.stage_plans]
     texts = planned.loop.batch
     scored, main = dict[str, int](), planned.losses[0].objective
-    if isinstance(main, LanguageModel | ReplacedTokens):
+    if main.predicts_tokens:
         tokens = torch.full((texts, length), main.info.vocabulary.size - 1)
         batch = {
             "tokens": tokens, "next_tokens": tokens, "mask": tokens >= 0,

@@ -13,6 +13,7 @@ from transfer_cli.analysis.pictures import drawn
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Opened, open_to_look_into
+from transfer_cli.assembly.model import direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_new, check_output
 from transfer_cli.commands.predict import reading
@@ -281,7 +282,7 @@ def _refuse(error: DataError) -> None:
 
 def _encoded(examples: Sequence[Any], task: Task, opened: Opened) -> Split:
     start = opened.start
-    direction = datasets.direction_of(start.description.shape)
+    direction = direction_of(start.description.shape)
     encoded = task.encode(examples, start.tokenizer, opened.length, direction)
     return Split(
         INPUT,

@@ -250,6 +250,10 @@ class Objective(ABC):
         """Return those of its `training_heads` that a run leaves beside its model, by name."""
         return {}
 
+    def head_rows(self, batch: Batch) -> dict[str, int]:
+        """Return how many rows of a batch pass through each head that reads tokens, by name."""
+        return {}
+
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; called once, before anything else."""
         self.info = info
