@@ -154,7 +154,7 @@ class Blueprint:
 
     @property
     def at_most(self) -> str:
-        """ ", at most 10 minutes" for a run that is bounded by time, else ""."""
+        """In words, how long it may take: `, at most 10 minutes`; empty where time is no bound."""
         minutes = self.loop.minutes
         return "" if minutes is None else f", at most {minutes:g} minutes"
 

@@ -126,7 +126,7 @@ def build_run(
     if plan.start is not None and plan.tensors is not None:
         origins.weights("init_from", plan.start.weights, plan.start.fingerprint(plan.tensors))
     with distributed.main_first():
-        prepared = plan.data.encode()
+        prepared = plan.data.encoded()
     if plan.report is not None and plan.start is not None:
         log_loaded(plan.report, plan.start.weights)
     for warning in plan.warnings:
