@@ -53,6 +53,7 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
+from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
@@ -101,6 +102,7 @@ class Blueprint:
     """A model and how it will be trained.
 
     Args:
+        config: The run's config with what was decided, which is stored, and compared by a resume.
         loop: The plain settings of its training.
         adaptation: What is added, what trains when, what pulls back.
         lr_scheduler: Sets the learning rate of every parameter group at every step.
@@ -125,6 +127,7 @@ class Blueprint:
         warnings: Settings that work, but probably not as intended.
     """
 
+    config: DictConfig
     loop: LoopConfig
     adaptation: Adaptation
     lr_scheduler: LRScheduler
@@ -224,8 +227,7 @@ def draw(
     inherits = _inherits(config, start, asked, adaptation)
     shape = with_direction(shape_of(config, start, command), asked)
     check_rows(shape, config)
-    # As a number: what is stored, and compared with other runs, is what was used.
-    config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
+    config = with_values(config, _decided(config, command, start, shape))
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins, main=asked["main"])
     check_reads_alike(teachers, data.tokenizer, config.data.get("length") or shape.positions)
@@ -269,6 +271,7 @@ def draw(
     parameter_groups(model, groups, adaptation.layer_scale)
     return _solvable(
         Blueprint(
+            config=config,
             loop=replace(loop, batch=min(loop.batch, data.counts["main"])),
             adaptation=adaptation,
             lr_scheduler=lr_scheduler,
@@ -376,10 +379,7 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
 def _start(
     config: DictConfig, command: str, typed: Sequence[str], chosen: Adaptation
 ) -> Pretrained | None:
-    """Return what the run starts from: in pretraining, perhaps some of its blocks alone.
-
-    Which ones is written into the config, since a resume types nothing of it.
-    """
+    """Return what the run starts from: in pretraining, perhaps some of its blocks alone."""
     if command != "pretrain":
         return open_start(config.init_from, config.get("base"), typed)
     start = open_start(config.init_from, config.get("base"), typed, {DEPTH})
@@ -395,8 +395,23 @@ def _start(
             "adaptation.store: trained leaves weights where init_from has them, and a model of "
             "some of its blocks has them at other places; take adaptation.store=all"
         )
-    config.student.layers = list(found.layers)
     return found
+
+
+def _decided(
+    config: DictConfig, command: str, start: Pretrained | None, shape: BackboneShape
+) -> dict[str, Any]:
+    """Return the values of keys of which a config leaves open what they come to.
+
+    What is stored, and compared with other runs, is what was used.
+    """
+    decided: dict[str, Any] = {
+        "optimizer.lr": base_lr(config.optimizer.get("lr"), shape.width),
+        "data_changed": "refuse",  # it holds for one command
+    }
+    if command == "pretrain" and start is not None and start.layers is not None:
+        decided["student.layers"] = list(start.layers)  # a resume types nothing of it
+    return decided
 
 
 def _inherits(

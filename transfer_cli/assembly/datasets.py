@@ -279,8 +279,7 @@ def _main_labels(
 
 
 def _stream_source(node: Any, key: str) -> StreamSource:
-    options = node.copy()
-    OmegaConf.set_struct(options, False)  # noqa: FBT003 - its only argument
+    options: Any = OmegaConf.to_container(node, resolve=True)
     joined = options.pop("with", None)
     if joined not in (None, "main"):
         raise ConfigError(

@@ -168,7 +168,7 @@ def build_run(
     step = TrainStep(
         model,
         losses,
-        build(config.optimizer, "optimizer", Optimizer, params=groups),
+        build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
         plan.lr_scheduler,
         stages,
         groups=plan.groups,

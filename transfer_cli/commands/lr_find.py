@@ -25,7 +25,7 @@ from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import LrFindConfig, RunConfig
-from transfer_cli.config.stored import as_yaml
+from transfer_cli.config.stored import as_yaml, with_values
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
 from transfer_cli.errors import ConfigError, above_zero, at_least, pip_install
@@ -48,7 +48,7 @@ def find(config: DictConfig, command: str) -> None:
     """Run the test, write its curve and print what it suggests."""
     _check(config)
     # A run measures it before its first step, which is of no use here.
-    config.forgetting.data = None
+    config = with_values(config, {"forgetting.data": None})
     typed = CommandLine.of_this_command()
     run = build_run(config, command, typed.overrides)
     seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
@@ -61,7 +61,7 @@ def find(config: DictConfig, command: str) -> None:
         "curve.png": picture,
         "curve.csv": _as_csv(seen).encode(),
         "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
-        "settings.yaml": as_yaml(config).encode(),
+        "settings.yaml": as_yaml(run.blueprint.config).encode(),
     }
     folder = _place(build(config.run, "run", RunConfig), command, typed.presets)
     with writing(folder), new_folder(folder) as made:
