@@ -24,12 +24,7 @@ from transfer_cli.assembly.checks import (
     check_rows,
     check_source,
     check_stored,
-    few_steps,
     is_sharded,
-    one_segment,
-    short_stages,
-    unread_labels,
-    warmup_as_long,
 )
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import (
@@ -124,7 +119,6 @@ class Blueprint:
         sharded: Whether each process is to hold only a part of each tensor of the model.
         metrics: What an evaluation of these losses measures.
         monitor: The one that decides which weights are best; None: what runs are judged by.
-        warnings: Settings that work, but probably not as intended.
     """
 
     config: DictConfig
@@ -148,7 +142,6 @@ class Blueprint:
     sharded: bool
     metrics: tuple[Metric, ...]
     monitor: Metric | None
-    warnings: tuple[str, ...]
 
     @cached_property
     def ever_trains(self) -> frozenset[str]:
@@ -295,13 +288,6 @@ def draw(
             sharded=sharded,
             metrics=metrics,
             monitor=monitor,
-            warnings=(
-                *warmup_as_long(lr_scheduler, stage_plans),
-                *few_steps(loop, data.info["main"], data.counts["main"], sizes.total_steps),
-                *short_stages(stage_plans, sizes.steps_per_epoch),
-                *unread_labels(losses, data.info["main"]),
-                *one_segment(model, data.info),
-            ),
         ),
         config,
     )

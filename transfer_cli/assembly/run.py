@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
+from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
@@ -129,7 +130,7 @@ def build_run(
         prepared = plan.data.encoded()
     if plan.report is not None and plan.start is not None:
         log_loaded(plan.report, plan.start.weights)
-    for warning in plan.warnings:
+    for warning in advice(plan):
         log.warning("%s", warning)
     model, losses, precision, loop = plan.model, plan.losses, plan.precision, plan.loop
     # A sharded model goes to the device block by block, so no process holds all of it there.

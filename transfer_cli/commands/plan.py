@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
@@ -67,7 +68,7 @@ def plan(config: DictConfig, command: str) -> None:
     for loss in blueprint.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.inherited)
     print_out(plan_page(blueprint))
-    for warning in blueprint.warnings:
+    for warning in advice(blueprint):
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):
         print_out(fact("resume", course))
