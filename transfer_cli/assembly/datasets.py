@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -30,7 +30,6 @@ from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSourc
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.text_split import LineRule, TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
-from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
@@ -616,9 +615,8 @@ def _shown(found: Task, examples: Sequence[Any], number: int) -> str:
 
 def encoded_of(split: Split) -> Encoded:
     """Return the examples of a split of labelled data, whose states may be cached."""
-    found: Any = split.data.data if isinstance(split.data, CachedFeatures) else split.data
-    encoded: Encoded = found
-    return encoded
+    encoded: Any = split.data if split.without_states is None else split.without_states
+    return cast("Encoded", encoded)
 
 
 def _scorer(found: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]] | None:

@@ -276,6 +276,7 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
     kept = {
         name: replace(
             split,
+            without_states=split.data,
             data=CachedFeatures(
                 split.data,
                 model,
