@@ -23,10 +23,10 @@ from torch import Tensor
 
 from tests import stand_in, tiny
 from transfer_cli.adaptation import plans
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.edits import (
     IA3,
     Adapters,
-    Edit,
     FreshTop,
     GatedPrefix,
     LoRA,
@@ -49,10 +49,9 @@ from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.step import Loss
 from transfer_cli.generation.decoding import generate
 from transfer_cli.generation.sampling import Sampling, TokenSampler
-from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.consistency import Consistency

@@ -18,7 +18,11 @@ MAX_NUMBER = 2**62
 
 
 def check(config: DictConfig, command: str) -> None:
-    """Resolve interpolations, and refuse keys that do not exist and values that are missing."""
+    """Resolve interpolations, refuse what cannot be, and freeze the config: it is composed.
+
+    Keys that do not exist are refused, and values that are missing. What is decided later goes into
+    a copy (`config.stored.with_values`).
+    """
     if OmegaConf.get_type(config) is not COMMANDS[command]:
         raise ConfigError(
             f"this is no config of `{command}`; begin the defaults of your own with `- {command}`"
@@ -49,6 +53,7 @@ def check(config: DictConfig, command: str) -> None:
         raise ConfigError(f"experiment={left}: there is no such experiment")
     if "loop" in config:
         check_training(config)
+    OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
 
 
 def _check_numbers(node: Any) -> None:

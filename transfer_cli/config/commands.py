@@ -268,7 +268,7 @@ ALL: dict[str, Command] = {
     ),
     "analyze": Command(
         summary="look into a model: probes, attention, importance, attributions, changes",
-        function="transfer_cli.commands.analyze.analyze.analyze",
+        function="transfer_cli.commands.analyze.analyze",
         places=(("run", "RUN"),),
         keys=("run", "input", "split", "other", "html", "seed", "device"),
         ignores=("tokenizer", "experiment"),
@@ -300,7 +300,7 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
     "init": Command(
         summary="start a folder of your own configs, with commented copies to edit",
         usage="DIR [--from GROUP=OPTION ...]",
-        function="transfer_cli.commands.init.init.init",
+        function="transfer_cli.commands.init.init",
     ),
     "info": Command(
         summary="show versions, devices and caches",
@@ -344,7 +344,7 @@ ABOUT = {
         ),
         (
             "lr-find",
-            "transfer_cli.commands.lr_find.lr_find.find",
+            "transfer_cli.commands.lr_find.find",
             ("lr_find.start", "lr_find.end"),
             ("sweep/",),
             ("plan.", "sweep.", "cost."),

@@ -24,7 +24,7 @@ from transfer_cli.analysis.probes.states import (
     standardise,
     states_of,
 )
-from transfer_cli.assembly.datasets import direction_of
+from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.model.transfer_model import TransferModel

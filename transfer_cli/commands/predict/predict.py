@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.assembly.ensemble import Ensemble
-from transfer_cli.commands.json_lines import check_output
+from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import output, reading, writing
 from transfer_cli.commands.predict.output import Earlier, Stop
 from transfer_cli.commands.predict.reading import Columns, Row

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from transfer_cli.commands.typed_paths import check_paths
+from transfer_cli.commands.paths import check_paths
 from transfer_cli.errors import TransferError
 
 WRONG = [

@@ -1,11 +1,16 @@
+"""What `init`, `info` and `presets` list and copy."""
+
 import itertools
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from transfer_cli.commands.init.init import chosen_by, copy
+from transfer_cli.commands.info import info
+from transfer_cli.commands.init import chosen_by, copy
+from transfer_cli.commands.presets import presets
 from transfer_cli.config.describe import Option, description, options
 
 EVERY = {f"{option.group}={option.name}": option for option in options()}
@@ -87,3 +92,74 @@ def test_a_folder_with_a_strange_name_breaks_no_comment(tmp_path):
 
     assert yaml.safe_load(text) == {"width": 1}
     assert "\x1b" not in text
+
+
+@pytest.fixture
+def facts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRANSFER_DATA", str(tmp_path))
+    monkeypatch.delenv("TRANSFER_CACHE", raising=False)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "tokens").write_bytes(b"x" * 2048)
+    info(["--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_versions_are_listed(facts):
+    assert facts["versions"]["torch"].startswith("2.")
+    assert facts["versions"]["hydra-core"].startswith("1.3.")
+
+
+def test_caches_are_listed_with_their_sizes(facts, tmp_path):
+    folders = {folder["name"]: folder for folder in facts["folders"]}
+
+    assert folders["cache"]["path"] == str(tmp_path / "cache")
+    assert folders["cache"]["size_bytes"] == 2048
+
+
+def test_people_get_lines(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRANSFER_DATA", str(tmp_path / "nothing"))
+
+    info([])
+
+    out = capsys.readouterr().out
+    assert "torch" in out
+    assert "not there yet" in out
+
+
+def test_every_option_is_listed_with_its_line(capsys):
+    presets([])
+
+    out = capsys.readouterr().out
+    for option in options():
+        assert option.line in out
+
+
+def test_groups_can_be_named(capsys):
+    presets(["adaptation"])
+
+    out = capsys.readouterr().out
+    assert "adaptation=" in out
+    assert "adaptation/plan=" in out
+    assert "optimizer=" not in out
+
+
+def test_a_program_can_read_the_list(capsys):
+    presets(["--json"])
+
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == len(options())
+    base = next(each for each in records if (each["group"], each["option"]) == ("model", "base"))
+    assert base["origin"] == "packaged"
+    assert base["target"] == "transfer_cli.model.backbone.BackboneShape"
+
+
+def test_own_options_say_where_they_lie(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# My own\nwidth: 1\n")
+    (tmp_path / "model" / "tiny.yaml").write_text("# Hidden by ours\nwidth: 1\n")
+
+    presets(["model", "--config-dir", str(tmp_path)])
+
+    out = capsys.readouterr().out
+    assert f"My own  ({tmp_path}/model/mine.yaml)" in out
+    assert "not used: a packaged option has this name" in out

@@ -1,22 +1,103 @@
-"""How often a language model says the word that a text leaves out."""
+"""What a language model says of sentences as they stand: which of a pair, which word in a gap."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.commands.score.findings import Findings
 from transfer_cli.data.cloze import GAP, ClozeExample
+from transfer_cli.data.minimal_pairs import MinimalPair
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.likelihood import Ending, Gap, Said, say_endings, say_gaps
 from transfer_cli.generation.prompts import ending_of
+from transfer_cli.generation.sentences import (
+    JudgedPair,
+    SentenceScorer,
+    accuracy_by_group,
+    judge_pairs,
+    longer_wins,
+)
 from transfer_cli.metrics import Metric, wilson_interval
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.runs.items import Item, shortened
 
-METRICS = (
+
+@dataclass(frozen=True)
+class Findings:
+    """The results of a split, in the terms of a run's `results.json` and `items.jsonl`.
+
+    Args:
+        split: Its name.
+        measures: By name.
+        metrics: Their declarations.
+        items: What was said of each example.
+        lines: What to print besides, in words.
+        labels: Names of the labels.
+        task: The task's name and its word for the right answer.
+        tables: Counts by name.
+        details: Further facts, kept as they are.
+    """
+
+    split: str
+    measures: Mapping[str, float]
+    metrics: Sequence[Metric]
+    items: Sequence[Item]
+    lines: Sequence[str]
+    labels: Sequence[str] = ()
+    task: Mapping[str, str] | None = None
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+PAIR_METRICS = (
+    Metric("accuracy", higher_is_better=True, unit="fraction", headline=True, per_example=True),
+    Metric("macro_accuracy", higher_is_better=True, unit="fraction"),
+    Metric("longer_wins", higher_is_better=False, unit="fraction"),
+)
+
+
+def score_pairs(scorer: SentenceScorer, pairs: Sequence[MinimalPair]) -> Findings:
+    """Return how often the good sentence of a pair is the likelier one; a tie counts half."""
+    judged = judge_pairs(scorer, pairs)
+    groups, longer = accuracy_by_group(judged), longer_wins(judged)
+    measures = {
+        "accuracy": math.fsum(each.score for each in judged) / len(judged),
+        "macro_accuracy": math.fsum(each.accuracy for each in groups) / len(groups),
+        **({} if longer is None else {"longer_wins": longer}),
+        **{f"accuracy/{each.group}": each.accuracy for each in groups if each.group},
+    }
+    items = [_item(index, each) for index, each in enumerate(judged)]
+    task = {"name": "minimal_pairs", "expected": "good sentence"}
+    return Findings(
+        "test", measures, PAIR_METRICS, items, [str(each) for each in groups], task=task
+    )
+
+
+def _item(index: int, judged: JudgedPair) -> Item:
+    pair, difference = judged.pair, judged.good - judged.bad
+    return Item(
+        split="test",
+        index=index,
+        label=pair.good,
+        predicted=pair.good if difference >= 0 else pair.bad,
+        probability=_share(abs(difference)),
+        text=shortened(f"{pair.good} / {pair.bad}"),
+        loss=-math.log(max(_share(difference), 1e-300)),
+        targets=1,
+        score=judged.score,
+    )
+
+
+def _share(difference: float) -> float:
+    """Return the probability of the first of two, of which it is so many nats likelier."""
+    return 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
+
+
+GAP_METRICS = (
     Metric("accuracy", higher_is_better=True, unit="fraction", headline=True, per_example=True),
     Metric("answer_perplexity", higher_is_better=False),
 )
@@ -139,5 +220,5 @@ def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
     }
     task = {"name": "cloze", "expected": "word"}
     return Findings(
-        "test", measures, METRICS, items, lines, task=task, details={"skipped": skipped}
+        "test", measures, GAP_METRICS, items, lines, task=task, details={"skipped": skipped}
     )
