@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.config.literal import texts_of
+from transfer_cli.config.schema import ChatConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.generation.sampling import Sampling, TokenSampler
@@ -23,7 +23,7 @@ MARK = "> "
 """Asks for the next line, on a terminal."""
 
 
-def chat(config: DictConfig) -> None:
+def chat(config: ChatConfig) -> None:
     """Print a reply to each line of standard input."""
     at_least("max_tokens:", config.max_tokens, 1, ConfigError)
     try:

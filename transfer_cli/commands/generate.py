@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_language_model
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
+from transfer_cli.config.schema import GenerateConfig
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
@@ -35,7 +35,7 @@ MAX_PROMPT_BYTES = 2**20
 """Of standard input. No model here has positions for as many tokens as that holds."""
 
 
-def generate(config: DictConfig) -> None:
+def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
     for name in ("max_tokens", "samples"):

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-from omegaconf import DictConfig
+from typing import Any
 
 from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.pictures import drawn
@@ -13,6 +12,7 @@ from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, chec
 from transfer_cli.commands.typed_paths import check_new
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import AnalyzeConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, at_least
@@ -47,7 +47,7 @@ _MOST_CHARACTERS = 100
 _SPLITS = {"auto": ("test", "validation", "input")}
 
 
-def analyze(config: DictConfig) -> None:
+def analyze(config: AnalyzeConfig) -> None:
     """Find out what is asked, write it beside the run, and print it."""
     at_least("batch:", config.batch, 1, ConfigError)
     if config.html is not None:
@@ -99,18 +99,17 @@ def _printed(finding: Finding) -> Iterator[Renderable]:
     yield from (Line(Piece(note, "note")) for note in finding.notes)
 
 
-def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:
+def _analyses(nodes: Mapping[str, Any] | None) -> Mapping[str, Analysis]:
     """Return the analyses that are asked for, by the names of their options."""
     if not nodes:
         raise ConfigError(
             "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "
             "analysis for all"
         )
-    named = {str(name): node for name, node in nodes.items()}
-    return {name: build(node, f"analysis.{name}", Analysis) for name, node in named.items()}
+    return {name: build(node, f"analysis.{name}", Analysis) for name, node in nodes.items()}
 
 
-def _subject(config: DictConfig, precision: Precision, needing: str | None) -> Subject:
+def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -> Subject:
     """Return the model that is looked at, and the other one, where there is one.
 
     Where an analysis is `needing` another and none is named, it is the model that a run began with.
@@ -135,7 +134,7 @@ def _subject(config: DictConfig, precision: Precision, needing: str | None) -> S
     return made(first, made(open_to_look_into(other, precision, key="other")))
 
 
-def _directory(config: DictConfig) -> RunDirectory:
+def _directory(config: AnalyzeConfig) -> RunDirectory:
     """Return the run itself, or a new run directory for what is found."""
     run = RunDirectory(Path(config.run).expanduser())
     if config.output is None and RunDirectory.holds_run(run.path):

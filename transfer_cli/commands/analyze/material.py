@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from transfer_cli.analysis.analysis import Material
 from transfer_cli.assembly import datasets
@@ -17,6 +16,7 @@ from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import AnalyzeConfig
 from transfer_cli.data.cloze import ClozeTexts
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
@@ -35,7 +35,7 @@ MOST_TEXTS = 100_000
 """Of a file: all of them are in memory."""
 
 
-def material_of(config: DictConfig, opened: Opened, whose: Opened) -> Material:
+def material_of(config: AnalyzeConfig, opened: Opened, whose: Opened) -> Material:
     """Return what `config` names for the model at hand, not yet encoded.
 
     Where nothing is named, it is what the run of `whose` was trained on.
@@ -113,7 +113,7 @@ def _as_known(data: LabelledData, task: Task | None) -> LabelledData:
     return data.numbered_as(task.labels)
 
 
-def _file(config: DictConfig, opened: Opened) -> Material:
+def _file(config: AnalyzeConfig, opened: Opened) -> Material:
     """Return the texts of a file: one a line, or a column of a table."""
     start = opened.start
     task = start.task or ClassificationTask()
