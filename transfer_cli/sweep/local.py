@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.errors import ConfigError, at_least, one_of
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.runs.environment import cores
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
@@ -113,9 +113,6 @@ def _run_in_this_process(jobs: Jobs, todo: Sequence[SweepJob], *, stops: bool = 
 
 def settings_of(node: Any) -> SweepConfig:
     """Return the checked `sweep` node of a config as the class that declares it."""
-    one_of("sweep.on_error", node.on_error, ("continue", "stop"))
-    one_of("sweep.direction", node.direction, (AUTO, "minimize", "maximize"))
-    one_of("sweep.sampler", node.sampler, ("tpe", "random"))
     at_least("sweep.trials:", node.trials, 1, ConfigError)
     if node.workers != AUTO and (not str(node.workers).isdecimal() or int(node.workers) < 1):
         raise ConfigError(

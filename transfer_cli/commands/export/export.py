@@ -17,7 +17,7 @@ from transfer_cli.commands.export.cards import card_of
 from transfer_cli.commands.typed_paths import check_new
 from transfer_cli.config.schema import ExportConfig
 from transfer_cli.engine import handlers
-from transfer_cli.errors import ConfigError, StoppedError, listed, one_of
+from transfer_cli.errors import ConfigError, StoppedError, listed
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
@@ -29,12 +29,9 @@ from transfer_cli.terminal import Entry, Page, Piece, print_out
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("hf", "onnx")
-
 
 def export(config: ExportConfig) -> None:
     """Write the model of `run` to the new folder `to`, whole or not at all."""
-    one_of("format", config.format, FORMATS)
     if config.family is not None and config.format != "hf":
         raise ConfigError(f"family: format={config.format} writes none; leave family= out")
     to = Path(config.to).expanduser()
