@@ -16,10 +16,11 @@ from tests import attending, tiny
 from tests.attending import TEXTS, subject
 from transfer_cli.adaptation.edits import GatedPrefix, PALs
 from transfer_cli.analysis.analysis import Material
-from transfer_cli.analysis.attention.attention_maps import AttentionMaps
-from transfer_cli.analysis.attention.attention_view import plain_text
-from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
-from transfer_cli.analysis.attention.text_maps import (
+from transfer_cli.analysis.attention import AttentionMaps, plain_text
+from transfer_cli.analysis.head_maps import (
+    KINDS,
+    MEASURES,
+    HeadSummaries,
     ReadSequence,
     in_units,
     maps_of,

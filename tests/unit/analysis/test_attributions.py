@@ -7,19 +7,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import subjects, tiny
-from transfer_cli.analysis.attributions.attribution_methods import (
-    MOST_STEPS,
-    gradient_times_input,
-    integrated_gradients,
-)
-from transfer_cli.analysis.attributions.attributions import (
+from transfer_cli.analysis.attributions import (
     METHODS,
+    MOST_STEPS,
     Attributions,
     attribution_of,
     faithfulness,
+    gradient_times_input,
+    integrated_gradients,
 )
-from transfer_cli.analysis.attributions.chosen_texts import ChosenTexts
-from transfer_cli.analysis.attributions.explained_text import Explainer, words_of
+from transfer_cli.analysis.explained_text import ChosenTexts, Explainer, words_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM

@@ -1,6 +1,6 @@
 """Which heads, blocks and sub-layers a model's answers depend on.
 
-Legend: L places of blocks, H heads.
+Legend: N examples, L places of blocks, H heads, B examples of a batch, S sequences.
 """
 
 import math
@@ -13,16 +13,115 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, Subject
-from transfer_cli.analysis.importance.head_gradients import head_gradients, importance_of
-from transfer_cli.analysis.importance.judged_split import judged_split, main_measure, scores_of
-from transfer_cli.data.split import Split
-from transfer_cli.errors import NotFiniteError, at_least, between, one_of
-from transfer_cli.metrics import Metric
+from transfer_cli.analysis.analysis import Analysis, Subject, check_task
+from transfer_cli.batch import Batch, size, to_device, with_facts
+from transfer_cli.data.labelled import INPUT
+from transfer_cli.data.split import Split, some_of
+from transfer_cli.engine.evaluation import Scores, evaluate, evaluation_noise, portions
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import ConfigError, NotFiniteError, at_least, between, one_of
+from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.model.gates import all_heads, gated
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Objective, declared_metrics
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.progress import More, progress
 from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.seeds import derive
+
+
+def head_gradients(
+    model: TransferModel, objective: Objective, split: Split, *, batch: int, precision: Precision
+) -> npt.NDArray[np.float64]:
+    """Return d loss / d factor of each head at 1, for each scored example, `[N, L, H]`.
+
+    Source: Michel et al. 2019.
+
+    The loss is the sum over an example's targets. One backward pass does for a batch: each example
+    has factors of its own, which no other one's loss depends on.
+    """
+    rows, found = [], []
+    batches = portions(split.data, split.order, batch)
+    with progress("gradients", len(batches), "batches") as more:
+        for indices in batches:
+            prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
+            view = to_device(with_facts(prepared), precision.device)
+            with precision.context():
+                gradient_LBH = _of_batch(model, objective, view)
+            found.append(gradient_LBH.transpose(0, 1).double().cpu().numpy())
+            rows.append(indices)
+            more(1)
+    gradient_NLH, row_N = np.concatenate(found), np.concatenate(rows)
+    if split.example_of is None:
+        return gradient_NLH
+    # Windows of one example, whose losses add up.
+    examples, place_N = np.unique(split.example_of[row_N], return_inverse=True)
+    summed = np.zeros((len(examples), *gradient_NLH.shape[1:]))
+    np.add.at(summed, place_N, gradient_NLH)
+    return summed
+
+
+def _of_batch(model: TransferModel, objective: Objective, view: Batch) -> Tensor:
+    shape, device = model.backbone.shape, view["tokens"].device
+    examples, sequences = size(view), view["mask"].flatten(0, -2).shape[0]
+    factors_LBH = torch.ones(shape.depth, examples, shape.heads, device=device, requires_grad=True)
+    factors_LSH = factors_LBH.repeat_interleave(sequences // examples, dim=1)
+
+    def summed(called: TransferModel) -> Tensor:
+        encoded = Encoding(called, view)
+        with gated(called.backbone, factors_LSH):
+            _ = encoded.states
+        # Outside: what a dialog says is generated from fewer sequences.
+        return objective.metric_sums(called, view, encoded)["loss"]
+
+    loss = model(summed)
+    gradient_LBH: Tensor = torch.autograd.grad(loss, factors_LBH)[0]
+    return gradient_LBH
+
+
+def importance_of(gradient_NLH: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean of the absolute gradients by head, `[L, H]`; each block's has norm 1.
+
+    The absolute value is that of each example: gradients of a batch's loss would cancel out.
+    Blocks are normalised as in Michel et al. (2019, section 4.1); one without gradients stays 0.
+    """
+    mean_LH = np.abs(gradient_NLH).mean(0)
+    norm_L1 = np.linalg.norm(mean_LH, axis=1, keepdims=True)
+    # Divided by the smallest number there is where all are 0.
+    importance_LH: npt.NDArray[np.float64] = mean_LH / np.maximum(
+        norm_L1, np.finfo(np.float64).tiny
+    )
+    return importance_LH
+
+
+def judged_split(subject: Subject, most: int | None) -> Split:
+    """Return the split that was asked for, or `most` of its examples, evenly spread."""
+    if subject.objective.task is not None and tuple(subject.material.names) == (INPUT,):
+        raise ConfigError(
+            "input: texts of a file have no answers to judge a model by; name labelled data (data=)"
+        )
+    if isinstance(subject.objective, ReplacedTokens):
+        raise ConfigError(
+            f"run: {subject.opened.path} was trained on tokens that a generator replaces, which is "
+            "no part of the model; adapt it to a task (transfer finetune), and ask that run"
+        )
+    check_task(subject)
+    split = subject.split
+    return split if most is None else some_of(split, most)
+
+
+def scores_of(subject: Subject, split: Split) -> Scores:
+    """Return what `transfer evaluate` measures on a split."""
+    return evaluate(
+        subject.model, subject.objective, split, batch=subject.batch, precision=subject.precision
+    )
+
+
+def main_measure(subject: Subject, scores: Scores) -> Metric:
+    """Return the measure that runs are judged by, of those that a split has."""
+    declared = declared_metrics({"main": subject.objective})
+    return next(each for each in by_preference(declared) if each.name in scores.measures)
+
 
 Kind = Literal["heads", "blocks", "attention", "feed_forward"]
 
