@@ -21,7 +21,7 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.report.html.analysis_sections import shown_finding
+from transfer_cli.report.sections import shown_finding
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests import reports
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.html.charts import cost_charts, label_chart, means, rate_chart
 from transfer_cli.report.html.learning_curves import (
     mean_curve,
     read_curves,
@@ -18,8 +19,7 @@ from transfer_cli.report.html.learning_curves import (
     training_chart,
     validation_chart,
 )
-from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
-from transfer_cli.report.html.measure_charts import cost_charts, label_chart, means, rate_chart
+from transfer_cli.report.html.markup import COLOURS, dashes, shape
 from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 

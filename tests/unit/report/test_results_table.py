@@ -19,7 +19,6 @@ from transfer_cli.report.contents import (
     SweepProgress,
     TaskRuns,
 )
-from transfer_cli.report.file_formats import as_csv, as_markdown
 from transfer_cli.report.page import page
 from transfer_cli.report.results_table import (
     DIFFERENCE,
@@ -29,7 +28,7 @@ from transfer_cli.report.results_table import (
     explanations,
     results_table,
 )
-from transfer_cli.report.tables import as_page
+from transfer_cli.report.tables import as_csv, as_markdown, as_page
 from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 MINUS = "\N{MINUS SIGN}"
