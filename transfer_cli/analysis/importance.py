@@ -40,7 +40,7 @@ def head_gradients(
     The loss is the sum over an example's targets. One backward pass does for a batch: each example
     has factors of its own, which no other one's loss depends on.
     """
-    rows, found = [], []
+    rows, gradients = [], []
     batches = portions(split.data, split.order, batch)
     with progress("gradients", len(batches), "batches") as more:
         for indices in batches:
@@ -48,10 +48,10 @@ def head_gradients(
             view = to_device(with_facts(prepared), precision.device)
             with precision.context():
                 gradient_LBH = _of_batch(model, objective, view)
-            found.append(gradient_LBH.transpose(0, 1).double().cpu().numpy())
+            gradients.append(gradient_LBH.transpose(0, 1).double().cpu().numpy())
             rows.append(indices)
             more(1)
-    gradient_NLH, row_N = np.concatenate(found), np.concatenate(rows)
+    gradient_NLH, row_N = np.concatenate(gradients), np.concatenate(rows)
     if split.example_of is None:
         return gradient_NLH
     # Windows of one example, whose losses add up.
@@ -117,46 +117,18 @@ def scores_of(subject: Subject, split: Split) -> Scores:
     )
 
 
-def main_measure(subject: Subject, scores: Scores) -> Metric:
-    """Return the measure that runs are judged by, of those that a split has."""
-    declared = declared_metrics({"main": subject.objective})
-    return next(each for each in by_preference(declared) if each.name in scores.measures)
-
-
 Kind = Literal["heads", "blocks", "attention", "feed_forward"]
+"""Of a part that is left out: a head, or a block or one of its sub-layers."""
+
+Entry = dict[str, Any]
+
+_NAMES = {"heads": "head", "blocks": "block", "feed_forward": "feed-forward"}
 
 STEPS = 10
 """Of the pruning curve: a tenth of the heads each."""
 
 _KEEPS_NORMS = ("post", "tutorial")
 """Residual forms whose blocks normalise the stream itself."""
-
-Entry = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What is left out: a head, or a block or one of its sub-layers.
-
-    Args:
-        kind: Its kind.
-        layer: The place of its block, from 0.
-        head: The number of the head, from 0; None: it is none.
-    """
-
-    kind: Kind
-    layer: int
-    head: int | None = None
-
-    @property
-    def place(self) -> dict[str, int]:
-        """Its place, as the JSON says it."""
-        return {"layer": self.layer} | ({} if self.head is None else {"head": self.head})
-
-    def __str__(self) -> str:
-        name = {"heads": "head", "blocks": "block", "feed_forward": "feed-forward"}
-        number = self.layer if self.head is None else f"{self.layer}.{self.head}"
-        return f"{name.get(self.kind, self.kind)} {number}"
 
 
 @dataclass(frozen=True)
@@ -189,21 +161,22 @@ class Importance(Analysis):
     def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
         split = judged_split(subject, self.most)
-        base = scores_of(subject, split)
-        metric = main_measure(subject, base)
-        if not math.isfinite(base.measures[metric.name]):
+        whole = scores_of(subject, split).measures
+        declared = by_preference(declared_metrics({"main": subject.objective}))
+        metric = next(each for each in declared if each.name in whole)
+        if not math.isfinite(whole[metric.name]):
             raise NotFiniteError(f"{split.name}: {metric.name}")
-        scorer = Scorer(subject, split, metric, base.measures)
+        scorer = Scorer(subject, split, metric, whole)
         gradients = head_gradients(
             subject.model, subject.objective, split,
             batch=subject.batch, precision=subject.precision,
         )  # fmt: skip
         importance = importance_of(gradients)
-        parts = list(_parts(subject, self.left_out))
-        with progress("leaving out", len(parts), "parts") as more:
-            entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
-            for part in parts:
-                entries[part.kind].append(part.place | scorer.differences(part))
+        places = list(_places(subject, self.left_out))
+        entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
+        with progress("leaving out", len(places), "parts") as more:
+            for kind, place in places:
+                entries[kind].append({**place, **scorer.without(kind, **place)})
                 more(1)
         curve = self._curve(scorer, importance) if self.prune else []
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
@@ -218,6 +191,17 @@ class Importance(Analysis):
         counts = list(dict.fromkeys(round(step * heads / STEPS) for step in range(STEPS + 1)))
         with progress("pruning", len(counts) * len(orders), "scores") as more:
             return [_point(scorer, count, orders, more) for count in counts]
+
+
+def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict[str, int]]]:
+    """Yield the kind of each part, and its layer, of heads with their number."""
+    for layer in range(subject.depth):
+        for kind in kinds:
+            if kind == "heads":
+                heads = range(subject.model.backbone.shape.heads)
+                yield from ((kind, {"layer": layer, "head": head}) for head in heads)
+            else:
+                yield kind, {"layer": layer}
 
 
 @dataclass(frozen=True)
@@ -236,20 +220,18 @@ class Scorer:
     metric: Metric
     whole: Mapping[str, float]
 
-    def differences(self, part: Part) -> dict[str, float | None]:
+    def without(self, kind: Kind, layer: int, head: int | None = None) -> dict[str, float | None]:
         """Return measure and loss of the whole model, minus those without a part."""
         heads = all_heads(self.subject.model.backbone)
-        if part.head is not None:
-            heads[part.layer, part.head] = 0
-        found = self.measures(
+        if head is not None:
+            heads[layer, head] = 0
+        measures = self.measures(
             heads,
-            frozenset({part.layer} if part.kind in ("blocks", "attention") else ()),
-            frozenset({part.layer} if part.kind in ("blocks", "feed_forward") else ()),
+            without_attention=frozenset({layer} if kind in ("blocks", "attention") else ()),
+            without_feed_forward=frozenset({layer} if kind in ("blocks", "feed_forward") else ()),
         )
-        return {
-            "measure": _finite(self.whole[self.metric.name] - found[self.metric.name]),
-            "loss": _finite(self.whole["loss"] - found["loss"]),
-        }
+        names = {"measure": self.metric.name, "loss": "loss"}
+        return {key: _finite(self.whole[name] - measures[name]) for key, name in names.items()}
 
     def without_heads(self, numbers: npt.NDArray[np.int64]) -> Mapping[str, float]:
         """Return the measures without some heads, numbered through all blocks."""
@@ -257,28 +239,10 @@ class Scorer:
         heads.view(-1)[torch.from_numpy(numbers)] = 0
         return self.measures(heads)
 
-    def measures(
-        self,
-        heads: Tensor,
-        without_attention: frozenset[int] = frozenset(),
-        without_feed_forward: frozenset[int] = frozenset(),
-    ) -> Mapping[str, float]:
-        """Return the measures of the model with these factors."""
-        with gated(
-            self.subject.model.backbone, heads,
-            without_attention=without_attention, without_feed_forward=without_feed_forward,
-        ):  # fmt: skip
+    def measures(self, heads: Tensor, **without: frozenset[int]) -> Mapping[str, float]:
+        """Return the measures of the model with these factors; see `model.gates.gated`."""
+        with gated(self.subject.model.backbone, heads, **without):
             return scores_of(self.subject, self.split).measures
-
-
-def _parts(subject: Subject, kinds: Sequence[Kind]) -> Iterator[Part]:
-    for layer in range(subject.depth):
-        for kind in kinds:
-            if kind == "heads":
-                heads = range(subject.model.backbone.shape.heads)
-                yield from (Part(kind, layer, head) for head in heads)
-            else:
-                yield Part(kind, layer)
 
 
 def _point(
@@ -286,11 +250,11 @@ def _point(
 ) -> Entry:
     """Return the scores without the first `count` heads of each order; all orders end alike."""
     is_end = count in (0, len(orders[0]))
-    found = [scorer.without_heads(order[:count]) for order in (orders[:1] if is_end else orders)]
-    found += found[:1] * (len(orders) - len(found))
+    scores = [scorer.without_heads(order[:count]) for order in (orders[:1] if is_end else orders)]
+    scores += scores[:1] * (len(orders) - len(scores))
     more(len(orders))
-    measures = [_finite(each[scorer.metric.name]) for each in found]
-    losses = [_finite(each["loss"]) for each in found]
+    measures = [_finite(each[scorer.metric.name]) for each in scores]
+    losses = [_finite(each["loss"]) for each in scores]
     return {
         "share": count / len(orders[0]),
         "heads": count,
@@ -308,8 +272,13 @@ def _finite(value: float) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    there = [each for each in values if each is not None]
-    return float(np.mean(there)) if there and len(there) == len(values) else None
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def _name(kind: Kind, entry: Entry) -> str:
+    number = ".".join(str(entry[key]) for key in ("layer", "head") if key in entry)
+    return f"{_NAMES.get(kind, kind)} {number}"
 
 
 def _finding(
@@ -320,14 +289,32 @@ def _finding(
     curve: Sequence[Entry],
 ) -> Finding:
     measure, counts = scorer.metric.name, scorer.split.counts()
+    residual = scorer.subject.model.backbone.shape.residual
+    norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
+    better = "higher" if scorer.metric.higher_is_better else "lower"
+    parts = [
+        [_name(kind, entry), entry["measure"], entry["loss"]]
+        for kind, of_kind in entries.items()
+        for entry in of_kind
+    ]
+    # Those first without which the loss rises most.
+    parts.sort(key=lambda row: -math.inf if row[2] is None else row[2])
+    columns = ["% of heads left out", measure, f"{measure}, in random order"]
+    pruned = [[round(100 * point["share"]), point["measure"], point["random"]] for point in curve]
     return Finding(
         "Importance of heads and blocks",
-        _summary(scorer),
+        f"The table has {measure} ({better} is better) and loss of the model, minus those without "
+        "the part; a part whose loss is below 0 there is needed most. Importance of heads is the "
+        "mean over examples of the absolute derivative of the loss by a factor of the head, "
+        f"divided by the l2 norm of its block.{norms}",
         {
             "split": scorer.split.name, counts["unit"]: counts["scored"],
             measure: scorer.whole[measure], "loss": scorer.whole["loss"],
         },
-        [_table(measure, entries), _pruning_table(measure, curve)],
+        [
+            FindingTable(["without", f"{measure}, difference", "loss, difference"], parts),
+            FindingTable(columns, pruned, "Without several heads, the least important first"),
+        ],
         dict(_charts(measure, importance, entries, curve)),
         data={
             "measure": measure,
@@ -338,35 +325,6 @@ def _finding(
             "pruning": curve,
         },
     )  # fmt: skip
-
-
-def _summary(scorer: Scorer) -> str:
-    residual = scorer.subject.model.backbone.shape.residual
-    norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
-    better = "higher" if scorer.metric.higher_is_better else "lower"
-    return (
-        f"The table has {scorer.metric.name} ({better} is better) and loss of the model, minus "
-        "those without the part; a part whose loss is below 0 there is needed most. Importance of "
-        "heads is the mean over examples of the absolute derivative of the loss by a factor of the "
-        f"head, divided by the l2 norm of its block.{norms}"
-    )
-
-
-def _table(measure: str, entries: Mapping[Kind, list[Entry]]) -> FindingTable:
-    """Return the parts that were left out, those first without which the loss rises most."""
-    rows = [
-        [str(Part(kind, entry["layer"], entry.get("head"))), entry["measure"], entry["loss"]]
-        for kind, of_kind in entries.items()
-        for entry in of_kind
-    ]
-    rows.sort(key=lambda row: -math.inf if row[2] is None else row[2])
-    return FindingTable(["without", f"{measure}, difference", "loss, difference"], rows)
-
-
-def _pruning_table(measure: str, curve: Sequence[Entry]) -> FindingTable:
-    columns = ["% of heads left out", measure, f"{measure}, in random order"]
-    rows = [[round(100 * point["share"]), point["measure"], point["random"]] for point in curve]
-    return FindingTable(columns, rows, "Without several heads, the least important first")
 
 
 def _charts(

@@ -8,7 +8,7 @@ S sequences, T positions.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -196,7 +196,7 @@ class Similarity(Analysis):
             "estimate": "debiased" if debiased else "plain",
             "cka": _plain(found),
             "cosine": _cosines(own_LND, other_MND),
-            "moved": [each.as_json() for each in moved],
+            "moved": [asdict(weights) for weights in moved],
         }
         if later:
             data["over_time"] = [
