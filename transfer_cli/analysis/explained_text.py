@@ -3,7 +3,7 @@
 Legend: K versions of a text, T positions, W words, C outputs, E size of an embedding, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,6 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
-from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.multilabel.objective import Multilabel
 from transfer_cli.tasks.regression.objective import Regression
@@ -40,15 +39,27 @@ class Word(NamedTuple):
     places: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ExplainedText:
-    """A text as the model reads it, and what is explained.
+class Row(NamedTuple):
+    """A text as the model reads it.
 
     Args:
-        example: The number of its example, from 0.
         tokens: `[T]`, without padding.
         segment: The number of the text that a token belongs to, `[T]`; None: there is one text.
         gap: The position of the gap of a cloze; None: there is none, or it is behind the text.
+    """
+
+    tokens: Tensor
+    segment: Tensor | None = None
+    gap: int | None = None
+
+
+@dataclass(frozen=True)
+class ExplainedText:
+    """A text and what is explained.
+
+    Args:
+        example: The number of its example, from 0.
+        row: The text as the model reads it.
         words: All but special tokens, which stay where others are taken away.
         output: The number of the output that is explained.
         explained: What it says.
@@ -57,9 +68,7 @@ class ExplainedText:
     """
 
     example: int
-    tokens: Tensor
-    segment: Tensor | None
-    gap: int | None
+    row: Row
     words: tuple[Word, ...]
     output: int
     explained: str
@@ -79,54 +88,33 @@ def words_of(
             as the tokenizer decodes them, unknown ones by its name for them.
     """
     apart = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.begin}
-    found: list[list[int]] = []
+    words: list[list[int]] = []
     for place, token in enumerate(tokens):
         if token in apart:
             continue
         goes_on = place > 0 and tokens[place - 1] not in apart
         if goes_on and not tokenizer.starts_word[token]:
-            found[-1].append(place)
+            words[-1].append(place)
         else:
-            found.append([place])
-    spans = _spans([place for own in found for place in own], tokens, tokenizer, texts)
-    return tuple(
-        Word(_written(own, spans) or _decoded([tokens[at] for at in own], tokenizer), tuple(own))
-        for own in found
-    )
-
-
-class _Span(NamedTuple):
-    """Where a token stands in a text."""
-
-    text: str
-    start: int
-    end: int
-
-
-def _spans(
-    places: Sequence[int], tokens: Sequence[int], tokenizer: Tokenizer, texts: Sequence[str]
-) -> dict[int, _Span]:
-    """Return where the tokens at some places stand in the texts; nothing if they do not."""
-    known = [
-        (token, _Span(text, *offset))
+            words.append([place])
+    places = [place for word in words for place in word]
+    pieces = [
+        (token, text, *offset)
         for text, (ids, offsets) in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
         for token, offset in zip(ids, offsets, strict=True)
     ][: len(places)]
-    if [token for token, _ in known] != [tokens[place] for place in places]:
-        return {}
-    return {place: span for place, (_, span) in zip(places, known, strict=True)}
+    is_theirs = [token for token, *_ in pieces] == [tokens[place] for place in places]
+    piece_at = dict(zip(places, pieces, strict=True)) if is_theirs else {}
 
+    def shown(word: Sequence[int]) -> str:
+        if piece_at:
+            _, text, start, _ = piece_at[word[0]]
+            if written := text[start : piece_at[word[-1]][-1]]:
+                return written
+        ids = [tokens[place] for place in word]
+        return tokenizer.decode(ids).strip() or "".join(tokenizer.pieces(ids))
 
-def _written(places: Sequence[int], spans: Mapping[int, _Span]) -> str:
-    if not spans:
-        return ""
-    first, last = spans[places[0]], spans[places[-1]]
-    return first.text[first.start : last.end]
-
-
-def _decoded(pieces: Sequence[int], tokenizer: Tokenizer) -> str:
-    text = tokenizer.decode(pieces).strip()
-    return text or "".join(tokenizer.pieces(pieces))
+    return tuple(Word(shown(word), tuple(word)) for word in words)
 
 
 class Explainer:
@@ -203,10 +191,10 @@ class Explainer:
         scores, shares = [], []
         for begin in range(0, len(removed), self._subject.batch):
             rows = [
-                self._version(text, each) for each in removed[begin : begin + self._subject.batch]
+                self._version(text, words) for words in removed[begin : begin + self._subject.batch]
             ]
             with torch.inference_mode():
-                outputs_KC = self.outputs(self._batch(rows))
+                outputs_KC = self.outputs(self.batch_of(rows))
                 shares.append(self.sureness(outputs_KC)[:, text.output].double().cpu())
                 scores.append(outputs_KC[:, text.output].double().cpu())
         return torch.cat(scores), torch.cat(shares)
@@ -218,7 +206,7 @@ class Explainer:
         """
         backbone, tokenizer = self._model.backbone, self._subject.tokenizer
         with torch.no_grad():
-            text_TE = backbone.embeddings_of(text.tokens.to(self._subject.precision.device))
+            text_TE = backbone.embeddings_of(text.row.tokens.to(self._subject.precision.device))
             baseline_TE = text_TE.clone()
             places = [place for word in text.words for place in word.places]
             if self.baseline == "zero":
@@ -234,26 +222,25 @@ class Explainer:
         """Return the explained output as a function of the embeddings of the text's tokens."""
 
         def function(given_KTE: Tensor) -> Tensor:
-            batch = self._batch([(text.tokens, text.segment, text.gap)] * len(given_KTE))
+            batch = self.batch_of([text.row] * len(given_KTE))
             with replaced_embeddings(self._model.backbone, given_KTE):
                 return self.outputs(batch)[:, text.output]
 
         return function
 
-    def _version(
-        self, text: ExplainedText, removed: Set[int]
-    ) -> tuple[Tensor, Tensor | None, int | None]:
+    def _version(self, text: ExplainedText, removed: Set[int]) -> Row:
         places = [place for number in removed for place in text.words[number].places]
+        row = text.row
         if self.removal == "mask":
-            tokens = text.tokens.clone()
+            tokens = row.tokens.clone()
             tokens[places] = self._subject.tokenizer.mask
-            return tokens, text.segment, text.gap
-        kept = torch.ones(len(text.tokens), dtype=torch.bool)
+            return row._replace(tokens=tokens)
+        kept = torch.ones(len(row.tokens), dtype=torch.bool)
         kept[places] = False
-        gap = None if text.gap is None else int(kept[: text.gap].sum())
-        return text.tokens[kept], None if text.segment is None else text.segment[kept], gap
+        gap = None if row.gap is None else int(kept[: row.gap].sum())
+        return Row(row.tokens[kept], None if row.segment is None else row.segment[kept], gap)
 
-    def _batch(self, rows: Sequence[tuple[Tensor, Tensor | None, int | None]]) -> Batch:
+    def batch_of(self, rows: Sequence[Row]) -> Batch:
         """Return versions of a text as a batch on the device, never packed."""
         tokens, segments, gaps = zip(*rows, strict=True)
         lengths_K = torch.tensor([len(each) for each in tokens])
@@ -342,15 +329,12 @@ class ChosenTexts:
         tokens = opened.start.prompt_layout.encode(self._texts[row])[-opened.length :]
         if not tokens:
             return None
-        batch = _one(torch.tensor(tokens), self._subject)
+        read = Row(torch.tensor(tokens))
         with torch.inference_mode():
-            token = int(self._explainer.outputs(batch).argmax())
-        said = repr(tokenizer.decode([token]) or tokenizer.pieces([token])[0])  # may be a space
+            token = int(self._explainer.outputs(self._explainer.batch_of([read])).argmax())
+        answer = repr(tokenizer.decode([token]) or tokenizer.pieces([token])[0])  # may be a space
         words = words_of(tokens, tokenizer, [self._texts[row]])
-        return ExplainedText(
-            row, torch.tensor(tokens), None, None, words, token, explained=said, prediction=said,
-            label=None,
-        )  # fmt: skip
+        return ExplainedText(row, read, words, token, answer, answer, label=None)
 
     def _answered(self, row: int) -> ExplainedText:
         subject, objective = self._subject, self._objective
@@ -358,42 +342,27 @@ class ChosenTexts:
         view = to_device({**batch, "padded": ~batch["mask"].all()}, subject.precision.device)
         with torch.inference_mode():
             outputs_C = self._explainer.outputs(view)[0].cpu()
-            found = objective.predictions(subject.model, view, Encoding(subject.model, view))
+            predictions = objective.predictions(subject.model, view, Encoding(subject.model, view))
         output = int(outputs_C.argmax()) if self._label is None else self._label
         task: Any = subject.material.task
-        said = {name: each[0].cpu().tolist() for name, each in found.items()}
-        answer = task.answer(encoded_of(subject.split), row, {row: said})
-        return self._labelled(row, batch, output, task, str(task.cells(answer)[0]))
-
-    def _labelled(
-        self, row: int, batch: Batch, output: int, task: Task, said: str
-    ) -> ExplainedText:
-        example = encoded_of(self._subject.split).examples[row]
+        values = {name: each[0].cpu().tolist() for name, each in predictions.items()}
+        answer = task.answer(encoded_of(subject.split), row, {row: values})
+        example = encoded_of(subject.split).examples[row]
         if self._explainer.is_choice:
             # The choice alone is explained; what is said of the others stays as it is.
-            said = explained = str(example.choices[output])
+            prediction = explained = str(example.choices[output])
             batch = {name: each[:, output] for name, each in batch.items() if each.dim() > 2}
             output = 0
         else:
-            labels = self._objective.info.labels
+            labels = objective.info.labels
+            prediction = str(task.cells(answer)[0])
             explained = labels[output] if labels else "the value"
         mask_T = batch["mask"][0]
-        tokens_T = batch["tokens"][0][mask_T]
-        return ExplainedText(
-            row,
-            tokens_T,
+        read = Row(
+            batch["tokens"][0][mask_T],
             batch["segment"][0][mask_T] if "segment" in batch else None,
             int(batch["gap"][0]) if "gap" in batch else None,
-            words_of(tokens_T.tolist(), self._subject.tokenizer, task.texts(example)),
-            output,
-            explained,
-            said,
-            "|".join(task.labels_of(example)) or None,
         )
-
-
-def _one(tokens_T: torch.Tensor, subject: Subject) -> Batch:
-    tokens_1T = tokens_T[None]
-    mask = torch.ones_like(tokens_1T, dtype=torch.bool)
-    batch = {"tokens": tokens_1T, "mask": mask, "index": torch.arange(1)}
-    return to_device({**batch, "padded": ~mask.all()}, subject.precision.device)
+        words = words_of(read.tokens.tolist(), subject.tokenizer, task.texts(example))
+        label = "|".join(task.labels_of(example)) or None
+        return ExplainedText(row, read, words, output, explained, prediction, label)

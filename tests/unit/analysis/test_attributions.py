@@ -104,7 +104,7 @@ def test_all_methods_agree_on_a_bag_of_embeddings():
     table_VE = subject.model.backbone.token_embedding.weight
 
     with torch.no_grad():
-        each_T = table_VE[text.tokens] @ weight_E / len(text.tokens)
+        each_T = table_VE[text.row.tokens] @ weight_E / len(text.row.tokens)
     expected = [each_T[list(word.places)].sum().item() for word in text.words]
 
     for name in METHODS:
