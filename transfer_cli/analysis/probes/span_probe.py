@@ -21,7 +21,7 @@ WIDTH = 256
 DROPOUT = 0.3
 RATE = 1e-3
 SHARE_RATE = 1e-2
-"""That of the mix, see `analysis.probes.mix`."""
+"""That of the mix, see `probes.linear.learnt_shares`."""
 
 BATCH = 32
 MOST_EPOCHS = 50

@@ -3,9 +3,11 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Mergeable, added_parameters, merged_layers
@@ -36,28 +38,6 @@ class MovedWeights:
     compared: int
     relative: float | None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
-
-class _Total(NamedTuple):
-    """Counts, and squares of norms."""
-
-    parameters: int = 0
-    compared: int = 0
-    change: float = 0.0
-    start: float = 0.0
-
-    def plus(self, other: "_Total") -> "_Total":
-        """Return the sum."""
-        return _Total(
-            self.parameters + other.parameters,
-            self.compared + other.compared,
-            self.change + other.change,
-            self.start + other.start,
-        )
-
 
 def moved_weights(model: TransferModel, start: TransferModel) -> list[MovedWeights]:
     """Return how far each kind of weights in each layer group has moved, with all sums.
@@ -67,30 +47,28 @@ def moved_weights(model: TransferModel, start: TransferModel) -> list[MovedWeigh
     """
     before = {name: weight for _, name, weight in _effective(start)}
     added, modules = added_parameters(model), dict(model.named_modules())
-    totals: dict[tuple[str, str], _Total] = defaultdict(_Total)
+    # Parameters, those that are compared, the squared norms of their change and of what they were.
+    sums: dict[tuple[str, str], npt.NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
     for group, name, weight in _effective(model):
-        own = _one(weight, before.get(name))
         kind = "added" if name in added else _kind(modules, group, name)
         keys = [(group, ALL), (group, kind)]
         keys += [] if name in added else [(ALL, ALL), (ALL, kind)]
         for key in keys:
-            totals[key] = totals[key].plus(own)
+            sums[key] += _change(weight, before.get(name))
     return [
-        MovedWeights(*key, found.parameters, found.compared, _relative(found))
-        for key, found in sorted(totals.items(), key=lambda each: each[0][0] == ALL)
+        MovedWeights(*key, int(parameters), int(compared), math.sqrt(change / old) if old else None)
+        for key, (parameters, compared, change, old) in sorted(
+            sums.items(), key=lambda item: item[0][0] == ALL
+        )
     ]
 
 
-def _one(weight: Tensor, before: Tensor | None) -> _Total:
+def _change(weight: Tensor, before: Tensor | None) -> tuple[float, float, float, float]:
     if before is None or before.shape != weight.shape:
-        return _Total(weight.numel())
+        return weight.numel(), 0, 0, 0
     now, then = weight.detach().double(), before.detach().double()
     change, start = float((now - then).square().sum()), float(then.square().sum())
-    return _Total(weight.numel(), weight.numel(), change, start)
-
-
-def _relative(found: _Total) -> float | None:
-    return math.sqrt(found.change / found.start) if found.start else None
+    return weight.numel(), weight.numel(), change, start
 
 
 def _effective(model: TransferModel) -> Iterator[tuple[str, str, Tensor]]:

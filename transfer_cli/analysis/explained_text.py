@@ -1,20 +1,23 @@
-"""Texts whose answers are explained: their words, and the number that stands for an answer.
+"""Texts whose answers are explained: which, their words, the number that stands for an answer.
 
 Legend: K versions of a text, T positions, W words, C outputs, E size of an embedding, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transfer_cli.analysis.analysis import Subject
+from transfer_cli.analysis.analysis import Subject, check_task, spread
+from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.batch import Batch, to_device
+from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.model.replaced_embeddings import replaced_embeddings
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -23,6 +26,7 @@ from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.regression.objective import Regression
 
 Removal = Literal["mask", "delete"]
 Baseline = Literal["mask", "pad", "zero"]
@@ -35,15 +39,27 @@ class Word(NamedTuple):
     places: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ExplainedText:
-    """A text as the model reads it, and what is explained.
+class Row(NamedTuple):
+    """A text as the model reads it.
 
     Args:
-        example: The number of its example, from 0.
         tokens: `[T]`, without padding.
         segment: The number of the text that a token belongs to, `[T]`; None: there is one text.
         gap: The position of the gap of a cloze; None: there is none, or it is behind the text.
+    """
+
+    tokens: Tensor
+    segment: Tensor | None = None
+    gap: int | None = None
+
+
+@dataclass(frozen=True)
+class ExplainedText:
+    """A text and what is explained.
+
+    Args:
+        example: The number of its example, from 0.
+        row: The text as the model reads it.
         words: All but special tokens, which stay where others are taken away.
         output: The number of the output that is explained.
         explained: What it says.
@@ -52,9 +68,7 @@ class ExplainedText:
     """
 
     example: int
-    tokens: Tensor
-    segment: Tensor | None
-    gap: int | None
+    row: Row
     words: tuple[Word, ...]
     output: int
     explained: str
@@ -74,54 +88,33 @@ def words_of(
             as the tokenizer decodes them, unknown ones by its name for them.
     """
     apart = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.begin}
-    found: list[list[int]] = []
+    words: list[list[int]] = []
     for place, token in enumerate(tokens):
         if token in apart:
             continue
         goes_on = place > 0 and tokens[place - 1] not in apart
         if goes_on and not tokenizer.starts_word[token]:
-            found[-1].append(place)
+            words[-1].append(place)
         else:
-            found.append([place])
-    spans = _spans([place for own in found for place in own], tokens, tokenizer, texts)
-    return tuple(
-        Word(_written(own, spans) or _decoded([tokens[at] for at in own], tokenizer), tuple(own))
-        for own in found
-    )
-
-
-class _Span(NamedTuple):
-    """Where a token stands in a text."""
-
-    text: str
-    start: int
-    end: int
-
-
-def _spans(
-    places: Sequence[int], tokens: Sequence[int], tokenizer: Tokenizer, texts: Sequence[str]
-) -> dict[int, _Span]:
-    """Return where the tokens at some places stand in the texts; nothing if they do not."""
-    known = [
-        (token, _Span(text, *offset))
+            words.append([place])
+    places = [place for word in words for place in word]
+    pieces = [
+        (token, text, *offset)
         for text, (ids, offsets) in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
         for token, offset in zip(ids, offsets, strict=True)
     ][: len(places)]
-    if [token for token, _ in known] != [tokens[place] for place in places]:
-        return {}
-    return {place: span for place, (_, span) in zip(places, known, strict=True)}
+    is_theirs = [token for token, *_ in pieces] == [tokens[place] for place in places]
+    piece_at = dict(zip(places, pieces, strict=True)) if is_theirs else {}
 
+    def shown(word: Sequence[int]) -> str:
+        if piece_at:
+            _, text, start, _ = piece_at[word[0]]
+            if written := text[start : piece_at[word[-1]][-1]]:
+                return written
+        ids = [tokens[place] for place in word]
+        return tokenizer.decode(ids).strip() or "".join(tokenizer.pieces(ids))
 
-def _written(places: Sequence[int], spans: Mapping[int, _Span]) -> str:
-    if not spans:
-        return ""
-    first, last = spans[places[0]], spans[places[-1]]
-    return first.text[first.start : last.end]
-
-
-def _decoded(pieces: Sequence[int], tokenizer: Tokenizer) -> str:
-    text = tokenizer.decode(pieces).strip()
-    return text or "".join(tokenizer.pieces(pieces))
+    return tuple(Word(shown(word), tuple(word)) for word in words)
 
 
 class Explainer:
@@ -198,10 +191,10 @@ class Explainer:
         scores, shares = [], []
         for begin in range(0, len(removed), self._subject.batch):
             rows = [
-                self._version(text, each) for each in removed[begin : begin + self._subject.batch]
+                self._version(text, words) for words in removed[begin : begin + self._subject.batch]
             ]
             with torch.inference_mode():
-                outputs_KC = self.outputs(self._batch(rows))
+                outputs_KC = self.outputs(self.batch_of(rows))
                 shares.append(self.sureness(outputs_KC)[:, text.output].double().cpu())
                 scores.append(outputs_KC[:, text.output].double().cpu())
         return torch.cat(scores), torch.cat(shares)
@@ -213,7 +206,7 @@ class Explainer:
         """
         backbone, tokenizer = self._model.backbone, self._subject.tokenizer
         with torch.no_grad():
-            text_TE = backbone.embeddings_of(text.tokens.to(self._subject.precision.device))
+            text_TE = backbone.embeddings_of(text.row.tokens.to(self._subject.precision.device))
             baseline_TE = text_TE.clone()
             places = [place for word in text.words for place in word.places]
             if self.baseline == "zero":
@@ -229,26 +222,25 @@ class Explainer:
         """Return the explained output as a function of the embeddings of the text's tokens."""
 
         def function(given_KTE: Tensor) -> Tensor:
-            batch = self._batch([(text.tokens, text.segment, text.gap)] * len(given_KTE))
+            batch = self.batch_of([text.row] * len(given_KTE))
             with replaced_embeddings(self._model.backbone, given_KTE):
                 return self.outputs(batch)[:, text.output]
 
         return function
 
-    def _version(
-        self, text: ExplainedText, removed: Set[int]
-    ) -> tuple[Tensor, Tensor | None, int | None]:
+    def _version(self, text: ExplainedText, removed: Set[int]) -> Row:
         places = [place for number in removed for place in text.words[number].places]
+        row = text.row
         if self.removal == "mask":
-            tokens = text.tokens.clone()
+            tokens = row.tokens.clone()
             tokens[places] = self._subject.tokenizer.mask
-            return tokens, text.segment, text.gap
-        kept = torch.ones(len(text.tokens), dtype=torch.bool)
+            return row._replace(tokens=tokens)
+        kept = torch.ones(len(row.tokens), dtype=torch.bool)
         kept[places] = False
-        gap = None if text.gap is None else int(kept[: text.gap].sum())
-        return text.tokens[kept], None if text.segment is None else text.segment[kept], gap
+        gap = None if row.gap is None else int(kept[: row.gap].sum())
+        return Row(row.tokens[kept], None if row.segment is None else row.segment[kept], gap)
 
-    def _batch(self, rows: Sequence[tuple[Tensor, Tensor | None, int | None]]) -> Batch:
+    def batch_of(self, rows: Sequence[Row]) -> Batch:
         """Return versions of a text as a batch on the device, never packed."""
         tokens, segments, gaps = zip(*rows, strict=True)
         lengths_K = torch.tensor([len(each) for each in tokens])
@@ -268,3 +260,109 @@ class Explainer:
                 key: batch[key][:, None] for key in ("tokens", "mask", "segment") if key in batch
             }
         return to_device(batch, self._subject.precision.device)
+
+
+FEWEST_WORDS = 2
+"""Of a text: those with fewer have nothing to compare."""
+
+
+class ChosenTexts:
+    """The texts of a split, or of a file, as a model reads and answers them.
+
+    Args:
+        subject: The model, and what it is shown.
+        explainer: Asks it.
+        label: The label whose score is explained; None: the one that the model says.
+    """
+
+    def __init__(self, subject: Subject, explainer: Explainer, label: str | None = None) -> None:
+        self._subject, self._explainer = subject, explainer
+        self._objective = subject.objective
+        self._is_language_model = isinstance(self._objective, CausalLM)
+        check_task(subject)
+        self._texts = subject.material.texts(subject.split)
+        self._label = None if label is None else self._number_of(label)
+
+    def _number_of(self, label: str) -> int:
+        labels = self._objective.info.labels
+        if not labels or self._is_language_model:
+            raise ConfigError("label: this model has none to choose from; leave label out")
+        one_of("label", label, labels)
+        return labels.index(label)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._texts)
+
+    def spread(self, most: int) -> Iterator[ExplainedText]:
+        """Yield `most` texts, evenly spread, or all; those of a single word are left out."""
+        return self._explained(spread(len(self._texts), most).tolist())
+
+    def wrong(self, most: int) -> Iterator[ExplainedText]:
+        """Yield the first `most` texts that are answered wrongly."""
+        if self._is_language_model or isinstance(self._objective, Regression):
+            raise ConfigError(
+                "only_wrong: what this model says is neither right nor wrong; leave it out"
+            )
+        if tuple(self._subject.material.names) == (INPUT,):
+            raise ConfigError(
+                "only_wrong: texts of a file have no right answers; leave it out, or name labelled "
+                "data (data=)"
+            )
+        found = 0
+        for text in self._explained(range(len(self._texts))):
+            if text.prediction != text.label:
+                yield text
+                found += 1
+            if found == most:
+                return
+
+    def _explained(self, rows: Sequence[int]) -> Iterator[ExplainedText]:
+        for row in rows:
+            made = self._continued(row) if self._is_language_model else self._answered(row)
+            if made is not None and len(made.words) >= FEWEST_WORDS:
+                yield made
+
+    def _continued(self, row: int) -> ExplainedText | None:
+        """Return a text and the token that a causal language model would go on with."""
+        opened, tokenizer = self._subject.opened, self._subject.tokenizer
+        tokens = opened.start.prompt_layout.encode(self._texts[row])[-opened.length :]
+        if not tokens:
+            return None
+        read = Row(torch.tensor(tokens))
+        with torch.inference_mode():
+            token = int(self._explainer.outputs(self._explainer.batch_of([read])).argmax())
+        answer = repr(tokenizer.decode([token]) or tokenizer.pieces([token])[0])  # may be a space
+        words = words_of(tokens, tokenizer, [self._texts[row]])
+        return ExplainedText(row, read, words, token, answer, answer, label=None)
+
+    def _answered(self, row: int) -> ExplainedText:
+        subject, objective = self._subject, self._objective
+        batch = subject.split.data.batch(np.array([row]))
+        view = to_device({**batch, "padded": ~batch["mask"].all()}, subject.precision.device)
+        with torch.inference_mode():
+            outputs_C = self._explainer.outputs(view)[0].cpu()
+            predictions = objective.predictions(subject.model, view, Encoding(subject.model, view))
+        output = int(outputs_C.argmax()) if self._label is None else self._label
+        task: Any = subject.material.task
+        values = {name: each[0].cpu().tolist() for name, each in predictions.items()}
+        answer = task.answer(encoded_of(subject.split), row, {row: values})
+        example = encoded_of(subject.split).examples[row]
+        if self._explainer.is_choice:
+            # The choice alone is explained; what is said of the others stays as it is.
+            prediction = explained = str(example.choices[output])
+            batch = {name: each[:, output] for name, each in batch.items() if each.dim() > 2}
+            output = 0
+        else:
+            labels = objective.info.labels
+            prediction = str(task.cells(answer)[0])
+            explained = labels[output] if labels else "the value"
+        mask_T = batch["mask"][0]
+        read = Row(
+            batch["tokens"][0][mask_T],
+            batch["segment"][0][mask_T] if "segment" in batch else None,
+            int(batch["gap"][0]) if "gap" in batch else None,
+        )
+        words = words_of(read.tokens.tolist(), subject.tokenizer, task.texts(example))
+        label = "|".join(task.labels_of(example)) or None
+        return ExplainedText(row, read, words, output, explained, prediction, label)

@@ -3,10 +3,19 @@
 A probe reads a learnt mix of the layers from 0 to k, for each k. What each further layer adds says
 where a kind of label is found: the expected layer is the mean of k, weighted by what k adds.
 
+Labelled spans are in jiant's JSON lines:
+
+```
+{"text": "Who wrote it ?", "targets": [{"span1": [1, 2], "span2": [0, 1], "label": "A0"}]}
+```
+
+Spans are of the words between blanks: the first one, and the one after the last. Where a target
+has a `span2`, all have. A label may be a list of several, or of none.
+
 Legend: W words, N targets, R spans of a target, S words of a span, C labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +24,7 @@ from typing import Any
 import torch
 
 from transfer_cli.analysis.analysis import Analysis, Subject
-from transfer_cli.analysis.edges.edge_data import EdgeFile, read_edges
-from transfer_cli.analysis.edges.span_probe import SpanProbe, Spans, micro_f1, trained
+from transfer_cli.analysis.probes.span_probe import SpanProbe, Spans, micro_f1, trained
 from transfer_cli.analysis.probes.states import (
     LayersRead,
     Probed,
@@ -25,12 +33,84 @@ from transfer_cli.analysis.probes.states import (
     states_of,
 )
 from transfer_cli.assembly.model import direction_of
+from transfer_cli.data.readers import read_table
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.report.finding import Finding, FindingTable, Lines
 from transfer_cli.tasks.tagging.readers import TagExample
 from transfer_cli.tasks.tagging.task import TaggingTask
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class EdgeTarget:
+    """A span, or two, of a sentence, with its labels.
+
+    Args:
+        sentence: Its number.
+        spans: One or two.
+        labels: Any number.
+    """
+
+    sentence: int
+    spans: tuple[Span, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EdgeFile:
+    """The sentences of a file, in words, and their targets."""
+
+    sentences: Sequence[Sequence[str]]
+    targets: Sequence[EdgeTarget]
+
+
+def read_edges(path: Path) -> EdgeFile:
+    """Return what a file holds."""
+    sentences, targets = list[list[str]](), list[EdgeTarget]()
+    for record in read_table(path, "jsonl"):
+        words = text_of(record, "text", str(path)).split()
+        targets += _targets(record, len(words), len(sentences), str(path))
+        sentences.append(words)
+        if targets and len(targets[-1].spans) != len(targets[0].spans):
+            raise DataError(f"{path}, line {record.line}: some targets have a span2 and some none")
+    if not targets:
+        raise DataError(f"{path} has no targets")
+    return EdgeFile(sentences, targets)
+
+
+def _targets(record: Record, words: int, sentence: int, name: str) -> Iterator[EdgeTarget]:
+    where = f"{name}, line {record.line}"
+    given = record.fields.get("targets")
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise DataError(f"{where}: there is no list of targets, as jiant's files have")
+    for each in given:
+        keys = [key for key in ("span1", "span2") if each.get(key) is not None]
+        if "span1" not in keys:
+            raise DataError(f"{where}: a target has no span1")
+        spans = tuple(_span(each, key, words, where) for key in keys)
+        label = each.get("label")
+        labels = label if isinstance(label, list) else [label]
+        if not all(isinstance(one, str) for one in labels):
+            raise DataError(f"{where}: the label {label!r} is neither a text nor a list of texts")
+        yield EdgeTarget(sentence, spans, tuple(labels))
+
+
+def _span(target: Mapping[str, Any], key: str, words: int, where: str) -> Span:
+    found = target[key]
+    if (
+        not isinstance(found, list)
+        or [type(each) for each in found] != [int, int]
+        or not 0 <= found[0] < found[1] <= words
+    ):
+        raise DataError(
+            f"{where}: {key} is {found!r}, expected the first of the text's {words} words and the "
+            "one after the last, counted from 0"
+        )
+    return found[0], found[1]
 
 
 @dataclass(frozen=True)
@@ -40,7 +120,7 @@ class EdgeProbes(Analysis):
     A word is read at one piece, as in tagging: the last in a causal model, else the first.
 
     Args:
-        train: A file of `edge_data`.
+        train: A file of labelled spans.
         validation: Another, which stops the probes.
         test: Another, which they are scored on.
         random: Whether a model with fresh weights is probed, too.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.analysis.analysis import Analysis, Subject
-from transfer_cli.analysis.neurons.unit_sums import (
+from transfer_cli.analysis.unit_sums import (
     PropertySums,
     TokenProperties,
     UnitSums,
