@@ -52,29 +52,25 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.generation.decoding import generate
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.objectives.base import Loss, Objective
+from transfer_cli.objectives.beside_main_head import CrossView, SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.consistency import Consistency
-from transfer_cli.objectives.cross_view import CrossView
-from transfer_cli.objectives.distil_lm import DistilLM
-from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.of_main_head import Consistency, Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.sentence_pair import SentencePair
-from transfer_cli.objectives.slice_heads import SliceHeads
-from transfer_cli.objectives.source_distillation import SourceDistillation
-from transfer_cli.objectives.with_teachers import WithTeachers
+from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation, WithTeachers
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.objective import Cloze
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.multilabel.objective import Multilabel
-from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.text_to_text.objective import PrefixLM
@@ -107,8 +103,8 @@ WAITS = {
     "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
     "objectives.answering.Answering.samples": "predictions for people to look at",
     "objectives.classification.Classification.shown": "the same",
-    "tasks.regression.objective.Regression.shown": "the same",
-    "tasks.choice.objective.MultipleChoice.shown": "the same",
+    "tasks.regression.Regression.shown": "the same",
+    "tasks.choice.task.MultipleChoice.shown": "the same",
     "tasks.multilabel.objective.Multilabel.shown": "the same",
     "tasks.multilabel.objective.Multilabel.results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",

@@ -24,9 +24,9 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.multilabel.objective import Multilabel
-from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.regression import Regression
 
 Removal = Literal["mask", "delete"]
 Baseline = Literal["mask", "pad", "zero"]

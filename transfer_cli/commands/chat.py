@@ -15,8 +15,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFini
 from transfer_cli.generation.sampling import TokenSampler
 from transfer_cli.objectives.replies import replies
 from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.dialog.readers import DialogExample
-from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 from transfer_cli.terminal import flush_out
 
 

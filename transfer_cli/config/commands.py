@@ -101,7 +101,7 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.inspect.inspect",
         keys=("samples", "data_dir", "init_from", "tokenizer.size", "seed"),
         hidden=(
-            "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.", "transfer_cli.data.minimal_pairs.",
         ),
         only=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
@@ -115,7 +115,7 @@ ALL: dict[str, Command] = {
         ),
         hidden=(
             "transfer_cli.data.minimal_pairs.", "transfer_cli.objectives.classification.",
-            "transfer_cli.tasks.", "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.tasks.", "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.", "sweep/few_label",
         ),
         only=(
@@ -138,7 +138,7 @@ ALL: dict[str, Command] = {
         hidden=(
             "transfer_cli.data.text.", "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.causal_lm.", "transfer_cli.objectives.masked_lm.",
-            "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.",
         ),
         only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),

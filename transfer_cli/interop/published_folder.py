@@ -42,10 +42,10 @@ TABLES = ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias")
 """Our tensors with a row for each token."""
 
 _CAUSAL = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
-_REGRESSION = {"_target_": "transfer_cli.tasks.regression.objective.Regression",
+_REGRESSION = {"_target_": "transfer_cli.tasks.regression.Regression",
                "standardise": False}  # fmt: skip
-_NUMBERS = {"_target_": "transfer_cli.tasks.regression.task.RegressionTask"}
-_CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.MultipleChoice"}
+_NUMBERS = {"_target_": "transfer_cli.tasks.regression.RegressionTask"}
+_CHOICE = {"_target_": "transfer_cli.tasks.choice.task.MultipleChoice"}
 _CHOICES = {"_target_": "transfer_cli.tasks.choice.task.ChoiceTask"}
 _ANSWERS = {"_target_": "transfer_cli.tasks.span.objective.SpanExtraction"}
 _SPANS = {"_target_": "transfer_cli.tasks.span.task.SpanTask"}

@@ -13,7 +13,7 @@ from transfer_cli.model.gates import all_heads, gated
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 
 DATA = tiny.Questions(examples=12)
 

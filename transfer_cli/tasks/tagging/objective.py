@@ -16,9 +16,8 @@ from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.answering import occurrences
+from transfer_cli.objectives.answering import UnitObjective, occurrences
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.objectives.units import UnitObjective
 
 MOST_IN_CONFUSION = 256
 """Tags of which it is counted how often each was taken for each."""

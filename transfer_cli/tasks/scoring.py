@@ -1,6 +1,7 @@
-"""How right an answer is, by the rules of SQuAD's evaluation script (Rajpurkar et al. 2016, 2018).
+"""How right a text is beside the one that people wrote.
 
-An answer is compared without case, punctuation marks of ASCII, articles and spaces beyond one.
+Exact match and F1 follow SQuAD's evaluation script (Rajpurkar et al. 2016, 2018): an answer is
+compared without case, punctuation marks of ASCII, articles and spaces beyond one.
 """
 
 import re
@@ -69,3 +70,24 @@ def best_threshold(
     gained[bounds[1:] == bounds[:-1]] = -np.inf  # no threshold parts equal margins
     best = int(gained.argmax())
     return float((bounds[best] + bounds[best + 1]) / 2)
+
+
+_WORD = re.compile(r"\w+")
+
+
+def rouge_l(given: str, said: str) -> float:
+    """Return the F1 of the longest common subsequence of words (Lin 2004, section 3).
+
+    Words are runs of letters and digits, without case. Of no words at all, whether both have none.
+    """
+    words, others = (_WORD.findall(each.lower()) for each in (given, said))
+    if not words or not others:
+        return float(words == others)
+    longest = [0] * (len(others) + 1)
+    for word in words:
+        before = 0
+        for place, other in enumerate(others, 1):
+            above = longest[place]
+            longest[place] = before + 1 if word == other else max(above, longest[place - 1])
+            before = above
+    return 2 * longest[-1] / (len(words) + len(others))
