@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import NEW, Plan, StagePlan
 from transfer_cli.adaptation.selection import select

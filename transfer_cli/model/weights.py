@@ -363,8 +363,6 @@ def read_description(folder: Path) -> ModelDescription:
 def _description(found: dict[str, Any]) -> ModelDescription:
     for name in ("shape", "vocabulary", "objective", "labels", "tokenizer_hash"):
         found[name]  # a KeyError names it
-    if "attention_pattern" in found["shape"]:
-        found["shape"]["attention"] = found["shape"].pop("attention_pattern")  # in older runs
     # Not built here: whoever reads a description may need none of these classes.
     nodes = {name: found.pop(name) for name in _NODES if name in found}
     return build(found, "model", ModelDescription, **nodes)

@@ -18,6 +18,15 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 
 
+def occurrences(number_N: Tensor, kinds: int) -> Tensor:
+    """Return how often each of the numbers below `kinds` occurs, `[kinds]`.
+
+    `torch.bincount` looks for the largest number first, so that the host waits for the device.
+    """
+    counts = torch.zeros(kinds, dtype=torch.long, device=number_N.device)
+    return counts.scatter_add_(0, number_N, torch.ones_like(number_N))
+
+
 class Answering(Objective):
     """A loss of what a head says of examples."""
 

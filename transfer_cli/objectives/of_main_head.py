@@ -152,7 +152,7 @@ class Distillation(OfMainHead):
 
     It needs no label, so it goes with any stream of the task's texts. Of numbers it is the squared
     difference. What the teachers say of each training and validation example is computed before the
-    run (`assembly.teachers`) and comes with its batch; several teachers answer together, as in
+    run (`assembly.example_facts`) and comes with its batch; several teachers answer together, as in
     `predict`. The paper's loss is the cross-entropy, whose gradient is the same; a divergence of 0
     means "as the teacher".
 

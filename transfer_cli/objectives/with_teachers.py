@@ -258,6 +258,9 @@ class SourceDistillation(Objective):
         temperature: tau, above 0.
     """
 
+    asks_language_model = True
+    needs_whole_model = True
+
     language_model: LanguageModel
     temperature: float = 2.0
 

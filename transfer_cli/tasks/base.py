@@ -133,6 +133,14 @@ class Task(ABC):
         names = [each.name for each in dataclasses.fields(self) if each.name not in left_out]
         return self.node(**{name: getattr(self, name) for name in names})
 
+    @property
+    def laid_out_as(self) -> tuple[bool, int | None] | None:
+        """Whether it lays texts out as lines, and the token before them, where as in pretraining.
+
+        None: it has a layout of its own.
+        """
+        return None
+
     # --- examples ---------------------------------------------------------------------------
 
     def text_column(self, names: Sequence[str], name: str) -> str | None:

@@ -7,8 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import subjects, tiny
-from transfer_cli.analysis.importance.head_gradients import head_gradients, importance_of
-from transfer_cli.analysis.importance.importance import Importance
+from transfer_cli.analysis.importance import Importance, head_gradients, importance_of
 from transfer_cli.data.split import Split
 from transfer_cli.model.gates import all_heads, gated
 from transfer_cli.objectives.base import Encoding

@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.analysis.neurons.unit_sums import (
+from transfer_cli.analysis.unit_sums import (
     PropertySums,
     TokenProperties,
     UnitSums,

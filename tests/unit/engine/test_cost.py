@@ -15,13 +15,12 @@ from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.engine.cost import TOKEN, count, pairs_seen, prices_of, training_flops
 from transfer_cli.engine.lanes import Lanes
-from transfer_cli.engine.step import Loss
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.patterns import window_mask
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.objectives.beside_main_head import CrossView
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification

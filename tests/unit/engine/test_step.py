@@ -10,8 +10,8 @@ from tests import tiny
 from transfer_cli.adaptation.penalties import L2SP, Start
 from transfer_cli.batch import size, with_rows
 from transfer_cli.data.sampler import StepSampler
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import DivergedError
+from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.beside_main_head import SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification

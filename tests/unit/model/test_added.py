@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from tests import tiny
-from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments, make_edit
+from transfer_cli.adaptation.edit import make_edit
+from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.model.added import (
     Added,
     Mergeable,

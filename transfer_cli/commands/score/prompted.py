@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.commands.score.findings import Findings
+from transfer_cli.commands.score.sentences import Findings
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, DataError
