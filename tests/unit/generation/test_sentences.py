@@ -5,7 +5,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.data.minimal_pairs import MinimalPair
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import DataError
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.sentences import (

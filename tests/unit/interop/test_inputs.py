@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop import inputs
 from transfer_cli.interop.inputs import Inputs
