@@ -69,7 +69,7 @@ from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.objective import Cloze
 from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
@@ -105,8 +105,8 @@ WAITS = {
     "objectives.classification.Classification.shown": "the same",
     "tasks.regression.Regression.shown": "the same",
     "tasks.choice.task.MultipleChoice.shown": "the same",
-    "tasks.multilabel.objective.Multilabel.shown": "the same",
-    "tasks.multilabel.objective.Multilabel.results": "how many labels are said at most, so "
+    "tasks.multilabel.Multilabel.shown": "the same",
+    "tasks.multilabel.Multilabel.results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",
     "tasks.span.objective.SpanExtraction.shown": "the same",
     "tasks.tagging.objective.TokenTagging.shown": "the same",

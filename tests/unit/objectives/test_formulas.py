@@ -25,7 +25,7 @@ from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.objectives.replaced_tokens import area_under_curve, entropy
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression, RegressionTask
 from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.span.objective import SpanExtraction
