@@ -145,11 +145,11 @@ class EWC(Penalty):
             ConfigError: No parameter is inherited, or F is 0 for all of them.
         """
         super().start(start)
-        found = start.fisher(self.sequences, self.fisher)
+        fisher = start.fisher(self.sequences, self.fisher)
         information = {
-            name: found[name].detach().to(anchor.device, torch.float32, copy=True)
+            name: fisher[name].detach().to(anchor.device, torch.float32, copy=True)
             for name, anchor in self.anchors.items()
-            if name in found
+            if name in fisher
         }
         # Most entries are tiny: a float32 sum would lose them.
         total = sum(float(value.sum(dtype=torch.float64)) for value in information.values())
@@ -183,6 +183,6 @@ def _trainable(model: TransferModel) -> Iterator[tuple[str, Tensor]]:
 
 def _total(model: TransferModel, terms: Iterable[Tensor]) -> Tensor:
     """Return the sum of the scalars, or 0 without a gradient, on the model's device."""
-    found = list(terms)
+    values = list(terms)
     device = next(model.parameters()).device
-    return torch.stack(found).sum() if found else torch.zeros((), device=device)
+    return torch.stack(values).sum() if values else torch.zeros((), device=device)

@@ -19,17 +19,17 @@ def select(patterns: Iterable[str], groups: Sequence[LayerGroup]) -> frozenset[s
     """
     chosen: set[str] = set()
     for pattern in patterns:
-        found = [
+        matching = [
             name
             for group in groups
             for name in group.parameters
             if fnmatchcase(f"{group.name}/{name}" if "/" in pattern else group.name, pattern)
         ]
-        if not found:
+        if not matching:
             names = [group.name for group in groups]
             raise SelectionError(
                 f"{pattern!r} matches no parameter.{nearest(pattern, names)} "
                 f"The groups are {', '.join(names)}"
             )
-        chosen.update(found)
+        chosen.update(matching)
     return frozenset(chosen)

@@ -156,7 +156,7 @@ class Classification(SequenceObjective):
         # As in sklearn's macro average, a class that is neither given nor predicted has no F1.
         occurs = given + said > 0
         f1 = 2 * right[occurs] / (given + said)[occurs]
-        found = {
+        measures = {
             "loss": float(totals["loss"]) / counts["loss"],
             "accuracy": all_right / total,
             # Rounded once: 14, not 14.000000000000002.
@@ -165,14 +165,14 @@ class Classification(SequenceObjective):
         }
         judged_by = self._judged_by()
         if judged_by == "matthews":
-            found["matthews"] = matthews(right, given, said)
+            measures["matthews"] = matthews(right, given, said)
         elif judged_by == "f1":
             below = float(given[1] + said[1])
-            found["f1"] = 2 * float(right[1]) / below if below else 0.0
+            measures["f1"] = 2 * float(right[1]) / below if below else 0.0
         for name, hit, all_of in zip(self.info.labels, right, given, strict=True):
             if all_of:
-                found[f"accuracy/{name}"] = float(hit / all_of)
-        return found
+                measures[f"accuracy/{name}"] = float(hit / all_of)
+        return measures
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return what runs are judged by first: the error rate, if the task names no other."""

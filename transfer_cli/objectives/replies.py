@@ -76,7 +76,7 @@ def replies(
             read_RT, mask_RT, kind_RT, padded=packing is not None, kv_cache=kv_cache,
             prefix_B=prefix_R, packing=packing,
         )  # fmt: skip
-        ends = [each[:, -1:] if packing is None else each[0, last_R, None] for each in states]
+        ends = [state[:, -1:] if packing is None else state[0, last_R, None] for state in states]
         top_RD, packing = model.readout(ends)[:, 0], None
         logits_RV = model.heads[HEAD](top_RD, model.backbone.token_embedding.weight)
         said.append(pick(logits_RV.float()))

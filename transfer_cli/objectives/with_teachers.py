@@ -161,8 +161,8 @@ class DistilLM(WithTeachers):
 
     def described(self, node: dict[str, Any]) -> dict[str, Any]:
         """Return the node of the language model: that is what a student is, once it has learnt."""
-        found: dict[str, Any] = node["language_model"]
-        return found
+        language_model: dict[str, Any] = node["language_model"]
+        return language_model
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the language model's view with `compared`, `[B, T]` bool."""
@@ -174,25 +174,28 @@ class DistilLM(WithTeachers):
         (targets,) = self.language_model.counts(batch).values()
         positions = int(batch["compared"].sum())
         compared = targets if self.only_masked else positions
-        found = {"loss": targets, "divergence": compared, "distance": positions}
-        return {term: found[term] for term in self.weights}
+        counts = {"loss": targets, "divergence": compared, "distance": positions}
+        return {term: counts[term] for term in self.weights}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term, summed over its positions, in float32; losses are in nats."""
         with torch.no_grad():
             tokens = self.tokens_of(batch)
             tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.lent]
-        own = encoded.top.flatten(0, 1)
-        found = self.language_model.loss_sums(model, batch, encoded)
-        found["divergence"] = self._divergence(
-            model, own, tops, rows_with_target(batch) if self.only_masked else rows_compared(batch)
+        student = encoded.top.flatten(0, 1)
+        sums = self.language_model.loss_sums(model, batch, encoded)
+        sums["divergence"] = self._divergence(
+            model,
+            student,
+            tops,
+            rows_with_target(batch) if self.only_masked else rows_compared(batch),
         )
         if self.cosine_weight:
-            own_ND = own.index_select(0, rows_compared(batch)).float()
+            own_ND = student.index_select(0, rows_compared(batch)).float()
             theirs = [top.index_select(0, rows_compared(batch)).float() for top in tops]
             cosines = [F.cosine_similarity(own_ND, each_ND, dim=-1) for each_ND in theirs]
-            found["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
-        return found
+            sums["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
+        return sums
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
@@ -206,9 +209,9 @@ class DistilLM(WithTeachers):
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return the language model's measures, and how far from its teachers a student is."""
-        found = self.language_model.compute_metrics(totals, counts, text)
+        measures = self.language_model.compute_metrics(totals, counts, text)
         further = [term for term in self.weights if term != "loss"]
-        return found | {term: float(totals[term]) / counts[term] for term in further}
+        return measures | {term: float(totals[term]) / counts[term] for term in further}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the language model's metrics, then the divergence and the distance."""
@@ -219,23 +222,23 @@ class DistilLM(WithTeachers):
         )
 
     def _divergence(
-        self, model: TransferModel, own: Tensor, tops: list[Tensor], rows_N: Tensor
+        self, model: TransferModel, student: Tensor, tops: list[Tensor], rows_N: Tensor
     ) -> Tensor:
         states = [top.index_select(0, rows_N) for top in tops]
 
         def logits(rows: slice) -> Tensor:
-            found = [
+            of_teachers = [
                 teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
                 for teacher, state_ND in zip(self.lent, states, strict=True)
             ]
-            if len(found) == 1:
-                only: Tensor = found[0]
+            if len(of_teachers) == 1:
+                only: Tensor = of_teachers[0]
                 return only
-            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in found])
-            return each_KRV.logsumexp(0) - math.log(len(found))
+            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in of_teachers])
+            return each_KRV.logsumexp(0) - math.log(len(of_teachers))
 
         return language_model_head(model).summed_divergence(
-            own.index_select(0, rows_N),
+            student.index_select(0, rows_N),
             model.backbone.token_embedding.weight,
             logits,
             self.temperature,

@@ -56,8 +56,8 @@ class ClassificationTask(TextsTask):
                 f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
                 "Name another label column."
             )
-        found = {example.label for example in train}
-        missing = [repr(label) for number, label in enumerate(labels) if number not in found]
+        given = {example.label for example in train}
+        missing = [repr(label) for number, label in enumerate(labels) if number not in given]
         if missing:
             raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
 
@@ -75,13 +75,13 @@ class ClassificationTask(TextsTask):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        (found,) = rows.values()
-        return {"probabilities": found["probabilities"]}
+        (row,) = rows.values()
+        return {"probabilities": row["probabilities"]}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
-        (found,) = rows.values()
+        (row,) = rows.values()
         (expected,) = self.labels_of(data.examples[example]) or ("",)
-        return Result(expected, self.labels[found["label"]], found["probability"])
+        return Result(expected, self.labels[row["label"]], row["probability"])
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities, in the order of our labels."""

@@ -87,21 +87,23 @@ class MultilabelTask(TextsTask):
 
     def check(self, train: Sequence[LabelsExample], where: str) -> None:
         labels = self.labels
-        look_over(Counter(labels[each] for example in train for each in example.label or ()), where)
-        if len({each.label for each in train}) < 2:
+        look_over(
+            Counter(labels[number] for example in train for number in example.label or ()), where
+        )
+        if len({example.label for example in train}) < 2:
             raise DataError(
                 f"{where}: all examples have the same labels, {listed(labels) or 'none'}; there "
                 "is nothing to learn. Name another label column."
             )
         if len(train) < FEW_ROWS:
             return
-        if all(len(each.label or ()) == 1 for each in train):
+        if all(len(example.label or ()) == 1 for example in train):
             mark = joined_by(labels)
             cure = f"data.separator={delimiter_name(mark)} parts them" if mark else (
                 "data=table objective=classification is for such rows"
             )  # fmt: skip
             raise DataError(f"{where}: each of its {len(train):,} rows has one label; {cure}.")
-        if 2 * len(labels) > sum(len(each.label or ()) for each in train):
+        if 2 * len(labels) > sum(len(example.label or ()) for example in train):
             raise DataError(
                 f"{where}: {len(train):,} examples have {len(labels):,} different labels, most of "
                 "them once. Is that the column of the labels? Say data.label=COLUMN."
@@ -109,10 +111,10 @@ class MultilabelTask(TextsTask):
 
     def strata(self, examples: Sequence[LabelsExample]) -> Sequence[int]:
         """Return the rarest label of each, so that a share has of each; of none, one more."""
-        count = Counter(chain.from_iterable(each.label or () for each in examples))
+        count = Counter(chain.from_iterable(example.label or () for example in examples))
         return [
-            min(each.label or (), key=lambda number: (count[number], number), default=-1)
-            for each in examples
+            min(example.label or (), key=lambda number: (count[number], number), default=-1)
+            for example in examples
         ]
 
     def facts(self, train: Sequence[LabelsExample]) -> dict[str, list[float]]:
@@ -124,11 +126,11 @@ class MultilabelTask(TextsTask):
         numbers = [example.label for example in examples]
         if not all_known(numbers, "list of labels"):
             return {}
-        known = [each or () for each in numbers]
+        known = [labels or () for labels in numbers]
         # Of many labels a text has few: their numbers take less than a table of yes and no.
         targets = np.full((len(known), max(map(len, known))), _NONE, dtype=np.int64)
-        for row, own in enumerate(known):
-            targets[row, : len(own)] = own
+        for row, labels in enumerate(known):
+            targets[row, : len(labels)] = labels
         return {"labels": targets}
 
     @classmethod
@@ -141,22 +143,22 @@ class MultilabelTask(TextsTask):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        (found,) = rows.values()
-        return {"probabilities": found["probabilities"]}
+        (row,) = rows.values()
+        return {"probabilities": row["probabilities"]}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; the score is the F1 of the labels of this example."""
-        (found,) = rows.values()
-        said = [self.labels[number] for number in sorted(found["said"]) if number >= 0]
+        (row,) = rows.values()
+        said = [self.labels[number] for number in sorted(row["said"]) if number >= 0]
         given = self.labels_of(data.examples[example])
         both = 2 * len({*said} & {*given})
         score = both / (len(said) + len(given)) if said or given else 1.0
-        return Result(SEPARATOR.join(given), SEPARATOR.join(said), found["probability"], score)
+        return Result(SEPARATOR.join(given), SEPARATOR.join(said), row["probability"], score)
 
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
         """Return the thresholds with the highest F1 of each label on the validation examples."""
-        shares_NC = np.array([found["probabilities"] for own in rows.values()
-                              for found in own.values()])  # fmt: skip
+        shares_NC = np.array([row_shares["probabilities"] for windows in rows.values()
+                              for row_shares in windows.values()])  # fmt: skip
         given_NC = np.zeros(shares_NC.shape, dtype=bool)
         for row, example in enumerate(rows):
             given_NC[row, list(data.examples[example].label)] = True
@@ -168,12 +170,12 @@ class MultilabelTask(TextsTask):
         So a label is said whose probability is above its runs' thresholds on average.
         """
         parts = [(task.labels, answer["probabilities"]) for task, answer in answers]
-        found = {"probabilities": mean_by_label(self.labels, parts)}
+        means = {"probabilities": mean_by_label(self.labels, parts)}
         runs = [task for task, _ in answers if isinstance(task, MultilabelTask)]
         if any(task.fitted for task in runs):
-            own = [(task.labels, task.thresholds) for task in runs]
-            found["thresholds"] = mean_by_label(self.labels, own)
-        return found
+            thresholds = [(task.labels, task.thresholds) for task in runs]
+            means["thresholds"] = mean_by_label(self.labels, thresholds)
+        return means
 
     def written(self, answer: Answer) -> dict[str, Any]:
         shares_C = np.asarray(answer["probabilities"])
@@ -188,8 +190,8 @@ class MultilabelTask(TextsTask):
 
     def cells(self, answer: Answer) -> list[Any]:
         """See `Task`; labels as a table has them."""
-        found = self.written(answer)
-        return [SEPARATOR.join(found["labels"]), *found["probabilities"].values()]
+        written = self.written(answer)
+        return [SEPARATOR.join(written["labels"]), *written["probabilities"].values()]
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -271,7 +273,7 @@ class LabelsTable(Table):
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> tuple[str, ...]:
         if columns.labels:
-            return tuple(each for each in columns.labels if _has_label(record, each, name))
+            return tuple(label for label in columns.labels if _has_label(record, label, name))
         names = [
             label_of(Record(record.line, {columns.label: part}), columns.label, name)
             for part in parts_of(value_of(record, columns.label, name), self._mark)
@@ -286,7 +288,7 @@ class LabelsTable(Table):
         if not isinstance(self.label, tuple):
             task.check(train, where)
             return
-        count = Counter(chain.from_iterable(each.label or () for each in train))
+        count = Counter(chain.from_iterable(example.label or () for example in train))
         names = [name for number, name in enumerate(task.labels) if 0 < count[number] < len(train)]
         if len(names) < len(self.label):
             raise DataError(
@@ -299,13 +301,13 @@ class LabelsTable(Table):
 def _has_label(record: Record, column: str, name: str) -> bool:
     """Return whether a row has the label that a column is called by."""
     cell = value_of(record, column, name)
-    found = is_yes(cell)
-    if found is None:
+    has_label = is_yes(cell)
+    if has_label is None:
         raise DataError(
             f"{name}, line {record.line}: {str(cell)!r:.80} in {column!r} says neither yes (1, "
             "true, yes, x) nor no (0, false, no, nothing)."
         )
-    return found
+    return has_label
 
 
 MOST_WEIGHT = 100.0

@@ -78,7 +78,7 @@ class RegressionTask(TextsTask):
         """Return the fifth of all numbers that each one is in."""
         values = _values(examples)
         bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
-        return [int(each) for each in np.searchsorted(bounds, values, side="right")]
+        return [int(fifth) for fifth in np.searchsorted(bounds, values, side="right")]
 
     def facts(self, train: Sequence[NumberExample]) -> dict[str, float]:
         """Return the mean and the deviation of the numbers."""
@@ -99,24 +99,26 @@ class RegressionTask(TextsTask):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        (found,) = rows.values()
-        return {"value": float(found["value"])}
+        (row,) = rows.values()
+        return {"value": float(row["value"])}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; an answer within half a deviation is right, one two deviations off wrong."""
-        (found,) = rows.values()
-        expected, predicted = data.examples[example].value, float(found["value"])
+        (row,) = rows.values()
+        expected, predicted = data.examples[example].value, float(row["value"])
         off = abs(predicted - expected) / self.scale
         score = min(1.0, max(0.0, (2 - off) / 1.5))
         return Result(shown(expected), shown(predicted), score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
-        said = [float(found["value"]) for own in rows.values() for found in own.values()]
+        said = [float(row["value"]) for windows in rows.values() for row in windows.values()]
         given = [data.examples[example].value for example in rows]
-        found = {"pearson": correlation(said, given)}
-        found["spearman"] = correlation(average_ranks(said), average_ranks(given))
-        return {name: value for name, value in found.items() if value is not None}
+        correlations = {
+            "pearson": correlation(said, given),
+            "spearman": correlation(average_ranks(said), average_ranks(given)),
+        }
+        return {name: value for name, value in correlations.items() if value is not None}
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
@@ -145,7 +147,7 @@ def correlation(
     first: Sequence[float] | npt.NDArray[Any], second: Sequence[float] | npt.NDArray[Any]
 ) -> float | None:
     """Return Pearson's correlation; None where it is undefined: one side is constant."""
-    one, other = (np.asarray(each, dtype=np.float64) for each in (first, second))
+    one, other = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
     one, other = one - one.mean(), other - other.mean()
@@ -161,7 +163,7 @@ def average_ranks(values: Sequence[float]) -> npt.NDArray[Any]:
 
 def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
     """Return the numbers of examples that have one."""
-    return np.array([each.value for each in examples], dtype=np.float64)
+    return np.array([example.value for example in examples], dtype=np.float64)
 
 
 @dataclass(kw_only=True)

@@ -80,7 +80,7 @@ def rouge_l(given: str, said: str) -> float:
 
     Words are runs of letters and digits, without case. Of no words at all, whether both have none.
     """
-    words, others = (_WORD.findall(each.lower()) for each in (given, said))
+    words, others = (_WORD.findall(text.lower()) for text in (given, said))
     if not words or not others:
         return float(words == others)
     longest = [0] * (len(others) + 1)

@@ -116,11 +116,11 @@ def _sparse_rows(
     """
     columns, values, starts = list[int](), list[float](), list[int]()
     for example in examples:
-        own = Counter(numbers[term] for term in _terms(example) if term in numbers)
-        raw = [rarity[number] * (1 + math.log(count)) for number, count in own.items()]
+        counts = Counter(numbers[term] for term in _terms(example) if term in numbers)
+        raw = [rarity[number] * (1 + math.log(count)) for number, count in counts.items()]
         length = math.hypot(*raw)
         starts.append(len(columns))
-        columns += own
+        columns += counts
         values += [value / length for value in raw]
     return _Sparse(
         torch.tensor(columns, dtype=torch.int64),

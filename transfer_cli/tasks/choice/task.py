@@ -73,12 +73,14 @@ class ChoiceTask(Task):
         direction: Direction,
     ) -> EncodedGroups:
         """See `Task`; a context that is too long is cut, and a choice that is too long alone."""
-        pairs = [Example(each.context, pair=end) for each in examples for end in each.endings()]
-        labels = [each.label for each in examples]
+        pairs = [
+            Example(example.context, pair=end) for example in examples for end in example.endings()
+        ]
+        labels = [example.label for example in examples]
         return EncodedGroups(
             examples,
             encode_texts(pairs, tokenizer, length, direction, truncate=self.truncate, strict=False),
-            [len(each.choices) for each in examples],
+            [len(example.choices) for example in examples],
             tokenizer.pad,
             {} if None in labels else {"label": labels},
         )
@@ -97,16 +99,16 @@ class ChoiceTask(Task):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        (found,) = rows.values()
+        (row,) = rows.values()
         choices = list(data.examples[example].choices)
-        return {"choices": choices, "probabilities": found["probabilities"][: len(choices)]}
+        return {"choices": choices, "probabilities": row["probabilities"][: len(choices)]}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; of m choices that are all the likeliest, the right one counts 1/m."""
-        (found,) = rows.values()
+        (row,) = rows.values()
         (expected,) = self.labels_of(data.examples[example]) or ("",)
-        said = data.examples[example].choices[found["label"]]
-        return Result(expected, said, found["probability"], found["right"])
+        said = data.examples[example].choices[row["label"]]
+        return Result(expected, said, row["probability"], row["right"])
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)

@@ -53,13 +53,13 @@ class Cloze(Classification):
         """Return the task of its data with this pattern; see `Objective`."""
         if not isinstance(task, ClassificationTask):
             return task
-        found = words_of_labels({**words, **self.words}, task.labels, "objective.words")
+        by_label = words_of_labels({**words, **self.words}, task.labels, "objective.words")
         return ClozeTask(
             task.labels,
             judged_by=task.judged_by,
             truncate=task.truncate,
             pattern=self.pattern.written,
-            words=dict(zip(task.labels, found, strict=True)),
+            words=dict(zip(task.labels, by_label, strict=True)),
             lines=lines,
             before_text=before_text,
         )
@@ -100,8 +100,8 @@ class Cloze(Classification):
 
     def check_start(self, model: TransferModel, inherited: Set[str]) -> None:
         """See `Objective`: the head has to be pretrained."""
-        own = [f"heads.{HEAD}.{name}" for name, _ in model.heads[HEAD].named_parameters()]
-        new = [name for name in own if name not in inherited]
+        names = [f"heads.{HEAD}.{name}" for name, _ in model.heads[HEAD].named_parameters()]
+        new = [name for name in names if name not in inherited]
         if new or not inherited:
             raise ConfigError(
                 f"objective: cloze asks a language model, and {new[0] if new else 'all of it'} is "
@@ -127,7 +127,7 @@ class Cloze(Classification):
     def read(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
         """Return what the words say of the states at gaps, in float32, `[B, C]`."""
         logits_BV = model.heads[HEAD](pooled_BD, model.backbone.token_embedding.weight)
-        tokens_N = torch.tensor([token for own in self._tokens.values() for token in own])
+        tokens_N = torch.tensor([token for tokens in self._tokens.values() for token in tokens])
         logits_BN = logits_BV.index_select(1, tokens_N.to(logits_BV.device, non_blocking=True))
-        each = logits_BN.float().split([len(own) for own in self._tokens.values()], dim=1)
+        each = logits_BN.float().split([len(tokens) for tokens in self._tokens.values()], dim=1)
         return torch.stack([logits_Bn.mean(1) for logits_Bn in each], dim=1)

@@ -49,9 +49,9 @@ class ClozeTask(ClassificationTask):
 
     @classmethod
     def sample(cls) -> tuple["ClozeTask", Sequence[Example]]:
-        found, examples = ClassificationTask.sample()
+        task, examples = ClassificationTask.sample()
         words = {"number": ("How",), "place": ("Where",)}
-        return cls(found.labels, pattern="{text} {mask}", words=words), examples
+        return cls(task.labels, pattern="{text} {mask}", words=words), examples
 
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, length: int, direction: Direction
@@ -65,16 +65,16 @@ class ClozeTask(ClassificationTask):
                     f"objective.pattern: examples have {there}, and {self.pattern!r} has "
                     f"{'a' if encoder.pattern.has_pair else 'no'} {{pair}}"
                 )
-        found = list(encoder.rows(examples, length, self.truncate))
+        rows = list(encoder.rows(examples, length, self.truncate))
         targets = label_targets(examples)
         if encoder.has_gap:
-            targets["gap"] = [gap for _, gap, _ in found]
+            targets["gap"] = [gap for _, gap, _ in rows]
         return EncodedRows(
             examples,
-            [row for row, _, _ in found],
+            [row for row, _, _ in rows],
             tokenizer.pad,
             targets=targets,
-            is_cut=[is_cut for _, _, is_cut in found],
+            is_cut=[is_cut for _, _, is_cut in rows],
         )
 
     def _encoder(self, tokenizer: Tokenizer, direction: Direction) -> PatternEncoder:

@@ -71,18 +71,18 @@ class NextUtterance(MultipleChoice):
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        found = super().loss_sums(model, batch, encoded)
-        return {**found, "words": self._nats(model, batch, encoded)}
+        sums = super().loss_sums(model, batch, encoded)
+        return {**sums, "words": self._nats(model, batch, encoded)}
 
     def metric_sums(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
         """Return the sums of a choice, the nats of the words, and the F1 of what is generated."""
-        found = super().metric_sums(model, batch, encoded)
-        found["words"] = self._nats(model, batch, encoded)
+        sums = super().metric_sums(model, batch, encoded)
+        sums["words"] = self._nats(model, batch, encoded)
         if self.reply_tokens:
-            found["f1"] = torch.tensor(self._f1(model, batch))
-        return found
+            sums["f1"] = torch.tensor(self._f1(model, batch))
+        return sums
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats

@@ -152,10 +152,10 @@ class PrefixLM(CausalLM):
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
         """Return each text's summed cross-entropy, its number of targets, and its answer."""
-        found = super().example_results(model, batch, encoded)
+        results = super().example_results(model, batch, encoded)
         if not self.generate:
-            return found
-        return replace(found, predicted=self.predictions(model, batch, encoded))
+            return results
+        return replace(results, predicted=self.predictions(model, batch, encoded))
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats

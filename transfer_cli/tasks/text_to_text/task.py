@@ -125,12 +125,12 @@ class TextToTextTask(Task):
             of_rows["prefix"] = firsts
         elif not is_causal:
             of_rows["prefix"] = [0] * len(rows)
-        found = EncodedTexts(
+        encoded = EncodedTexts(
             examples, rows, tokenizer.pad, firsts=firsts, targets=of_rows,
             fill={"next_tokens": IGNORE}, is_cut=is_cut,
         )  # fmt: skip
-        found.tokenizer, found.end = tokenizer, end
-        return found
+        encoded.tokenizer, encoded.end = tokenizer, end
+        return encoded
 
     @classmethod
     def sample(cls) -> tuple["TextToTextTask", Sequence[TextToTextExample]]:
@@ -150,7 +150,7 @@ class TextToTextTask(Task):
         return Result(given, said, score=rouge_l(given, said))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
-        pairs = [(data.examples[at].target, self._said(data, own)) for at, own in rows.items()]
+        pairs = [(data.examples[at].target, self._said(data, row)) for at, row in rows.items()]
         measured = {"exact_match": exact, "rouge_l": rouge_l}
         return {
             name: sum(score(*pair) for pair in pairs) / len(pairs)
@@ -158,8 +158,8 @@ class TextToTextTask(Task):
         }
 
     def _said(self, data: Encoded, rows: Rows) -> str:
-        (found,) = rows.values()
-        text: str = data.text_of(found["answer"])  # type: ignore[attr-defined]  # of `encode`
+        (row,) = rows.values()
+        text: str = data.text_of(row["answer"])  # type: ignore[attr-defined]  # of `encode`
         return text
 
 
