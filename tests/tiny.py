@@ -35,7 +35,7 @@ from transfer_cli.engine.step import Loss, StepReport, TrainStep
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.positions import Rotary
+from transfer_cli.model.shape import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.beside_main_head import BesideMainHead

@@ -84,7 +84,7 @@ FEW_STEPS, ENOUGH_STEPS = 50, 80
 
 def check_rows(shape: BackboneShape, config: DictConfig) -> None:
     """Refuse rows of several texts that sparse attention would take for one."""
-    if not any(shape.sparse_parts):
+    if not shape.is_sparse:
         return
     streams = {f"streams.{name}.data": config.streams[name].data for name in config.streams}
     problems = {

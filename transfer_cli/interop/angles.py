@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.positions import Rotary, RotaryScaling
+from transfer_cli.model.shape import BackboneShape, Rotary, RotaryScaling
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """What `layer_types` calls blocks that see everything, and those with a window."""

@@ -30,8 +30,8 @@ from transfer_cli.interop.family import (
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, from_row, packed_attention, same, with_prefix
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.block import Activation
 from transfer_cli.model.positions import RelativeBias
+from transfer_cli.model.shape import Activation
 
 PAD = 1
 """RoBERTa's padding token."""

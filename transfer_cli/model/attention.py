@@ -5,22 +5,19 @@ of a head.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.model.attention_dropout import attend_with_dropout, can_attend_with_dropout
+from transfer_cli.model.attention_dropout import attend, causal_mask
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.packing import Packing
-
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
-    from transfer_cli.model.sparse_attention import SparseView
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.sparse_attention import SparseView
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class AttentionInputs:
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     packing: Packing | None = None
     gates: Gates | None = None
-    sparse: "SparseView | None" = None
+    sparse: SparseView | None = None
     earlier: int = 0
     relative: RelativeScores | None = None
     memory: Tensor | None = None
@@ -117,7 +114,7 @@ class SelfAttention(nn.Module):
     prefix: nn.Module | None
     """Maps queries to what is added to the mixed values; None without an edit."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.head_width = shape.head_size
         self.sharing = shape.heads // shape.shared_heads
@@ -240,25 +237,6 @@ class SelfAttention(nn.Module):
         return query, key, value
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-    lengths: Sequence[int] | None = None,
-) -> Tensor:
-    """Return the values, weighted, `[B, H, T, W]`; see `AttentionInputs` and `Packing`."""
-    if dropout and can_attend_with_dropout(query, value, attn_mask):
-        attn_mask = _causal_mask(query, key) if causal else attn_mask
-        return attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal
-    )
-
-
 def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
     """Return what a softmax makes attention probabilities of, `[B, H, T, S]`.
 
@@ -267,7 +245,7 @@ def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs)
     scores = query_BHTW @ key_BHSW.transpose(-2, -1) / math.sqrt(query_BHTW.shape[-1])
     attn_mask = inputs.attn_mask
     if inputs.causal:
-        attn_mask = _causal_mask(query_BHTW, key_BHSW)
+        attn_mask = causal_mask(query_BHTW, key_BHSW)
     if inputs.sparse is not None:
         _, heads, new, seen = scores.shape
         attn_mask = inputs.sparse.mask(heads, new, seen, scores.device)
@@ -276,11 +254,6 @@ def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs)
     if attn_mask.dtype == torch.bool:
         return scores.masked_fill(~attn_mask, -math.inf)
     return scores + attn_mask
-
-
-def _causal_mask(query_BHTW: Tensor, key_BHSW: Tensor) -> Tensor:
-    shape = query_BHTW.shape[2], key_BHSW.shape[2]
-    return torch.ones(shape, dtype=torch.bool, device=query_BHTW.device).tril()
 
 
 def _shifted(scores_BHTS: Tensor) -> Tensor:

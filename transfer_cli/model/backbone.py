@@ -23,7 +23,7 @@ from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.patterns import PATTERNS, within_documents, without_padding
 from transfer_cli.model.positions import POSITIONS, count_positions, positions_within
-from transfer_cli.model.shape import MAX_SIZE, BackboneShape, Direction
+from transfer_cli.model.shape import FORMS, MAX_SIZE, BackboneShape, Direction
 
 __all__ = ["MAX_SIZE", "Backbone", "BackboneShape", "Direction", "initialise_plain"]
 
@@ -74,7 +74,7 @@ class Backbone(nn.Module):
         self.attention_pattern = PATTERNS[shape.attention](shape)
         block = RESIDUALS[shape.residual]
         self.blocks = nn.ModuleList(block(shape) for _ in range(shape.distinct_blocks))
-        if block.plain_start:
+        if FORMS[shape.residual].plain_start:
             self.blocks[0].attention_norm = nn.Identity()
         if shape.has_final_norm:
             self.final_norm = build_norm(shape, shape.width)
@@ -203,7 +203,7 @@ class Backbone(nn.Module):
             raise ValueError(
                 "a bidirectional model cannot use a cache: later tokens change its hidden states"
             )
-        if length > self.shape.positions and self.position_embedding.is_bounded:
+        if length > self.shape.positions and self.shape.is_bounded:
             raise ValueError(
                 f"a sequence of {length} tokens is longer than the model's "
                 f"{self.shape.positions} positions"

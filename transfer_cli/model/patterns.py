@@ -7,23 +7,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.attention import AttentionInputs
-from transfer_cli.model.sparse_attention import SparseView
-
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.sparse_attention import SparseView, parts_of
 
 
 class AttentionPattern(nn.Module, ABC):
     """Base class of attention patterns; built from a shape, whose direction it follows."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.causal = shape.direction == "causal"
         self.depth = shape.depth
@@ -67,7 +64,7 @@ class WindowAttention(FullAttention):
     The shape says how wide the window is and which blocks see everything.
     """
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
         self.window = shape.window
         self.has_window = shape.has_window
@@ -99,9 +96,9 @@ class SparseAttention(AttentionPattern):
     The shape says which kind, and the rest; see `model.sparse_attention`.
     """
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
-        self.parts = shape.sparse_parts
+        self.parts = parts_of(shape)
 
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None

@@ -135,7 +135,7 @@ class RelationDistillation(WithTeachers):
 
     def _uncut(self, whose: str, shape: BackboneShape, layer: int) -> str:
         """Return why a block's relations cannot be compared, and a cure; else ""."""
-        if shape.has_window[layer] or shape.sparse_parts[layer]:
+        if shape.has_window[layer] or shape.is_sparse:
             return (
                 f"{whose}has a window of attention in its block {layer}, or sparse attention, and "
                 "relations are of all that a query may see; take a block or model without"

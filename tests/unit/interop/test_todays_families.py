@@ -21,7 +21,7 @@ from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.interop.targets import target_of
 from transfer_cli.interop.vocabulary import read_tokenizer
-from transfer_cli.model.positions import Rotary, RotaryScaling
+from transfer_cli.model.shape import Rotary, RotaryScaling
 from transfer_cli.objectives.classification import Classification
 
 LLAMA3 = {

@@ -17,6 +17,7 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import PATTERNS, AttentionPattern
 from transfer_cli.model.positions import POSITIONS, Positions
+from transfer_cli.model.shape import CHOICES, FORMS, ResidualForm
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.optim.schedules import Constant
 
@@ -60,8 +61,6 @@ class PlainNorm(nn.LayerNorm):
 class Parallel(Block):
     """Both sub-layers of one block read the same state."""
 
-    final_norm = True
-
     def update(self, z, inputs):
         read = self.attention_norm(z)
         fed = self.feed(self.feed_forward_norm(z), read, inputs)
@@ -99,6 +98,14 @@ def own_kinds(monkeypatch):
     for field, kinds in OWN.items():
         for name, kind in kinds.items():
             monkeypatch.setitem(FIELDS[field], name, kind)
+        if field != "residual":
+            monkeypatch.setitem(CHOICES, field, (*CHOICES[field], *kinds))
+    monkeypatch.setitem(FORMS, "both", ResidualForm(final_norm=True))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_name_that_a_shape_takes_has_a_class(field):
+    assert set(CHOICES[field]) == set(FIELDS[field])
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -22,7 +22,8 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.lora import LowRank, add_lora
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import window_mask
-from transfer_cli.model.positions import Rotary, RotaryPositions, RotaryScaling, rotary_frequencies
+from transfer_cli.model.positions import RotaryPositions, rotary_frequencies
+from transfer_cli.model.shape import Rotary, RotaryScaling
 
 LLAMA3 = RotaryScaling("llama3", 8.0, original_positions=64)
 TOKENS = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))

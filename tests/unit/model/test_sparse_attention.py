@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.edits import GatedPrefix, LoRA, PALs
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.attention import attend
+from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.captures import captures
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
@@ -23,6 +23,7 @@ from transfer_cli.model.sparse_attention import (
     Window,
     _block_mask,
     by_flex,
+    parts_of,
 )
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -266,8 +267,8 @@ def test_rows_that_are_no_single_texts_are_refused(rows):
 def test_picked_blocks_have_to_alternate():
     shape = tiny.shape(attention="fixed", window=4, sparse="alternate", depth=6)
 
-    assert shape_of_blocks(shape, (0, 3, 4)).sparse_parts == [
-        shape.sparse_parts[layer] for layer in (0, 3, 4)
+    assert parts_of(shape_of_blocks(shape, (0, 3, 4))) == [
+        parts_of(shape)[layer] for layer in (0, 3, 4)
     ]
     with pytest.raises(ValueError, match=r"^\[0, 2\] do not alternate"):
         shape_of_blocks(shape, (0, 2))
