@@ -4,11 +4,9 @@ from typing import TypeVar
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.bert import Albert, Bert, DistilBert, Electra, MPNet, Roberta, XlmRoberta
+from transfer_cli.interop.decoders import Gemma3, Gpt2, GptNeoX, Llama, Mistral, Qwen2, Qwen3
 from transfer_cli.interop.family import Family
-from transfer_cli.interop.gpt2 import Gpt2
-from transfer_cli.interop.llama import Gemma3, Llama, Mistral, Qwen2, Qwen3
 from transfer_cli.interop.modernbert import ModernBert
-from transfer_cli.interop.neox import GptNeoX
 
 _OURS: tuple[type[Family], ...] = (
     Roberta, XlmRoberta, Bert, DistilBert, Electra, Albert, MPNet, ModernBert, Gpt2, GptNeoX, Llama,

@@ -51,19 +51,21 @@ class FeedForward(nn.Module):
     """The up projection: reads the residual stream."""
     output: nn.Linear
     """The down projection: writes to the residual stream."""
+    inner_parts: ClassVar[int] = 1
+    """How many states of the inner size the up projection makes."""
     kept_states: ClassVar[int] = 2
     """How many states of the inner size the backward pass needs, roughly."""
+
+    def __init__(self, shape: BackboneShape) -> None:
+        super().__init__()
+        has_bias, inner = shape.biases in ("all", "feed_forward"), shape.feedforward
+        self.inner = nn.Linear(shape.width, self.inner_parts * inner, bias=has_bias)
+        self.output = nn.Linear(inner, shape.width, bias=has_bias)
+        self.activation = ACTIVATIONS[shape.activation]
 
 
 class MLP(FeedForward):
     """Two linear layers with an activation between them, at every position alike."""
-
-    def __init__(self, shape: BackboneShape) -> None:
-        super().__init__()
-        has_bias = shape.biases in ("all", "feed_forward")
-        self.inner = nn.Linear(shape.width, shape.feedforward, bias=has_bias)
-        self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
-        self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `[B, T, D]`."""
@@ -77,14 +79,8 @@ class GatedMLP(FeedForward):
     With `silu` it is called SwiGLU, with `gelu` GeGLU.
     """
 
+    inner_parts = 2
     kept_states = 4
-
-    def __init__(self, shape: BackboneShape) -> None:
-        super().__init__()
-        has_bias = shape.biases in ("all", "feed_forward")
-        self.inner = nn.Linear(shape.width, 2 * shape.feedforward, bias=has_bias)
-        self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
-        self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `[B, T, D]`."""
