@@ -50,8 +50,7 @@ from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
-from transfer_cli.generation.decoding import generate
-from transfer_cli.generation.sampling import Sampling, TokenSampler
+from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification

@@ -42,8 +42,7 @@ from transfer_cli.objectives.beside_main_head import BesideMainHead
 from transfer_cli.objectives.of_main_head import OfMainHead
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import Constant, Schedule
+from transfer_cli.optim.schedules import Constant, LRScheduler, Schedule
 
 CONF = Path(__file__).parents[1] / "conf"
 MODERN = {

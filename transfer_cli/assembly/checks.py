@@ -27,7 +27,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.source_distillation import SourceDistillation
-from transfer_cli.optim.lr_scheduler import LRScheduler
+from transfer_cli.optim.schedules import LRScheduler
 from transfer_cli.tasks.cloze.objective import Cloze
 
 CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"

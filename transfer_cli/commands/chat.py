@@ -11,7 +11,7 @@ from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.config.literal import texts_of
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, at_least
-from transfer_cli.generation.sampling import Sampling, TokenSampler
+from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.objectives.replies import Pick, replies
 from transfer_cli.safe_files import escaped
 from transfer_cli.tasks.dialog.objective import NextUtterance
