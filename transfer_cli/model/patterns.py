@@ -48,7 +48,8 @@ class FullAttention(AttentionPattern):
     ) -> Sequence[AttentionInputs]:
         """Return the same inputs for every block."""
         if cached:
-            inputs = AttentionInputs(cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device))
+            seen = cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device)
+            inputs = AttentionInputs(seen, earlier=cached)
         elif prefix_B is not None:
             inputs = AttentionInputs(prefix_mask(mask_BT, prefix_B))
         elif padded:
@@ -83,7 +84,7 @@ class WindowAttention(FullAttention):
         if prefix_B is not None and not cached:
             near = near | near.mT  # a prefix sees as far ahead as back
         seen = inputs[0].attn_mask
-        local = AttentionInputs(near if seen is None else seen & near)
+        local = AttentionInputs(near if seen is None else seen & near, earlier=cached)
         return [
             local if is_local else each
             for each, is_local in zip(inputs, self.has_window, strict=True)
@@ -114,7 +115,10 @@ class SparseAttention(AttentionPattern):
         can_ask = mask_BT.device.type == "cpu" and not torch.compiler.is_compiling()
         if starts is not None and can_ask and not starts.any():
             starts = None
-        made = {parts: AttentionInputs(sparse=SparseView(parts, starts)) for parts in self.parts}
+        made = {
+            parts: AttentionInputs(sparse=SparseView(parts, starts), earlier=cached)
+            for parts in self.parts
+        }
         return [made[parts] for parts in self.parts]
 
 

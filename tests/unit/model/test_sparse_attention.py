@@ -11,10 +11,10 @@ from tests import tiny
 from transfer_cli.adaptation.edits import GatedPrefix, LoRA, PALs
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.attention_dropout import attend
-from transfer_cli.model.captures import captures
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.picked_blocks import shape_of_blocks
+from transfer_cli.model.probes import probed
 from transfer_cli.model.sparse_attention import (
     OwnBlock,
     SparseView,
@@ -165,12 +165,13 @@ def test_a_model_says_the_same_with_tables_of_probabilities(attention, sparse):
     near, far = (Window(4), Stride(4)) if attention == "strided" else (OwnBlock(4), Summary(4, 2))
 
     states = backbone(TOKENS, ALL, padded=False)
-    with captures(backbone, attention=True) as captured:
+    shares = {}
+    with probed(backbone, probabilities=shares.__setitem__):
         expected = backbone(TOKENS, ALL, padded=False)
 
     assert_close(states, expected, rtol=0, atol=1e-6)
     heads = [(near, far)] * 3 if sparse == "split" else [(near, near), (far, far), (near, near)]
-    for of_heads, found in zip(heads, captured.attention.values(), strict=True):
+    for of_heads, found in zip(heads, shares.values(), strict=True):
         for head, part in enumerate(of_heads):
             assert ((found[:, head] > 0) == seen(11, part)).all()
 

@@ -12,7 +12,7 @@ from transfer_cli.batch import Batch, size, to_device, with_facts
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import evaluation_noise, portions
 from transfer_cli.engine.precision import Precision
-from transfer_cli.model.gates import gated
+from transfer_cli.model.probes import gated
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.progress import progress

@@ -19,7 +19,7 @@ from transfer_cli.analysis.importance.judged_split import judged_split, main_mea
 from transfer_cli.data.split import Split
 from transfer_cli.errors import NotFiniteError, at_least, between, one_of
 from transfer_cli.metrics import Metric
-from transfer_cli.model.gates import all_heads, gated
+from transfer_cli.model.probes import all_heads, gated
 from transfer_cli.progress import More, progress
 from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.seeds import derive
