@@ -19,8 +19,8 @@ from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
+from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
-from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
