@@ -13,7 +13,7 @@ from transfer_cli.analysis.unit_sums import (
     contexts_of,
 )
 from transfer_cli.batch import with_facts
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.model.probes import units_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM

@@ -7,7 +7,9 @@ from transfer_cli.tasks.samples import EmbeddedSample
 
 OLD = """
 data.hub_table.HubTable data.rest.Rest data.tasks.SamplePairs data.tasks.SampleQuestions
-data.tasks.Table data.tasks.Trec tasks.choice.data.Choices tasks.choice.data.SampleChoices
+data.tasks.Table data.tasks.Trec data.tokenizer.BytePairs data.tokenizer.FromFile
+data.tokenizer.Inherited data.tokenizer.WordPiece tasks.choice.data.Choices
+tasks.choice.data.SampleChoices
 tasks.dialog.data.Dialogs tasks.dialog.data.SampleDialog tasks.glue.Glue
 tasks.multilabel.data.LabelsTable tasks.multilabel.data.SampleLabels
 tasks.regression.data.NumberTable tasks.regression.data.SampleNumbers tasks.span.data.SampleSpans

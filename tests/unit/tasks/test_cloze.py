@@ -9,7 +9,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.prompt_layout import PromptLayout

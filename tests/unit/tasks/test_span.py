@@ -9,7 +9,7 @@ import string
 import numpy as np
 import pytest
 
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks import scoring
 from transfer_cli.tasks.base import by_example

@@ -10,7 +10,7 @@ import pytest
 
 from tests.published import publish, reference
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.tasks.samples import EmbeddedSample

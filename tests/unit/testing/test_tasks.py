@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from transfer_cli.data.encoded_task import encode_texts
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.base import Result
