@@ -49,8 +49,7 @@ from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import Precision
-from transfer_cli.generation.decoding import generate
-from transfer_cli.generation.sampling import Sampling, TokenSampler
+from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.objectives.beside_main_head import CrossView, SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM

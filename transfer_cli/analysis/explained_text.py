@@ -18,7 +18,7 @@ from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, one_of
-from transfer_cli.model.replaced_embeddings import replaced_embeddings
+from transfer_cli.model.probes import replaced_embeddings
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification

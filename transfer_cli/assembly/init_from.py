@@ -35,10 +35,10 @@ from transfer_cli.model.weights import (
     LazyTensors,
     LoadReport,
     ModelDescription,
-    TensorFile,
     backbone_hash,
     check_finite,
     load_pretrained,
+    open_tensors,
     read_description,
     read_shapes,
     weights_hash,
@@ -192,7 +192,7 @@ class Pretrained:
         base = self.description.base
         own: Mapping[str, Tensor] = read_shapes(self.weights)
         if values:
-            own = LazyTensors(own, TensorFile(self.weights / WEIGHTS).__getitem__)
+            own = LazyTensors(own, open_tensors(self.weights / WEIGHTS).__getitem__)
         if base is None:
             return own
         place = self.base_place()

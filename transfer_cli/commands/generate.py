@@ -19,8 +19,8 @@ from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
+from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
-from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -40,7 +40,7 @@ def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
     for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", config[name], 1, ConfigError)
+        at_least(f"{name}:", getattr(config, name), 1, ConfigError)
     sampling = sampling_of(config)
     stops = texts_of(config.stop, "stop")
     if "" in stops:

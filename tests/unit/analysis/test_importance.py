@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from tests import subjects, tiny
 from transfer_cli.analysis.importance import Importance, head_gradients, importance_of
 from transfer_cli.data.split import Split
-from transfer_cli.model.gates import all_heads, gated
+from transfer_cli.model.probes import all_heads, gated
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -187,4 +187,4 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     assert tiny.same(before, tiny.weights_of(model))
     assert [each.requires_grad for each in model.parameters()] == needs
     assert all(each.grad is None for each in model.parameters())
-    assert model.backbone.gates is None
+    assert model.backbone.probe is None

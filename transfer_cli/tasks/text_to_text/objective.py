@@ -56,7 +56,7 @@ class PrefixLM(CausalLM):
             self.task, self.keeps_tokens = None, False
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        if any(backbone.shape.sparse_parts) and (
+        if backbone.shape.is_sparse and (
             self.corruption is not None or getattr(self.info.task, "prefix", False)
         ):
             raise ConfigError(

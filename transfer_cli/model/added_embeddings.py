@@ -1,4 +1,4 @@
-"""Trainable rows in a frozen embedding.
+"""Trainable embeddings beside those of a model: of a few tokens, and of segments.
 
 Legend: B batch, T positions, D width, N tokens.
 """
@@ -6,6 +6,7 @@ Legend: B batch, T positions, D width, N tokens.
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
@@ -40,3 +41,24 @@ class AddedRows(Added):
     def added_to(self, table: Tensor) -> Tensor:
         """Return an embedding matrix, `[V, D]`, with the offsets added."""
         return table.detach().index_add(0, self.ids, self.delta.detach())
+
+
+class AddedSegments(Added):
+    """An embedding of each segment, in a model that was pretrained without them; zero at first.
+
+    Segments are the speakers of a dialog, or two texts.
+
+    Args:
+        count: Number of segments.
+        width: D.
+    """
+
+    kind = "embeddings of segments"
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count, width))
+
+    def forward(self, segment_BT: Tensor) -> Tensor:
+        """Return the embedding of each position's segment, `[B, T, D]`."""
+        return F.embedding(segment_BT, self.weight)
