@@ -471,7 +471,7 @@ for _name, _make in STUDENTS.items():
     def _(device: torch.device, make: Callable[[], WithTeachers] = _make) -> list[float]:
         objective, teacher = make(), tiny.model(MaskedLM(), seed=1, **BOTH_SIDES)
         teacher.to(device).eval().requires_grad_(requires_grad=False)
-        objective.lend([teacher] * len(objective.teachers))
+        objective.set_teachers([teacher] * len(objective.teachers))
         return losses_of(objective, device, tiny.Questions(causal=False), shape=BOTH_SIDES)
 
 

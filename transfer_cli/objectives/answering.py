@@ -148,7 +148,7 @@ class UnitObjective(Answering):
         """Return scores that say less, or more below 1."""
         return scores_NC / temperature
 
-    def sureness(self, scores_NC: Tensor) -> Tensor:
+    def confidence(self, scores_NC: Tensor) -> Tensor:
         """Return the probability of what the scores say first, `[N]`."""
         return scores_NC.softmax(1).amax(1)
 

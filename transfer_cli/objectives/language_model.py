@@ -105,8 +105,8 @@ class LanguageModel(Objective):
         ):
             places = (target_T != IGNORE).nonzero().squeeze(1)[-SHOWN_PLACES:]
             logits_NV = model.heads[HEAD](top_TD[places], model.backbone.token_embedding.weight)
-            wanted, said = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
-            samples.append(Sample(tokens_T[mask_T].tolist(), wanted, said))
+            wanted, predicted = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
+            samples.append(Sample(tokens_T[mask_T].tolist(), wanted, predicted))
         return samples
 
 

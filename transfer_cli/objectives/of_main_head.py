@@ -142,7 +142,7 @@ class Consistency(OfMainHead):
             back_N = main.divergence(other_NC, scores_NC)
             each_N = (each_N + back_N) / 2
         if self.confidence:
-            each_N = torch.where(main.sureness(scores_NC) > self.confidence, each_N, 0)
+            each_N = torch.where(main.confidence(scores_NC) > self.confidence, each_N, 0)
         return {"loss": each_N.sum()}
 
 
@@ -214,4 +214,4 @@ class Distillation(OfMainHead):
     def _kept(self, answers_NC: Tensor) -> Tensor:
         if not self.confidence:
             return torch.ones_like(answers_NC[:, 0], dtype=torch.bool)
-        return self.main.sureness(self.main.scores_of(answers_NC)) > self.confidence
+        return self.main.confidence(self.main.scores_of(answers_NC)) > self.confidence

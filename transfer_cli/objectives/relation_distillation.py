@@ -71,9 +71,9 @@ class RelationDistillation(WithTeachers):
     def weights(self) -> Mapping[str, float]:
         return dict.fromkeys(self.relations, 1.0)
 
-    def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
+    def check_teachers(self, shapes: Sequence[BackboneShape], key: str) -> None:
         """See `WithTeachers`; the student looks the way that its teacher does."""
-        super().introduce(shapes, key)
+        super().check_teachers(shapes, key)
         (direction,) = {shape.direction for shape in shapes}
         self.direction = None if direction == "auto" else direction
 
@@ -99,7 +99,7 @@ class RelationDistillation(WithTeachers):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each relation's divergence summed over real tokens, in nats and float32."""
-        (teacher,) = self.lent
+        (teacher,) = self.teacher_models
         tokens = {key: value for key, value in self.tokens_of(batch).items() if key not in _OF_ROWS}
         with torch.no_grad():
             theirs = _projections(teacher, tokens, self.teacher_layer)

@@ -31,7 +31,7 @@ from transfer_cli.seeds import ExampleNoise
 class WithTeachers(Objective):
     """A loss that needs finished models beside the one that trains.
 
-    It opens none: a run introduces their shapes before there is a model, and lends them before the
+    It opens none: a run checks their shapes before there is a model, and sets them before the
     first step. They are no part of the run's model, of its checkpoints and of its optimizer.
 
     Args:
@@ -49,10 +49,10 @@ class WithTeachers(Objective):
         """Of the teachers; none where the objective is not at work in a run."""
         self.key = "objective"
         """The config key of this loss."""
-        self._lent: tuple[TransferModel, ...] = ()
+        self._teacher_models: tuple[TransferModel, ...] = ()
 
-    def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
-        """Learn what the teachers are like; `key` is the config key of this loss."""
+    def check_teachers(self, shapes: Sequence[BackboneShape], key: str) -> None:
+        """Keep the shapes of the teachers, and refuse what misfits; `key` is that of this loss."""
         self.shapes, self.key = tuple(shapes), key
         for name, shape in zip(self.teachers, shapes, strict=True):
             problem = self.misfit(shape)
@@ -63,14 +63,14 @@ class WithTeachers(Objective):
     def misfit(self, teacher: BackboneShape) -> str:
         """Return why nothing can be learnt from a teacher of this shape, and a cure; else ""."""
 
-    def lend(self, models: Sequence[TransferModel]) -> None:
+    def set_teachers(self, models: Sequence[TransferModel]) -> None:
         """Take the teachers, in evaluation mode, frozen and on the device."""
-        self._lent = tuple(models)
+        self._teacher_models = tuple(models)
 
     @property
     def other_models(self) -> Sequence[TransferModel]:
         """The teachers; none where they are not there."""
-        return self._lent
+        return self._teacher_models
 
     @staticmethod
     def tokens_of(batch: Batch) -> Batch:
@@ -78,14 +78,14 @@ class WithTeachers(Objective):
         return {key: value for key, value in batch.items() if key not in ("states", "pooled")}
 
     @property
-    def lent(self) -> tuple[TransferModel, ...]:
+    def teacher_models(self) -> tuple[TransferModel, ...]:
         """The teachers."""
-        if not self._lent:
+        if not self._teacher_models:
             raise RunError(
                 f"{self.key}: it compares with teachers, which a finished run does not hold; "
                 "adapt the student to a task (transfer finetune), or evaluate another of its losses"
             )
-        return self._lent
+        return self._teacher_models
 
 
 @dataclass(eq=False, repr=False)
@@ -181,7 +181,7 @@ class DistilLM(WithTeachers):
         """Return each term, summed over its positions, in float32; losses are in nats."""
         with torch.no_grad():
             tokens = self.tokens_of(batch)
-            tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.lent]
+            tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.teacher_models]
         student = encoded.top.flatten(0, 1)
         sums = self.language_model.loss_sums(model, batch, encoded)
         sums["divergence"] = self._divergence(
@@ -229,7 +229,7 @@ class DistilLM(WithTeachers):
         def logits(rows: slice) -> Tensor:
             of_teachers = [
                 teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
-                for teacher, state_ND in zip(self.lent, states, strict=True)
+                for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
             if len(of_teachers) == 1:
                 only: Tensor = of_teachers[0]

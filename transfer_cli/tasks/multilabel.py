@@ -149,11 +149,11 @@ class MultilabelTask(TextsTask):
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; the score is the F1 of the labels of this example."""
         (row,) = rows.values()
-        said = [self.labels[number] for number in sorted(row["said"]) if number >= 0]
+        predicted = [self.labels[number] for number in sorted(row["predicted"]) if number >= 0]
         given = self.labels_of(data.examples[example])
-        both = 2 * len({*said} & {*given})
-        score = both / (len(said) + len(given)) if said or given else 1.0
-        return Result(SEPARATOR.join(given), SEPARATOR.join(said), row["probability"], score)
+        both = 2 * len({*predicted} & {*given})
+        score = both / (len(predicted) + len(given)) if predicted or given else 1.0
+        return Result(SEPARATOR.join(given), SEPARATOR.join(predicted), row["probability"], score)
 
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
         """Return the thresholds with the highest F1 of each label on the validation examples."""
@@ -180,9 +180,9 @@ class MultilabelTask(TextsTask):
     def written(self, answer: Answer) -> dict[str, Any]:
         shares_C = np.asarray(answer["probabilities"])
         above_C = shares_C > np.asarray(answer.get("thresholds", self.thresholds))
-        said = [self.labels[number] for number in np.flatnonzero(above_C)]
+        predicted = [self.labels[number] for number in np.flatnonzero(above_C)]
         shares = shares_C.round(DECIMALS).tolist()
-        return {"labels": said, "probabilities": dict(zip(self.labels, shares, strict=True))}
+        return {"labels": predicted, "probabilities": dict(zip(self.labels, shares, strict=True))}
 
     @property
     def cell_names(self) -> tuple[str, ...]:
@@ -204,8 +204,8 @@ class MultilabelTask(TextsTask):
         texts, given = (given_C + surplus_C + neither_C)[0], given_C.sum()
         order = np.argsort(-given_C, kind="stable")
         # The micro-F1 of the one, two, ... most frequent labels as every answer.
-        said = texts * np.arange(1, len(order) + 1)
-        constant = 2 * given_C[order].cumsum() / (said + given)
+        predicted = texts * np.arange(1, len(order) + 1)
+        constant = 2 * given_C[order].cumsum() / (predicted + given)
         if given == 0:
             return None
         names = listed((self.labels[at] for at in order[: constant.argmax() + 1]), 3)
@@ -233,8 +233,8 @@ def best_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bo
         return HALF
     order = np.argsort(-shares_N, kind="stable")
     sorted_N = shares_N[order]
-    said_N = np.arange(1, len(order) + 1)
-    f1_N = 2 * given_N[order].cumsum() / (said_N + given_N.sum())
+    predicted_N = np.arange(1, len(order) + 1)
+    f1_N = 2 * given_N[order].cumsum() / (predicted_N + given_N.sum())
     below_N = np.append(sorted_N[1:], 0.0)
     f1_N[sorted_N == below_N] = -1  # equal probabilities are said together
     best = int(f1_N.argmax())
@@ -364,15 +364,15 @@ class Multilabel(SequenceObjective):
     def scores_of(self, answers_BN: Tensor) -> Tensor:
         return answers_BN.logit(eps=_NEVER)
 
-    def sureness(self, scores_BN: Tensor) -> Tensor:
+    def confidence(self, scores_BN: Tensor) -> Tensor:
         """Return the probability of the answer that is least sure, `[B]`."""
         return scores_BN.abs().sigmoid().amin(1)
 
     def divergence(self, target_BN: Tensor, scores_BN: Tensor) -> Tensor:
         """Return the divergences of all labels, summed, `[B]`."""
-        said_BN = target_BN.sigmoid() * (F.logsigmoid(target_BN) - F.logsigmoid(scores_BN))
-        unsaid_BN = (-target_BN).sigmoid() * (F.logsigmoid(-target_BN) - F.logsigmoid(-scores_BN))
-        return (said_BN + unsaid_BN).sum(1)
+        present_BN = target_BN.sigmoid() * (F.logsigmoid(target_BN) - F.logsigmoid(scores_BN))
+        absent_BN = (-target_BN).sigmoid() * (F.logsigmoid(-target_BN) - F.logsigmoid(-scores_BN))
+        return (present_BN + absent_BN).sum(1)
 
     def given(self, batch: Batch) -> Tensor:
         """Return whether each text has each label, `[B, C]`."""
@@ -382,7 +382,7 @@ class Multilabel(SequenceObjective):
         nothing = labels_BK.new_zeros((len(labels_BK), classes + 1), dtype=torch.bool)
         return nothing.scatter(1, column_BK, value=True)[:, :classes]
 
-    def said(self, logits_BC: Tensor) -> Tensor:
+    def predicted(self, logits_BC: Tensor) -> Tensor:
         """Return whether each label is said of each text, `[B, C]`."""
         shares_BC, task = logits_BC.sigmoid(), self.info.task
         if not (task and task.fitted):
@@ -416,11 +416,16 @@ class Multilabel(SequenceObjective):
 
         The rows of these: rightly said, wrongly said, wrongly not said, rightly not said.
         """
-        given_BC, said_BC = self.given(batch), self.said(outputs)
-        cells = (given_BC & said_BC, ~given_BC & said_BC, given_BC & ~said_BC, ~given_BC & ~said_BC)
+        given_BC, predicted_BC = self.given(batch), self.predicted(outputs)
+        cells = (
+            given_BC & predicted_BC,
+            ~given_BC & predicted_BC,
+            given_BC & ~predicted_BC,
+            ~given_BC & ~predicted_BC,
+        )
         return {
             "loss": self.decision_losses(outputs, batch).sum(),
-            "exact": (given_BC == said_BC).all(1).sum(),
+            "exact": (given_BC == predicted_BC).all(1).sum(),
             "decisions": torch.stack([cell_BC.sum(0) for cell_BC in cells]),
         }
 
@@ -431,24 +436,24 @@ class Multilabel(SequenceObjective):
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return what is said of each text.
 
-        That is the numbers of labels, `said` `[B, K]`, then -1, and the probability of all these
-        decisions. The probabilities of all labels are there for `Task.fit` alone: of thousands of
-        labels, those of a whole split would fill the memory.
+        These are the numbers of labels, `predicted` `[B, K]`, then -1, and the probability of all
+        these decisions. The probabilities of all labels are there for `Task.fit` alone: of
+        thousands of labels, those of a whole split would fill the memory.
         """
-        said_BC, shares_BC = self.said(outputs), outputs.sigmoid()
+        predicted_BC, shares_BC = self.predicted(outputs), outputs.sigmoid()
         numbers_C = torch.arange(self.num_outputs, device=outputs.device)
-        most = int(said_BC.sum(1).max())
+        most = int(predicted_BC.sum(1).max())
         predicted = {
-            "said": torch.where(said_BC, numbers_C, -1).topk(most, dim=1).values,
-            "probability": torch.where(said_BC, shares_BC, 1 - shares_BC).prod(1),
+            "predicted": torch.where(predicted_BC, numbers_C, -1).topk(most, dim=1).values,
+            "probability": torch.where(predicted_BC, shares_BC, 1 - shares_BC).prod(1),
         }
         if self.fits_answers and not self.info.task.fitted:
             predicted["probabilities"] = shares_BC
         return predicted
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        both = zip(self.given(batch).tolist(), self.said(outputs).tolist(), strict=True)
-        return [(self._names(wanted_C), self._names(said_C)) for wanted_C, said_C in both]
+        both = zip(self.given(batch).tolist(), self.predicted(outputs).tolist(), strict=True)
+        return [(self._names(wanted_C), self._names(predicted_C)) for wanted_C, predicted_C in both]
 
     def _names(self, chosen_C: list[bool]) -> str:
         names = zip(self.info.labels, chosen_C, strict=True)

@@ -112,11 +112,11 @@ class RegressionTask(TextsTask):
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
-        said = [float(row["value"]) for windows in rows.values() for row in windows.values()]
+        predicted = [float(row["value"]) for windows in rows.values() for row in windows.values()]
         given = [data.examples[example].value for example in rows]
         correlations = {
-            "pearson": correlation(said, given),
-            "spearman": correlation(average_ranks(said), average_ranks(given)),
+            "pearson": correlation(predicted, given),
+            "spearman": correlation(average_ranks(predicted), average_ranks(given)),
         }
         return {name: value for name, value in correlations.items() if value is not None}
 
@@ -271,7 +271,7 @@ class Regression(SequenceObjective):
         """Return the scores: a number has no temperature."""
         return scores_BN
 
-    def sureness(self, scores_BN: Tensor) -> Tensor:
+    def confidence(self, scores_BN: Tensor) -> Tensor:
         """Return 1: a number does not say how sure it is."""
         return torch.ones_like(scores_BN[:, 0])
 
@@ -297,4 +297,4 @@ class Regression(SequenceObjective):
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         both = zip(batch["value"].tolist(), self.values(outputs).tolist(), strict=True)
-        return [(shown(wanted), shown(said)) for wanted, said in both]
+        return [(shown(wanted), shown(predicted)) for wanted, predicted in both]

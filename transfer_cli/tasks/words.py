@@ -65,8 +65,8 @@ def right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: 
         max_iter=100, max_eval=100, tolerance_grad=3e-4,
     ).step(penalised)  # fmt: skip
     others = _sparse_rows(scored, numbers, rarity)
-    said_N = (others.times(weight_VC) + bias_C).argmax(1)
-    return int((said_N == _labels(scored)).sum())
+    predicted_N = (others.times(weight_VC) + bias_C).argmax(1)
+    return int((predicted_N == _labels(scored)).sum())
 
 
 def _labels(examples: Sequence[Example]) -> Tensor:

@@ -181,8 +181,8 @@ FORMULAS = {
         tiny.bound(Classification()).divergence(FIRST, SECOND),
         [kl(softmax(p), softmax(q)) for p, q in PAIRS],
     ),
-    "sureness": lambda: (
-        tiny.bound(Classification()).sureness(FIRST), [max(softmax(row)) for row in P],
+    "confidence": lambda: (
+        tiny.bound(Classification()).confidence(FIRST), [max(softmax(row)) for row in P],
     ),
     "temperature": lambda: (
         tiny.bound(Classification()).softened(FIRST, 0.4).softmax(1),
@@ -197,8 +197,8 @@ FORMULAS = {
         [sum(map(kl, map(both, p), map(both, q)))
          for p, q in PAIRS],
     ),
-    "sureness of labels": lambda: (
-        multilabel().sureness(FIRST),
+    "confidence of labels": lambda: (
+        multilabel().confidence(FIRST),
         [min(max(both(a)) for a in row) for row in P],
     ),
     "scores of labels": lambda: (

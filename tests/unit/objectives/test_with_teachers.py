@@ -35,7 +35,9 @@ def at_work(kind=MaskedLM, *, teachers=1, options=None, depth=3, **changes):
     direction = objective.direction
     student = tiny.model(objective, direction=direction, depth=depth, **changes)
     tiny.lively(student)
-    objective.lend([teacher_of(objective.language_model, seed) for seed in range(1, 1 + teachers)])
+    objective.set_teachers(
+        [teacher_of(objective.language_model, seed) for seed in range(1, 1 + teachers)]
+    )
     data = tiny.Questions(causal=direction == "causal", examples=6)
     noise = ExampleNoise(0, "train", 0)
     return objective, student, with_facts(objective.prepare(tiny.all_of(data), noise))
@@ -50,7 +52,7 @@ def test_it_keeps_the_contract_of_objectives(kind):
     objective = DistilLM(("A",), kind())
     raw = tiny.all_of(tiny.Questions(causal=objective.direction == "causal", examples=6))
     case = contract.make_case(objective, TaskInfo(tiny.VOCABULARY, tiny.LABELS), raw)
-    objective.lend([teacher_of(objective.language_model)])
+    objective.set_teachers([teacher_of(objective.language_model)])
 
     contract.preparing_repeats(case)
     contract.sums_add_up_over_halves(case)
@@ -63,7 +65,7 @@ def test_it_keeps_the_contract_of_objectives(kind):
 @BOTH
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind):
     objective, student, batch = at_work(kind, options={"lm_weight": 0.0})
-    student.load_state_dict(objective.lent[0].state_dict())
+    student.load_state_dict(objective.teacher_models[0].state_dict())
 
     found = sums(objective, student, batch)
     (found["divergence"] + found["distance"]).backward()
@@ -77,7 +79,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind):
 @BOTH
 def test_each_term_is_the_formula_over_its_own_positions(kind):
     objective, student, batch = at_work(kind)
-    (teacher,) = objective.lent
+    (teacher,) = objective.teacher_models
     real_BT = batch["mask"]
 
     def states_and_logits(model):
@@ -119,11 +121,11 @@ def test_predictions_may_be_compared_at_hidden_tokens_alone():
 
 def test_an_ensemble_of_equal_teachers_is_that_teacher():
     objective, student, batch = at_work(teachers=3)
-    one = objective.lent[0]
+    one = objective.teacher_models[0]
 
-    objective.lend([one])
+    objective.set_teachers([one])
     alone = sums(objective, student, batch)
-    objective.lend([one, one, one])
+    objective.set_teachers([one, one, one])
     together = sums(objective, student, batch)
 
     for term, value in alone.items():
@@ -138,7 +140,9 @@ def test_an_ensemble_is_the_mean_of_its_probabilities():
         return model.heads["lm"](top, model.backbone.token_embedding.weight).log_softmax(-1)
 
     with torch.no_grad():
-        p = torch.stack([log_probabilities(each).exp() for each in objective.lent]).mean(0)
+        p = torch.stack([log_probabilities(each).exp() for each in objective.teacher_models]).mean(
+            0
+        )
         expected = (p * (p.log() - log_probabilities(student))).sum()
 
     found = float(sums(objective, student, batch)["divergence"].detach())
@@ -147,7 +151,7 @@ def test_an_ensemble_is_the_mean_of_its_probabilities():
 
 def test_teachers_never_move_drop_nothing_and_are_no_part_of_the_student():
     objective, student, _ = at_work(dropout=0.5)
-    (teacher,) = objective.lent
+    (teacher,) = objective.teacher_models
     before, names = tiny.weights_of(teacher), set(student.state_dict())
     run = tiny.train_step(student, objective, tiny.Recipe())
 
@@ -194,13 +198,13 @@ def test_a_teacher_that_looks_the_other_way_is_refused_with_the_cure():
     objective = DistilLM(("A",), MaskedLM())
 
     with pytest.raises(ConfigError, match=r"^objective\.teachers: A is causal, .*CausalLM$"):
-        objective.introduce([tiny.shape(direction="causal")], "objective")
+        objective.check_teachers([tiny.shape(direction="causal")], "objective")
 
 
 def test_states_of_another_width_are_not_compared_unless_their_weight_is_0():
     for weight, fails in ((1.0, True), (0.0, False)):
         objective = DistilLM(("A",), CausalLM(), cosine_weight=weight)
-        objective.introduce([tiny.shape(width=32)], "losses.lm")
+        objective.check_teachers([tiny.shape(width=32)], "losses.lm")
         if fails:
             with pytest.raises(ConfigError, match=r"^losses\.lm\.cosine_weight: .* 16 .* 32"):
                 objective.modules(tiny.backbone())
@@ -227,7 +231,7 @@ def test_options_that_cannot_work_are_refused(options, said):
 
 def test_without_teachers_it_says_that_it_cannot_be_computed():
     objective, student, batch = at_work()
-    objective.lend([])
+    objective.set_teachers([])
 
     with pytest.raises(RunError, match=r"^objective: .* a finished run does not hold"):
         sums(objective, student, batch)

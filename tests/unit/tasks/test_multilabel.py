@@ -41,7 +41,7 @@ FITTED = MultilabelTask(("a", "b", "c"), fitted={"thresholds": [0.9, 0.5, 0.1]})
 def test_the_score_of_an_example_is_the_f1_of_its_labels(given, said, predicted, score):
     encoded = type("Encoded", (), {"examples": [LabelsExample("text", given)]})()
 
-    found = TASK.result(encoded, 0, {0: {"said": said, "probability": 0.5}})
+    found = TASK.result(encoded, 0, {0: {"predicted": said, "probability": 0.5}})
 
     assert (found.predicted, found.score) == (predicted, pytest.approx(score))
 
@@ -299,7 +299,7 @@ def test_what_is_said_of_each_text_has_the_probability_of_all_its_decisions():
     objective.info = replace(objective.info, task=replace(SHARED, fitted={"thresholds": [0.5] * 3}))
     after = objective.results(logits, BATCH)
 
-    assert after["said"].tolist() == [[2, 0], [-1, -1], [1, 0]]
+    assert after["predicted"].tolist() == [[2, 0], [-1, -1], [1, 0]]
     share = logits.sigmoid()
     expected = torch.where(share > 0.5, share, 1 - share).prod(1)
     assert torch.allclose(after["probability"], expected)
@@ -335,8 +335,8 @@ def test_fitted_thresholds_decide_what_an_evaluation_counts():
     task = MultilabelTask(SHARED.labels, fitted={"thresholds": [0.9, 0.5, 0.1]})
     logits = torch.tensor([[2.0, 1.0, -2.0]])
 
-    assert bound(task).said(logits).tolist() == [[False, True, True]]
-    assert bound().said(logits).tolist() == [[True, True, False]]
+    assert bound(task).predicted(logits).tolist() == [[False, True, True]]
+    assert bound().predicted(logits).tolist() == [[True, True, False]]
 
 
 @pytest.mark.parametrize(

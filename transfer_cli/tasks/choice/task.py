@@ -107,8 +107,8 @@ class ChoiceTask(Task):
         """See `Task`; of m choices that are all the likeliest, the right one counts 1/m."""
         (row,) = rows.values()
         (expected,) = self.labels_of(data.examples[example]) or ("",)
-        said = data.examples[example].choices[row["label"]]
-        return Result(expected, said, row["probability"], row["right"])
+        predicted = data.examples[example].choices[row["label"]]
+        return Result(expected, predicted, row["probability"], row["right"])
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
@@ -183,10 +183,12 @@ class MultipleChoice(SequenceObjective):
         # What stands in for a missing choice must not even reach the statistics of a batch norm.
         real_S = real_sequences(batch)
         vectors = encoded.pooled(self.head_pooling(model))
-        said_S = self.read(model, vectors.index_select(0, real_S)).squeeze(1)
+        predicted_S = self.read(model, vectors.index_select(0, real_S)).squeeze(1)
         shape = batch["mask"].shape[:-1]
         return (
-            said_S.new_full((shape.numel(),), -torch.inf).index_copy(0, real_S, said_S).view(shape)
+            predicted_S.new_full((shape.numel(),), -torch.inf)
+            .index_copy(0, real_S, predicted_S)
+            .view(shape)
         )
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -215,7 +217,7 @@ class MultipleChoice(SequenceObjective):
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the number of the right choice and of the likeliest."""
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
-        return [(str(wanted), str(said)) for wanted, said in both]
+        return [(str(wanted), str(predicted)) for wanted, predicted in both]
 
 
 def hits_and_ranks(logits_BC: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,7 +116,7 @@ class NextUtterance(MultipleChoice):
         target_BT = _of_right(batch, batch["next_tokens"])
         has_target_BT = target_BT != IGNORE
         begin_B = 1 + has_target_BT.int().argmax(1)  # after the mark of the turn
-        said = replies(
+        predicted = replies(
             model,
             _of_right(batch, batch["tokens"]),
             _of_right(batch, batch["segment"]),
@@ -125,7 +125,7 @@ class NextUtterance(MultipleChoice):
             pick=lambda logits: self.allowed(logits).argmax(1),
         )
         total = 0.0
-        for row, target, has in zip(said.tolist(), target_BT, has_target_BT, strict=True):
+        for row, target, has in zip(predicted.tolist(), target_BT, has_target_BT, strict=True):
             total += f1(self.text_of(target[has].tolist()), self.text_of(row))
         return total
 

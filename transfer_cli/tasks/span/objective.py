@@ -132,14 +132,14 @@ class SpanExtraction(Answering):
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
         """Return each row's answer and the predicted one; of a row without one, none."""
         best = self.answers(outputs, batch)
-        said_B2 = torch.stack([best["start"][:, 0], best["end"][:, 0]], 1)
+        predicted_B2 = torch.stack([best["start"][:, 0], best["end"][:, 0]], 1)
         is_none_B1 = (best["null"] > best["score"][:, 0])[:, None]
-        said_B2 = torch.where(is_none_B1, batch["window"][:, NULL, None], said_B2)
+        predicted_B2 = torch.where(is_none_B1, batch["window"][:, NULL, None], predicted_B2)
         for tokens, *spans in zip(
-            batch["tokens"].tolist(), batch["span"].tolist(), said_B2.tolist(), strict=True
+            batch["tokens"].tolist(), batch["span"].tolist(), predicted_B2.tolist(), strict=True
         ):
-            wanted, said = (tokens[first : last + 1] for first, last in spans)
-            yield wanted, said
+            wanted, predicted = (tokens[first : last + 1] for first, last in spans)
+            yield wanted, predicted
 
 
 def _between(batch: Batch, first: int, past: int) -> Tensor:

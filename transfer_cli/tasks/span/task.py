@@ -168,12 +168,12 @@ class SpanTask(Task):
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; the score is the F1 of words."""
-        said, given = self.answer(data, example, rows), data.examples[example].answers or ()
+        predicted, given = self.answer(data, example, rows), data.examples[example].answers or ()
         return Result(
             expected=given[0] if given else NO_ANSWER,
-            predicted=said["answer"] or NO_ANSWER,
-            probability=said["probability"],
-            score=scoring.best_of(scoring.f1, given, said["answer"]),
+            predicted=predicted["answer"] or NO_ANSWER,
+            probability=predicted["probability"],
+            score=scoring.best_of(scoring.f1, given, predicted["answer"]),
         )
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
@@ -183,12 +183,12 @@ class SpanTask(Task):
         """
         by_part: dict[str, dict[str, list[float]]] = {HAS_ANSWER: {}, HAS_NONE: {}}
         for example, windows in rows.items():
-            said = self.answer(data, example, windows)["answer"]
+            predicted = self.answer(data, example, windows)["answer"]
             given = data.examples[example].answers or ()
             # As the script does: an answer of which nothing is left is one all the same.
             part = by_part[HAS_ANSWER if given else HAS_NONE]
             for name, score in (("exact_match", scoring.exact), ("f1", scoring.f1)):
-                part.setdefault(name, []).append(100 * scoring.best_of(score, given, said))
+                part.setdefault(name, []).append(100 * scoring.best_of(score, given, predicted))
         both = [name for name, part in by_part.items() if part]
         measures = {}
         for name in ("exact_match", "f1"):
@@ -206,9 +206,9 @@ class SpanTask(Task):
             best = next((span for span in candidates if span.start is not None), None)
             if best is None:  # whatever the threshold is
                 continue
-            said = data.examples[example].context[best.start : best.end]
+            predicted = data.examples[example].context[best.start : best.end]
             margins.append(min(row["null"] for row in windows.values()) - best.score)
-            answered.append(scoring.best_of(scoring.f1, given, said))
+            answered.append(scoring.best_of(scoring.f1, given, predicted))
             unanswered.append(scoring.best_of(scoring.f1, given, ""))
         if not margins:
             return {}

@@ -219,8 +219,8 @@ def answer_pieces(example: SpanExample, offsets: Ints) -> tuple[int, int] | None
 
 def _is_reached(example: SpanExample, offsets: Ints, answer: tuple[int, int]) -> bool:
     """Return whether the answer that is cut from the text by whole pieces is right."""
-    said = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
-    return best_of(exact, example.answers or (), said) == 1
+    predicted = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
+    return best_of(exact, example.answers or (), predicted) == 1
 
 
 def _encoded(

@@ -192,20 +192,23 @@ class TaggingTask(Task):
         """
         sentence = data.examples[example]
         shares_WC = of_words(data, rows, "shares")
-        said, given = self.decoded(shares_WC), list(self.labels_of(sentence))
+        predicted, given = self.decoded(shares_WC), list(self.labels_of(sentence))
         if self.marks_entities:
-            wanted, had = set(self.entities(given)), set(self.entities(said))
+            wanted, had = set(self.entities(given)), set(self.entities(predicted))
             both = len(wanted) + len(had)
             score = 2 * len(wanted & had) / both if both else 1.0
         else:
-            right = sum(one == other for one, other in zip(given, said, strict=True))
+            right = sum(one == other for one, other in zip(given, predicted, strict=True))
             score = right / max(1, len(given))
-        numbers = [self.labels.index(tag) for tag in said]
+        numbers = [self.labels.index(tag) for tag in predicted]
         probability = float(
             np.prod([shares_C[n] for shares_C, n in zip(shares_WC, numbers, strict=True)])
         )
         return Result(
-            self._shown(sentence, given), self._shown(sentence, said), min(1.0, probability), score
+            self._shown(sentence, given),
+            self._shown(sentence, predicted),
+            min(1.0, probability),
+            score,
         )
 
     def _shown(self, example: TagExample, tags: Sequence[str]) -> str:
@@ -224,8 +227,8 @@ class TaggingTask(Task):
         conlleval's rules, `entity_f1_strict` seqeval's strict mode. Without any entity all are 0.
         """
         given = [list(self.labels_of(data.examples[example])) for example in rows]
-        said = [self.decoded(of_words(data, windows, "shares")) for windows in rows.values()]
-        return measures(given, said, entities=self.marks_entities)
+        predicted = [self.decoded(of_words(data, windows, "shares")) for windows in rows.values()]
+        return measures(given, predicted, entities=self.marks_entities)
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -245,10 +248,10 @@ class TaggingTask(Task):
 
 
 def measures(
-    given: Sequence[Sequence[str]], said: Sequence[Sequence[str]], *, entities: bool = True
+    given: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, entities: bool = True
 ) -> dict[str, float]:
     """Return the measures of sentences of tags; see `TaggingTask.scores`."""
-    pairs = list(zip(given, said, strict=True))
+    pairs = list(zip(given, predicted, strict=True))
     words = sum(map(len, given))
     right = sum(one == other for both in pairs for one, other in zip(*both, strict=True))
     scores = {"accuracy": right / words if words else 0.0}
@@ -274,8 +277,8 @@ def _counted(
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Return how many entities of each type are said rightly, given, and said."""
     hits, wanted, had = Counter[str](), Counter[str](), Counter[str]()
-    for given, said in pairs:
-        ours, theirs = (schemes.entities(tags, strict=strict) for tags in (given, said))
+    for given, predicted in pairs:
+        ours, theirs = (schemes.entities(tags, strict=strict) for tags in (given, predicted))
         wanted.update(entity.type for entity in ours)
         had.update(entity.type for entity in theirs)
         hits.update(entity.type for entity in set(ours) & set(theirs))

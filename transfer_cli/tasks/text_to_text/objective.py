@@ -136,7 +136,7 @@ class PrefixLM(CausalLM):
         task, vocabulary = self.info.task, self.info.vocabulary
         most = TextToTextTask.most_new(task, model.backbone.shape.positions)
         end = vocabulary.cls if model.backbone.causal else vocabulary.sep
-        said = replies(
+        predicted = replies(
             model,
             batch["tokens"],
             batch["segment"],
@@ -146,7 +146,7 @@ class PrefixLM(CausalLM):
             prefix_R=batch.get("prefix"),
             segment=1,
         )
-        return {"answer": said}
+        return {"answer": predicted}
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding

@@ -146,8 +146,8 @@ class TextToTextTask(Task):
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; an answer is as right as its ROUGE-L."""
-        given, said = data.examples[example].target, self._said(data, rows)
-        return Result(given, said, score=rouge_l(given, said))
+        given, predicted = data.examples[example].target, self._said(data, rows)
+        return Result(given, predicted, score=rouge_l(given, predicted))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         pairs = [(data.examples[at].target, self._said(data, row)) for at, row in rows.items()]
