@@ -66,13 +66,13 @@ from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.cloze.objective import Cloze
+from transfer_cli.tasks.cloze.task import Cloze
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
-from transfer_cli.tasks.text_to_text.objective import PrefixLM
+from transfer_cli.tasks.text_to_text.task import PrefixLM
 
 WAITS = {
     # A step.

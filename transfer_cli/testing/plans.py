@@ -5,9 +5,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.adaptation import Adaptation, select
 from transfer_cli.adaptation.plans import Plan, Stage
-from transfer_cli.adaptation.selection import select
 from transfer_cli.errors import TransferError
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.backbone import Backbone, BackboneShape

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.adaptation import Adaptation, select
 from transfer_cli.adaptation.plans import (
     AllAtOnce,
     Biases,
@@ -20,7 +20,6 @@ from transfer_cli.adaptation.plans import (
     Stage,
     TopBlocks,
 )
-from transfer_cli.adaptation.selection import select
 from transfer_cli.errors import ConfigError, SelectionError
 from transfer_cli.lengths import Length
 from transfer_cli.model.backbone import Backbone

@@ -21,6 +21,7 @@ objectives.source_distillation.SourceDistillation tasks.choice.objective.Multipl
 tasks.multilabel.objective.Multilabel tasks.multilabel.task.MultilabelTask
 tasks.regression.objective.Regression
 tasks.regression.task.NumberTable tasks.regression.task.RegressionTask
+tasks.cloze.objective.Cloze tasks.text_to_text.objective.PrefixLM
 """
 
 

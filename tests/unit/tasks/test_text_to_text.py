@@ -18,8 +18,12 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.text_to_text.corruption import SpanCorruption, partition
-from transfer_cli.tasks.text_to_text.objective import PrefixLM
-from transfer_cli.tasks.text_to_text.task import TextPairsTable, TextToTextExample, TextToTextTask
+from transfer_cli.tasks.text_to_text.task import (
+    PrefixLM,
+    TextPairsTable,
+    TextToTextExample,
+    TextToTextTask,
+)
 from transfer_cli.testing.objectives import check_objective
 
 WORDS = "the old bridge is red blue over a river and new"

@@ -16,8 +16,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.base import Result
 from transfer_cli.tasks.choice.task import ChoiceTask, MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.cloze.objective import Cloze
-from transfer_cli.tasks.cloze.task import ClozeTask
+from transfer_cli.tasks.cloze.task import Cloze, ClozeTask
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.dialog.task import DialogTask
 from transfer_cli.tasks.multilabel import Multilabel, MultilabelTask
@@ -26,8 +25,7 @@ from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.span.task import SpanTask
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.tagging.task import TaggingTask
-from transfer_cli.tasks.text_to_text.objective import PrefixLM
-from transfer_cli.tasks.text_to_text.task import TextToTextTask
+from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
 from transfer_cli.testing.tasks import check_task
 
 
