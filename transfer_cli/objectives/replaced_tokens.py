@@ -22,12 +22,7 @@ from transfer_cli.model.borrowing import borrower, narrowed
 from transfer_cli.model.heads import LanguageModelHead, TokenJudge
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import (
-    Encoding,
-    ModelPart,
-    Objective,
-    TaskInfo,
-)
+from transfer_cli.objectives.base import Encoding, ModelPart, Objective, TaskInfo
 from transfer_cli.objectives.language_model import (
     HEAD,
     draw_tokens,
@@ -230,10 +225,7 @@ class ReplacedTokens(Objective):
         means = {term: float(totals[term]) / max(1, counts[term]) for term in self.weights}
         loss = sum(float(totals[term]) for term in self.weights) / max(1, counts[self.term])
         replaced = float(totals["replaced"]) / max(1, counts[self.term])
-        of_generator = {
-            "replaced": replaced,
-            "generator_perplexity": exponential(means[GENERATOR]),
-        }
+        of_generator = {"replaced": replaced, "generator_perplexity": exponential(means[GENERATOR])}
         if not self.detects:
             return {
                 "loss": loss,
