@@ -139,11 +139,7 @@ class EWC(Penalty):
         self.normalise = normalise
 
     def start(self, start: Start) -> None:
-        """Copy the starting weights, and estimate F.
-
-        Raises:
-            ConfigError: No parameter is inherited, or F is 0 for all of them.
-        """
+        """Copy the starting weights, and estimate F, which must not be 0 for all of them."""
         super().start(start)
         fisher = start.fisher(self.sequences, self.fisher)
         information = {

@@ -48,11 +48,7 @@ class BesideMainHead(Objective, Generic[Main]):
 
     @abstractmethod
     def main_of(self, info: TaskInfo) -> Main:
-        """Return the main objective.
-
-        Raises:
-            ConfigError: There cannot be heads like its own.
-        """
+        """Return the main objective, or refuse one that heads cannot be like."""
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)

@@ -272,7 +272,7 @@ class Task(ABC):
         return {}
 
     def check_combines(self, other: "Task", first: str, path: str) -> None:
-        """Raise unless the answers of another run can be combined with those of this one.
+        """Raise `CheckpointError` unless another run's answers can be combined with those of this.
 
         They can if it has the same task, and the same labels in any order.
 
@@ -280,9 +280,6 @@ class Task(ABC):
             other: The task of the other run.
             first: The name of this run.
             path: The name of the other run.
-
-        Raises:
-            CheckpointError: They cannot.
         """
         if not self.combines:
             raise CheckpointError(f"run: answers of several runs on {self.name} cannot be combined")

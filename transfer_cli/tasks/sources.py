@@ -36,11 +36,7 @@ class LabelledSource(TaskData):
 
     @abstractmethod
     def given(self, data_dir: Path) -> LabelledData:
-        """Return the splits that there are, all of whose labels are among those of `train`.
-
-        Raises:
-            DataError: A file is missing or broken.
-        """
+        """Return the splits that there are, all of whose labels are among those of `train`."""
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
         """Raise `DataError` unless something can be learnt from the training examples."""
