@@ -29,9 +29,6 @@ def check_edit(edit: Edit) -> None:
 
     Args:
         edit: Any edit that a model of three blocks has room for.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     loaded_tensors_keep_their_names(edit)
     new_parameters_are_reported(edit)

@@ -38,9 +38,6 @@ def check_objective(objective: Objective, info: TaskInfo, batch: Batch) -> None:
         objective: Any objective, not yet bound.
         info: What it would be told about a run.
         batch: Two examples or more, of different lengths, not yet prepared.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     case = make_case(objective, info, batch)
     preparing_repeats(case)

@@ -54,9 +54,6 @@ def check_penalty(penalty: Penalty) -> None:
 
     Args:
         penalty: Any penalty, with a strength above 0; it is started anew for each claim.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     nothing_inherited_is_refused(penalty)
     the_start_costs_nothing(make_case(penalty))

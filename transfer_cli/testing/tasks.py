@@ -54,9 +54,6 @@ def check_task(task: type[Task], objective: Objective, tokenizer: Tokenizer) -> 
         task: The class of any task.
         objective: What trains for it, not yet bound.
         tokenizer: Any.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     sample, examples = task.sample()
     claim(objective.task == task.name, f"the objective is for {objective.task}, not {task.name}")
