@@ -65,7 +65,7 @@ class PromptLayout:
         """Return `[V]`, True at tokens of text and at `may_end`."""
         size = self.tokenizer.size
         # Some ids may belong to no token.
-        allowed_V = torch.tensor([bool(each) for each in self.tokenizer.pieces(range(size))])
+        allowed_V = torch.tensor([bool(piece) for piece in self.tokenizer.pieces(range(size))])
         allowed_V[sorted(self.tokenizer.special)] = False
         allowed_V[self.may_end()] = True
         return allowed_V

@@ -82,15 +82,15 @@ class EncoderFamily(Family):
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
         """Return the rules of its heads."""
-        found: dict[str, Sequence[Rule]] = {
+        rules: dict[str, Sequence[Rule]] = {
             SEQUENCE_CLASSIFICATION: _judge("class", *self.classifier),
             MULTIPLE_CHOICE: _judge("class", *self.choice),
         }
         if shape.output_activation == self.output_activation(shape.activation):
-            found[LANGUAGE_MODEL] = self._language_model(shape)
+            rules[LANGUAGE_MODEL] = self._language_model(shape)
             if self.pair is not None:
-                found[PRETRAINING] = [*found[LANGUAGE_MODEL], *_judge("pair", *self.pair)]
-        return found
+                rules[PRETRAINING] = [*rules[LANGUAGE_MODEL], *_judge("pair", *self.pair)]
+        return rules
 
     def output_activation(self, activation: Activation) -> Activation:
         """Return the activation of its language model's head, by that of its blocks."""
@@ -98,8 +98,8 @@ class EncoderFamily(Family):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        return {**found, "output_activation": self.output_activation(found["activation"])}
+        fields = super().shape_fields(settings)
+        return {**fields, "output_activation": self.output_activation(fields["activation"])}
 
     def _language_model(self, shape: BackboneShape) -> list[Rule]:
         transform, norm, last = self.lm_head
@@ -278,10 +278,10 @@ class Albert(Bert):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        if found["embedding_width"] is None:
+        fields = super().shape_fields(settings)
+        if fields["embedding_width"] is None:
             raise settings.wrong("embedding_size", "another number than hidden_size")
-        return found
+        return fields
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has."""

@@ -26,7 +26,7 @@ def families() -> dict[str, Family]:
 def register_family(kind: _Kind) -> _Kind:
     """Add a family after those that are there; a decorator for classes of a plugin."""
     there = type(_families.get(kind.model_type, kind()))
-    paths = [f"{each.__module__}.{each.__qualname__}" for each in (kind, there)]
+    paths = [f"{family.__module__}.{family.__qualname__}" for family in (kind, there)]
     if paths[0] != paths[1]:
         raise ConfigError(
             f"{paths[0]}: model_type {kind.model_type!r} is that of {paths[1]}; "

@@ -236,12 +236,12 @@ class Family:
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of that shape."""
-        found = {**self.fixed, "pooler": self.pooler_activation}
+        fields = {**self.fixed, "pooler": self.pooler_activation}
         for part in self.fields:
-            read = part.read(settings, found)
+            read = part.read(settings, fields)
             check_sizes(read)
-            found |= read
-        return {**found, **self.unsaid}
+            fields |= read
+        return {**fields, **self.unsaid}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape, without vocabulary, labels and names."""
@@ -333,11 +333,11 @@ class Family:
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has, as `option=value, not its own value`."""
-        found = {**vars(shape), "embedding_norm": shape.has_embedding_norm}
+        values = {**vars(shape), "embedding_norm": shape.has_embedding_norm}
         fixed = {**COMMON, **self.fixed}
         wrong = [
             f"{name}={value}, not {fixed[name]}"
-            for name, value in found.items()
+            for name, value in values.items()
             if name in fixed and name not in self.varies and value != fixed[name]
         ]
         if shape.pooler not in ("none", self.pooler_activation):

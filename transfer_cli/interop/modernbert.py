@@ -74,10 +74,10 @@ class ModernBert(Family):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        if found["rotary"].scaling is not None:
+        fields = super().shape_fields(settings)
+        if fields["rotary"].scaling is not None:
             raise settings.wrong("rope_parameters", "no scaling")
-        return found
+        return fields
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has."""

@@ -99,9 +99,9 @@ class LBFGS(EagerOptimizer):
         )  # fmt: skip
         solver.step(penalised)
         evaluations = solver.state[first]["func_evals"]
-        found = "minimum found" if evaluations < self._settings["max_eval"] else "stopped"
+        outcome = "minimum found" if evaluations < self._settings["max_eval"] else "stopped"
         if len(self.strengths) > 1:
-            log.info("weight decay %g: %s after %d evaluations", strength, found, evaluations)
+            log.info("weight decay %g: %s after %d evaluations", strength, outcome, evaluations)
         for parameter in moving:
             self.state[parameter]["step"] = number + 1
 
