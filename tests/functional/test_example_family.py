@@ -28,7 +28,8 @@ WIDTH, HEADS, DEPTH, INNER, POSITIONS = 16, 4, 2, 24, 40
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
     """Forget what the plugin has registered."""
-    monkeypatch.setattr(registry, "_families", families())
+    there = families()
+    monkeypatch.setattr(registry, "_registry", lambda: there)
 
 
 @pytest.fixture

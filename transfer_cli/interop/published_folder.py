@@ -308,7 +308,7 @@ class _Folder:
     def _chooser(self, head: PublishedHead) -> _Trained | None:
         if not self._is_named(head):
             return None
-        objective = _node("tasks.choice.objective.MultipleChoice", **self._pooling())
+        objective = _node("tasks.choice.task.MultipleChoice", **self._pooling())
         return _Trained(head.rules, objective, task=_node("tasks.choice.task.ChoiceTask"))
 
     def _reader(self, head: PublishedHead) -> _Trained:
@@ -331,8 +331,8 @@ class _Folder:
             objective = _node("objectives.classification.Classification", **pooling)
             return _Trained(head.rules, objective, labels)
         if problem == "regression":
-            objective = _node("tasks.regression.objective.Regression", standardise=False, **pooling)
-            task = _node("tasks.regression.task.RegressionTask")
+            objective = _node("tasks.regression.Regression", standardise=False, **pooling)
+            task = _node("tasks.regression.RegressionTask")
             return _Trained(head.rules, objective, task=task)
         return None
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.old_names import with_new_names
 from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
@@ -340,7 +341,7 @@ def read_description(folder: Path) -> ModelDescription:
     """Read `model.json`."""
     path = folder / DESCRIPTION
     try:
-        return _description(read_json(path))
+        return _description(with_new_names(read_json(path)))
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no model: {DESCRIPTION} is missing") from error
     except KeyError as error:
@@ -352,8 +353,6 @@ def read_description(folder: Path) -> ModelDescription:
 def _description(content: dict[str, Any]) -> ModelDescription:
     for name in ("shape", "vocabulary", "objective", "labels", "tokenizer_hash"):
         content[name]  # a KeyError names it
-    if "attention_pattern" in content["shape"]:
-        content["shape"]["attention"] = content["shape"].pop("attention_pattern")  # in older runs
     # Not built here: whoever reads a description may need none of these classes.
     nodes = {name: content.pop(name) for name in _NODES if name in content}
     return build(content, "model", ModelDescription, **nodes)

@@ -49,6 +49,7 @@ class RelationDistillation(WithTeachers):
     """
 
     reaches_all = False
+    needs_whole_model = True
 
     heads: int | None = None
     teacher_layer: int | None = None

@@ -17,10 +17,11 @@ from tests import attending, tiny
 from tests.attending import TEXTS, subject
 from transfer_cli.adaptation.edits import GatedPrefix, PALs
 from transfer_cli.analysis.analysis import Material
-from transfer_cli.analysis.attention.attention_maps import AttentionMaps
-from transfer_cli.analysis.attention.attention_view import plain_text
-from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
-from transfer_cli.analysis.attention.text_maps import (
+from transfer_cli.analysis.attention import AttentionMaps, plain_text
+from transfer_cli.analysis.head_maps import (
+    KINDS,
+    MEASURES,
+    HeadSummaries,
     ReadSequence,
     in_units,
     maps_of,
@@ -35,8 +36,8 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
 from transfer_cli.model.probes import probed
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.html.analysis_sections import shown_finding
 from transfer_cli.report.page import analyses_page
+from transfer_cli.report.sections import shown_finding
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogTask

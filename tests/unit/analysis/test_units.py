@@ -6,14 +6,14 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.analysis.neurons.unit_sums import (
+from transfer_cli.analysis.unit_sums import (
     PropertySums,
     TokenProperties,
     UnitSums,
     contexts_of,
 )
 from transfer_cli.batch import with_facts
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.model.probes import units_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM

@@ -12,7 +12,7 @@ import tokenizers
 from tests.published import HARD_TEXT, TEXT, publish, reference, sentence_pieces
 from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.interop import inputs
 from transfer_cli.interop.inputs import Inputs

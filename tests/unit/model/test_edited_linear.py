@@ -12,7 +12,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments, make_edit
+from transfer_cli.adaptation.edit import make_edit
+from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.model.added import (
     Added,
     Mergeable,

@@ -9,17 +9,14 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.config.build import build
-from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.engine.compiling import compile_passes
 from transfer_cli.interop.decoders import Gpt2
 from transfer_cli.model.attention import AttentionInputs, SelfAttention
-from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Block, FeedForward
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.lora import LowRank, add_lora
@@ -422,21 +419,6 @@ def test_padding_changes_no_state(direction, side):
 
     alone = backbone(TOKENS, ALL, padded=False)[-1]
     assert_close(padded[mask], alone.flatten(0, 1), rtol=0, atol=1e-5)
-
-
-def test_older_runs_are_read_with_the_defaults(tmp_path):
-    path, older = tmp_path / "config.yaml", {"width": 8, "heads": 2, "depth": 1}
-    target = "transfer_cli.model.backbone.BackboneShape"
-    path.write_text(yaml.safe_dump({"model": {"_target_": target, **older}}))
-    needed = {**older, "feedforward": 8, "positions": 4}
-
-    found = read_plain(path)["model"]
-
-    del found["_target_"]
-    shape = BackboneShape(**needed)
-    assert build({**needed, **found}, "model", BackboneShape) == shape
-    added = {name for name in tiny.MODERN if name not in ("position_kind", "activation")}
-    assert added <= found.keys()
 
 
 @pytest.mark.parametrize("pair", [("base", "modern"), ("tiny", "modern-tiny")])

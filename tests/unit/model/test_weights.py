@@ -236,14 +236,6 @@ def test_a_description_is_read_as_it_was_written(tmp_path):
     assert read_description(tmp_path) == DESCRIBED
 
 
-def test_a_description_with_an_older_name_of_a_field_is_read(tmp_path):
-    write_description(DESCRIBED, tmp_path)
-    written = (tmp_path / DESCRIPTION).read_text()
-    (tmp_path / DESCRIPTION).write_text(written.replace('"attention"', '"attention_pattern"'))
-
-    assert read_description(tmp_path) == DESCRIBED
-
-
 def test_a_folder_without_a_description_holds_no_model(tmp_path):
     with pytest.raises(CheckpointError, match=f"holds no model: {DESCRIPTION} is missing"):
         read_description(tmp_path)
