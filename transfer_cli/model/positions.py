@@ -16,8 +16,6 @@ from transfer_cli.model.attention import AttentionInputs, RelativeScores
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.shape import BackboneShape, Rotary, RotaryScaling
 
-Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
 
 class Positions(nn.Module):
     """Base class of position kinds; built from a `BackboneShape`."""
@@ -95,7 +93,9 @@ class RotaryPositions(Positions):
         return [replace(without, rotate=whole), replace(within, rotate=local)]
 
 
-def _rotation(position_BT: Tensor, frequency_F: Tensor) -> Rotation:
+def _rotation(
+    position_BT: Tensor, frequency_F: Tensor
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     # In float32: half precision would round large positions.
     angle_B1TF = position_BT[:, None, :, None].float() * frequency_F.float()
     cos, sin = angle_B1TF.cos(), angle_B1TF.sin()

@@ -136,8 +136,9 @@ def readable_like(path: Path, folder: Path) -> None:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors in `folder`."""
-    read_shapes(folder)
-    return tensors_of(folder / WEIGHTS)
+    read_shapes(folder)  # which refuses what cannot be
+    with _reading(folder / WEIGHTS):
+        return load_file(folder / WEIGHTS)
 
 
 def read_shapes(folder: Path) -> dict[str, Tensor]:
@@ -155,13 +156,6 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
         f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
         "one of its checkpoints/"
     )
-
-
-def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file."""
-    with _reading(path):
-        shapes_of(path)
-        return load_file(path)
 
 
 class LazyTensors(Mapping[str, Tensor]):
