@@ -1,18 +1,21 @@
-"""The weights of a published model: one file or several, safetensors or, at need, a pickle."""
+"""The files of a published model, fetched at need; its weights are safetensors or a pickle."""
 
 import json
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from transfer_cli.data.hub_client import MODEL, client
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import LazyTensors, open_tensors, shapes_of, without_values
 from transfer_cli.runs.checkpoint import check_unpacked
+from transfer_cli.runs.directory import HUB
 from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
 
 WEIGHTS = "model.safetensors"
@@ -25,6 +28,25 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 MOST_NAMES = 4
 """How often the numbers of a pickle may stand in its tensors, on average. A table that is also the
 output layer has two names; with a stride of 0, a tensor of gigabytes is one number in the file."""
+
+
+_FILES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
+    "merges.txt", "added_tokens.json", "special_tokens_map.json", "adapter_config.json",
+    "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
+)  # fmt: skip
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+
+
+def fetch(name: str, key: str) -> Path:
+    """Return the folder of `hf:owner/name` or `hf:owner/name@revision`, fetched at need."""
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    with client(MODEL, repository, key, f"has no revision {revision!r}") as library:
+        get = partial(library.snapshot_download, repository, revision=revision or None)
+        folder = Path(str(get(allow_patterns=[*_FILES])))
+        if not holds_weights(folder):
+            folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
+    return folder
 
 
 def holds_weights(folder: Path) -> bool:
