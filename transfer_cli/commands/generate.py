@@ -20,7 +20,7 @@ from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
 from transfer_cli.generation.decoding import Sampling, TokenSampler
-from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -140,7 +140,7 @@ def _asked(trained: Trained, prompt: str) -> _Prompt:
     warn_of_cuts(data.num_cut, 1, *task.kept(trained.length))
     batch = data.batch(np.zeros(1, dtype=np.int64))
     prefix = int(batch["prefix"]) if "prefix" in batch else None
-    layout = AnswerLayout(tokenizer, end=data.end)
+    layout = PromptLayout(tokenizer, answer_end=data.end)
     return _Prompt(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
 
 

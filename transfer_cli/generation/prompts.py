@@ -58,9 +58,8 @@ class Template:
 
         The space before the answer is part of the answer: that is how tokens are cut.
         """
-        before = self.item[: self.item.index(LABEL)].rstrip(" ")
         values = {"text": text, "pair": pair or ""}
-        last = _FIELDS.sub(lambda field: values[field[1]], before)
+        last = _FIELDS.sub(lambda field: values[field[1]], self._before.rstrip(" "))
         return self.joined([*items, last])
 
     def joined(self, items: Sequence[str]) -> str:
@@ -69,14 +68,16 @@ class Template:
 
     def answer(self, word: str) -> str:
         """Return a word as an answer: with the space that stands before it."""
-        before = self.item[: self.item.index(LABEL)]
-        return before[len(before.rstrip(" ")) :] + word
+        return self._before[len(self._before.rstrip(" ")) :] + word
 
     @property
     def bare(self) -> str:
         """What asks for the answer, without any text: all between the last text and the label."""
-        before = self.item[: self.item.index(LABEL)]
-        return _FIELDS.split(before)[-1].strip() or before.strip()
+        return _FIELDS.split(self._before)[-1].strip() or self._before.strip()
+
+    @property
+    def _before(self) -> str:
+        return self.item[: self.item.index(LABEL)]
 
 
 def ending_of(encode: Encode, prompt: str, answer: str) -> Ending:
