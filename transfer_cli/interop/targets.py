@@ -62,29 +62,25 @@ class Target:
     """What a model is written as.
 
     Args:
-        name: What people call it.
-        model_type: What `config.json` calls it.
+        family: Its family.
         architecture: The class that loads it, with its head.
         pipeline: What the hub calls its task.
         rules: Its tensors and ours, with whole names.
         config: Keys of `config.json` that say how it is built.
         constants: Further tensors, by name; see `Family.constants`.
-        mask_lstrip: See `Family`.
     """
 
-    name: str
-    model_type: str
+    family: Family
     architecture: str
     pipeline: str
     rules: Sequence[Rule]
     config: Mapping[str, Any]
-    constants: Mapping[str, Tensor] = field(default_factory=dict)
-    mask_lstrip: bool = False
+    constants: Mapping[str, Tensor]
 
     def describe(self) -> str:
         """Return in words what it is written as."""
-        article = "an" if self.name[0] in "AE" else "a"
-        return f"{article} {self.name} (transformers.{self.architecture})"
+        name = self.family.name
+        return f"{'an' if name[0] in 'AE' else 'a'} {name} (transformers.{self.architecture})"
 
 
 def target_of(ours: Ours, wanted: str | None = None) -> Target:
@@ -124,8 +120,7 @@ def _of_family(family: Family, ours: Ours) -> Target:
     prefix = f"{family.prefix}." if head else ""
     constants = family.constants(ours.shape)
     return Target(
-        name=family.name,
-        model_type=family.model_type,
+        family=family,
         architecture=head.architecture if head else family.base_model,
         pipeline=head.pipeline if head else "feature-extraction",
         rules=rules,
@@ -134,7 +129,6 @@ def _of_family(family: Family, ours: Ours) -> Target:
             **(family.of_classifier(ours.classifier.pooling) if head and ours.classifier else {}),
         },
         constants={f"{prefix}{name}": tensor for name, tensor in constants.items()},
-        mask_lstrip=family.mask_lstrip,
     )
 
 
