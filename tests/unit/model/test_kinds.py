@@ -407,20 +407,6 @@ def test_low_rank_updates_find_the_rows_of_shared_heads():
     assert rows == {"query": slice(0, 24), "key": slice(24, 36), "value": slice(36, 48)}
 
 
-@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_state(direction, side):
-    backbone = tiny.backbone(direction=direction, **tiny.MODERN)
-    tiny.lively(backbone)
-    padding = (3, 0) if side == "left" else (0, 3)
-    mask = F.pad(ALL, padding, value=False)
-
-    padded = backbone(F.pad(TOKENS, padding), mask)[-1]
-
-    alone = backbone(TOKENS, ALL, padded=False)[-1]
-    assert_close(padded[mask], alone.flatten(0, 1), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("pair", [("base", "modern"), ("tiny", "modern-tiny")])
 def test_a_modern_preset_has_the_parameters_of_its_plain_one_in_matrices(pair):
     def matrices(name):
