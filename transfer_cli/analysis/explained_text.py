@@ -243,7 +243,7 @@ class Explainer:
     def batch_of(self, rows: Sequence[Row]) -> Batch:
         """Return versions of a text as a batch on the device, never packed."""
         tokens, segments, gaps = zip(*rows, strict=True)
-        lengths_K = torch.tensor([len(each) for each in tokens])
+        lengths_K = torch.tensor([len(row.tokens) for row in rows])
         pad = self._subject.tokenizer.pad
         batch = {
             "tokens": pad_sequence(list(tokens), batch_first=True, padding_value=pad),
@@ -309,12 +309,12 @@ class ChosenTexts:
                 "only_wrong: texts of a file have no right answers; leave it out, or name labelled "
                 "data (data=)"
             )
-        found = 0
+        count = 0
         for text in self._explained(range(len(self._texts))):
             if text.prediction != text.label:
                 yield text
-                found += 1
-            if found == most:
+                count += 1
+            if count == most:
                 return
 
     def _explained(self, rows: Sequence[int]) -> Iterator[ExplainedText]:

@@ -163,7 +163,7 @@ class Importance(Analysis):
         split = judged_split(subject, self.most)
         whole = scores_of(subject, split).measures
         declared = by_preference(declared_metrics({"main": subject.objective}))
-        metric = next(each for each in declared if each.name in whole)
+        metric = next(candidate for candidate in declared if candidate.name in whole)
         if not math.isfinite(whole[metric.name]):
             raise NotFiniteError(f"{split.name}: {metric.name}")
         scorer = Scorer(subject, split, metric, whole)
@@ -253,8 +253,8 @@ def _point(
     scores = [scorer.without_heads(order[:count]) for order in (orders[:1] if is_end else orders)]
     scores += scores[:1] * (len(orders) - len(scores))
     more(len(orders))
-    measures = [_finite(each[scorer.metric.name]) for each in scores]
-    losses = [_finite(each["loss"]) for each in scores]
+    measures = [_finite(score[scorer.metric.name]) for score in scores]
+    losses = [_finite(score["loss"]) for score in scores]
     return {
         "share": count / len(orders[0]),
         "heads": count,

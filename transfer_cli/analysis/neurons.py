@@ -131,7 +131,7 @@ class Neurons(Analysis):
         """Return the numbers of the blocks."""
         if self.blocks is None:
             return sorted({0, depth // 2, depth - 1})
-        wrong = [each for each in self.blocks if type(each) is not int or not 0 <= each < depth]
+        wrong = [block for block in self.blocks if type(block) is not int or not 0 <= block < depth]
         if wrong or not self.blocks:
             raise ConfigError(
                 f"analysis.neurons.blocks: the model has the blocks 0 to {depth - 1}, got "
@@ -156,10 +156,10 @@ def _add(
     mask_N = batch["mask"].flatten()
     sums.add(properties_NP)
 
-    def look(place: int, found: Tensor) -> None:
+    def look(place: int, values: Tensor) -> None:
         if place not in units:
             return
-        found_NF = found.flatten(0, 1)
+        found_NF = values.flatten(0, 1)
         # A packed batch has no padding.
         real_NF = found_NF if len(found_NF) == len(is_text_N) else found_NF[mask_N]
         units[place].add(real_NF.float().cpu()[is_text_N], properties_NP, context_NW)
@@ -179,29 +179,30 @@ class _Found:
         units: Mapping[int, UnitSums],
     ) -> None:
         self._tokenizer, self._names, self._units = tokenizer, names, units
-        self._mean = {at: each.means(sums.count).tolist() for at, each in units.items()}
-        self._share = {at: each.positive_shares(sums.count).tolist() for at, each in units.items()}
-        self._follows = {at: each.correlations(sums) for at, each in units.items()}
+        count = sums.count
+        self._mean = {at: block.means(count).tolist() for at, block in units.items()}
+        self._share = {at: block.positive_shares(count).tolist() for at, block in units.items()}
+        self._follows = {at: block.correlations(sums) for at, block in units.items()}
         self.count_units = sum(map(len, self._mean.values()))
-        self.count_silent = sum(share == 0 for own in self._share.values() for share in own)
+        self.count_silent = sum(share == 0 for shares in self._share.values() for share in shares)
 
     def all(self) -> Iterator[Unit]:
         """Yield every unit."""
-        for block, own in self._mean.items():
-            yield from ((block, unit) for unit in range(len(own)))
+        for block, means in self._mean.items():
+            yield from ((block, unit) for unit in range(len(means)))
 
     def best(self, count: int) -> dict[str, list[tuple[Unit, float]]]:
         """Return the units that follow each property most, with their correlations."""
-        found: dict[str, list[tuple[Unit, float]]] = {}
+        strongest: dict[str, list[tuple[Unit, float]]] = {}
         every = list(self.all())
         for number, name in enumerate(self._names):
             follows = torch.cat([own_PF[number] for own_PF in self._follows.values()])
             strength = follows.abs().nan_to_num(-1.0)
             order = strength.argsort(descending=True, stable=True)[:count].tolist()
-            own = [(every[at], round(float(follows[at]), 4)) for at in order if strength[at] >= 0]
-            if own:
-                found[name] = own
-        return found
+            shown = [(every[at], round(float(follows[at]), 4)) for at in order if strength[at] >= 0]
+            if shown:
+                strongest[name] = shown
+        return strongest
 
     def activity(self, unit: Unit) -> tuple[float, float]:
         """Return its mean, and the share of tokens at which it is above 0."""
@@ -240,21 +241,21 @@ class _Found:
 
 def _fitting(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return units with as many contexts as there is room for in the JSON."""
-    found, kept = list(units), max((len(each["contexts"]) for each in units), default=0)
-    while kept > 1 and len(json.dumps(found)) > _MOST_JSON:
+    fitting, kept = list(units), max((len(unit["contexts"]) for unit in units), default=0)
+    while kept > 1 and len(json.dumps(fitting)) > _MOST_JSON:
         kept //= 2
-        found = [each | {"contexts": each["contexts"][:kept]} for each in units]
-    return found
+        fitting = [unit | {"contexts": unit["contexts"][:kept]} for unit in units]
+    return fitting
 
 
 def _contexts_table(
-    best: Mapping[str, Sequence[tuple[Unit, float]]], found: _Found
+    best: Mapping[str, Sequence[tuple[Unit, float]]], summary: _Found
 ) -> FindingTable:
     rows = [
         [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
-        for name, own in best.items()
-        for unit, _ in own
-        for context in found.described(unit)["contexts"][:_SHOWN]
+        for name, units in best.items()
+        for unit, _ in units
+        for context in summary.described(unit)["contexts"][:_SHOWN]
     ]
     columns = ["property", "block", "unit", "value", "before", "token", "after"]
     return FindingTable(columns, rows, "Where these units are highest")

@@ -41,8 +41,8 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     metrics = merged(run.results.metrics for run in runs)
     names: list[str] = []
     for key, defaults in _CHOOSING.items():
-        found = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
-        names += [each.removeprefix("validation/") for each in found if len(found) == 1]
+        asked = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
+        names += [each.removeprefix("validation/") for each in asked if len(asked) == 1]
     preferred = [
         f"validation/{each}" for each in (*names, *(m.name for m in by_preference(metrics)))
     ]
@@ -59,15 +59,15 @@ def place(choice: Criterion, measures: Mapping[str, float], trained: int | None)
         return None
     value = measures[choice.measure] * (-1 if choice.metric.higher_is_better else 1)
     cost = math.inf if trained is None else trained
-    found = (value, measures.get(_LOSS, math.inf), cost)
-    return tuple(float(f"{each:.{_DIGITS}g}") for each in found)
+    numbers = (value, measures.get(_LOSS, math.inf), cost)
+    return tuple(float(f"{number:.{_DIGITS}g}") for number in numbers)
 
 
 def tie_break(first: Place, tied: Iterable[Place]) -> str:
     """Return what decided between equals, in a few words."""
     others = list(tied)
     for at, words in enumerate(_BREAKS, start=2):
-        if all(each[:at] != first[:at] for each in others):
+        if all(other[:at] != first[:at] for other in others):
             return f"{words} decided"
     return "nothing else tells them apart, and the first was taken"
 
@@ -77,21 +77,21 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     if choice is None:
         return None
     places = {run.path: place(choice, run.results.by_name, run.trained) for run in learnt(runs)}
-    known = {path: found for path, found in places.items() if found is not None}
+    known = {path: rank for path, rank in places.items() if rank is not None}
     if not known:
         return None
     # The first of those that are equal in everything.
-    path = min(known, key=lambda each: known[each])
-    tied = [each for each in known if each != path and known[each][0] == known[path][0]]
-    worse = [each for each in known if known[each][0] != known[path][0]]
+    path = min(known, key=lambda other: known[other])
+    tied = [other for other in known if other != path and known[other][0] == known[path][0]]
+    worse = [other for other in known if known[other][0] != known[path][0]]
     by_path = {run.path: run for run in runs}
     return Best(
         run=by_path[path],
         choice=choice,
         among=len(known),
         tied=tuple(run for run in runs if run.path in tied),
-        decided=tie_break(known[path], [known[each] for each in tied]) if tied else "",
-        runner_up=by_path[min(worse, key=lambda each: known[each])] if worse else None,
+        decided=tie_break(known[path], [known[other] for other in tied]) if tied else "",
+        runner_up=by_path[min(worse, key=lambda other: known[other])] if worse else None,
     )
 
 
@@ -117,9 +117,9 @@ def reasons(best: Best) -> Iterator[str]:
 
 
 def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
-    others = formats.folders(each.path for each in tied)
+    others = formats.folders(other.path for other in tied)
     yield f"a tie: {others} {'has' if len(tied) == 1 else 'have'} the same; {decided}"
-    cheapest = min(tied, key=lambda each: math.inf if each.trained is None else each.trained)
+    cheapest = min(tied, key=lambda other: math.inf if other.trained is None else other.trained)
     if cheapest.trained is not None and run.trained is not None and cheapest.trained < run.trained:
         yield (
             f"as good and cheaper: {cheapest.path} trains {cheapest.trained:,} parameters, "
@@ -130,18 +130,18 @@ def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
 def commands(run: Run) -> dict[str, str]:
     """Return what to type next with a run, by what it is for, to be pasted into a shell."""
     folder = shell_word(run.path)
-    found = {"export": f"transfer export {folder} FOLDER"}
+    typed = {"export": f"transfer export {folder} FOLDER"}
     if run.results.task is not None or run.results.labels:
-        found = {"predict": f"transfer predict {folder} FILE", **found}
+        typed = {"predict": f"transfer predict {folder} FILE", **typed}
     elif run.command == "pretrain":
         # Only here: it brings OmegaConf along.
         from transfer_cli.config.literal import as_typed
 
-        found = {"adapt": f"transfer finetune {as_typed('init_from', run.path)}", **found}
+        typed = {"adapt": f"transfer finetune {as_typed('init_from', run.path)}", **typed}
     whole = run.path.parent if run.sweep is None else run.sweep
     if run.sweep is not None and run.path.parent.resolve() == run.sweep:
         whole = run.path.parent  # as it was typed
-    return {**found, "compare": f"transfer report {shell_word(whole)} --html report.html"}
+    return {**typed, "compare": f"transfer report {shell_word(whole)} --html report.html"}
 
 
 def shell_word(path: Path) -> str:

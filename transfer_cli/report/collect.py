@@ -114,7 +114,7 @@ def _folders(folder: Path, problems: list[str]) -> list[Path]:
     """Return the folders in a folder, 2 before 10."""
     try:
         with os.scandir(folder) as entries:
-            names = [each.name for each in entries if each.is_dir() and each.name[0] != "."]
+            names = [entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."]
     except OSError as error:
         problems.append(f"{folder}: {error.strerror}")
         return []
@@ -174,7 +174,7 @@ def read_run(path: Path) -> Run:
     presets = _optional(directory.presets)
     typed = ""
     if directory.overrides.exists():
-        typed = _needed(directory.overrides, lambda each: read_text(each, _MOST_TYPED_BYTES))
+        typed = _needed(directory.overrides, lambda path: read_text(path, _MOST_TYPED_BYTES))
     return Run(
         path=path,
         name=path.resolve().name,
@@ -208,10 +208,10 @@ def _key_and_value(word: str) -> tuple[str, str]:
 
 def _status(directory: RunDirectory) -> tuple[str, str | None]:
     """Return the status of a run, and the reason for it."""
-    found = _optional(directory.status)
-    said = found.get("status")
+    content = _optional(directory.status)
+    said = content.get("status")
     if said in (FINISHED, *ENDED_EARLY):
-        return said, text_or_none(found.get("reason"))
+        return said, text_or_none(content.get("reason"))
     if is_held(directory.path / LOCK):
         return RUNNING, None
     return STOPPED, "ended without a word: it may have been killed"
@@ -292,9 +292,9 @@ def _seconds_left(sweep: SweepDirectory, jobs: Sequence[SweepJob], left: int) ->
     running = [job for job in jobs if job.outcome == JobState.RUNNING]
     if not known or not (left or running):
         return None
-    each = sum(known) / len(known)
-    rests = [max(0.0, each - _age(sweep, job)) for job in running]
-    together = (sum(rests) + left * each) / max(1, len(running))
+    mean = sum(known) / len(known)
+    rests = [max(0.0, mean - _age(sweep, job)) for job in running]
+    together = (sum(rests) + left * mean) / max(1, len(running))
     return max([together, *rests])
 
 

@@ -60,10 +60,11 @@ def times(task: TaskRuns, measure: str) -> float:
     return task.metric(measure).shown_times
 
 
-def scaled(found: Spread, times: float) -> Spread:
+def scaled(measured: Spread, times: float) -> Spread:
     """Return a spread of values that are so many times as large."""
-    deviation = None if found.deviation is None else times * found.deviation
-    return Spread(tuple(times * each for each in found.values), times * found.mean, deviation)
+    values = tuple(times * single for single in measured.values)
+    deviation = None if measured.deviation is None else times * measured.deviation
+    return Spread(values, times * measured.mean, deviation)
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -81,17 +82,17 @@ def _decimals(value: float) -> int:
     return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
 
 
-def spread(found: Spread) -> str:
+def spread(values: Spread) -> str:
     """Return a mean, with its deviation where there is one."""
-    if found.deviation is None:
-        return number(found.mean)
-    if not math.isfinite(found.mean) or max(abs(found.mean), found.deviation) >= _HUGE:
-        return f"{number(found.mean)} ± {number(found.deviation)}"
-    decimals = _decimals(found.mean)
-    if found.deviation > _NOISE * abs(found.mean):
+    if values.deviation is None:
+        return number(values.mean)
+    if not math.isfinite(values.mean) or max(abs(values.mean), values.deviation) >= _HUGE:
+        return f"{number(values.mean)} ± {number(values.deviation)}"
+    decimals = _decimals(values.mean)
+    if values.deviation > _NOISE * abs(values.mean):
         # As many as the first digit of the deviation needs.
-        decimals = max(decimals, min(_MOST_DECIMALS, -math.floor(math.log10(found.deviation))))
-    return f"{found.mean:,.{decimals}f} ± {found.deviation:,.{decimals}f}".replace("-", _MINUS)
+        decimals = max(decimals, min(_MOST_DECIMALS, -math.floor(math.log10(values.deviation))))
+    return f"{values.mean:,.{decimals}f} ± {values.deviation:,.{decimals}f}".replace("-", _MINUS)
 
 
 def signed(value: float, like: float) -> str:
@@ -157,7 +158,7 @@ def setting(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {setting(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {setting(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(setting, value)) + "]"
     return str(value)
@@ -192,9 +193,9 @@ def several(amount: int, one: str) -> str:
     return f"{amount:,} {one}{'' if amount == 1 else 's'}"
 
 
-def amounts(found: Mapping[str, int]) -> str:
+def amounts(counts: Mapping[str, int]) -> str:
     """Return "25 finished, 1 failed"."""
-    return ", ".join(f"{amount:,} {name}" for name, amount in found.items() if amount)
+    return ", ".join(f"{amount:,} {name}" for name, amount in counts.items() if amount)
 
 
 def listed(words: Sequence[str]) -> str:

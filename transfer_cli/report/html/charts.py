@@ -269,7 +269,7 @@ def _chart(
         formats.measure_words(task.measure), traces, {"xaxis": axis, "yaxis": {"title": measure}}
     )
     lines = [trace["name"] for trace in traces if "slot" in trace["meta"]]
-    numbers = (PageColumn(each, is_number=True) for each in (axis["title"], measure))
+    numbers = (PageColumn(title, is_number=True) for title in (axis["title"], measure))
     columns = ["settings" if lines else "group", *numbers]
     return Chart(name, *said, [view], columns, rows, lines if len(lines) > 1 else [])
 
@@ -318,15 +318,16 @@ def _lines(task: TaskRuns, key: str, value_of: Callable[[Any], float | None]) ->
     for point in _points(task, lambda group: value_of(group.settings.get(key))):
         rest = [other for other in point.group.settings if other != key]
         lines[_words(task, point.group, rest)].append(point)
-    return {label: sorted(points, key=lambda each: each.value) for label, points in lines.items()}
+    return {label: sorted(points, key=lambda point: point.value) for label, points in lines.items()}
 
 
 def _apart(task: TaskRuns, lines: Lines) -> tuple[Lines, bool]:
     """Return the points by line, and whether lines join them: a search tries no rate twice."""
     if len(lines) <= MOST_LINES:
         return lines, True
-    points = sorted((each for line in lines.values() for each in line), key=lambda each: each.value)
-    for key in (each for each in task.varying if each != RATE):
+    points = [point for line in lines.values() for point in line]
+    points.sort(key=lambda point: point.value)
+    for key in (other for other in task.varying if other != RATE):
         apart: dict[str, list[Point]] = defaultdict(list)
         for point in points:
             apart[_words(task, point.group, [key])].append(point)
@@ -382,7 +383,7 @@ def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> T
     places = [point.number for point in points]
     middle = math.sqrt(points[0].value * points[-1].value)
     # The best of each amount has its name. Those a few percent apart lie on top of each other.
-    worst_first = sorted(points, key=lambda each: (-_badness(task, each.result), -each.number))
+    worst_first = sorted(points, key=lambda point: (-_badness(task, point.result), -point.number))
     best_of_amount = {round(math.log10(point.value), 1): point.number for point in worst_first}
     labelled = set(best_of_amount.values())
     return {
