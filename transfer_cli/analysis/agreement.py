@@ -69,13 +69,8 @@ class NumberAgreement(Analysis):
             for kind in groups
         ]
         shown = [
-            {
-                "good": each.pair.good,
-                "bad": each.pair.bad,
-                "group": each.pair.group,
-                "nats": round(_preference(each), 4),
-            }
-            for each in wrong[: self.shown]
+            {**asdict(judgment.pair), "nats": round(_preference(judgment), 4)}
+            for judgment in wrong[: self.shown]
         ]
         return Finding(
             "Agreement",

@@ -90,7 +90,7 @@ class AttentionMaps(Analysis):
             for sequence in sequences_of(split, self._chosen(split))
         ]
         summaries, num_texts = self._summarised(subject, split)
-        means = {name: found.numpy() for name, found in summaries.means().items()}
+        means = {name: mean_LH.numpy() for name, mean_LH in summaries.means().items()}
         if not all(np.isfinite(mean).all() for mean in means.values()):
             raise NotFiniteError("run: the model's attention")
         most = _most_looking(means)
@@ -163,15 +163,15 @@ def _in_batches(
     """Yield the sequences of some rows, from short to long, so many that memory is bounded."""
     heads = subject.model.backbone.shape.heads
     sequences = [
-        each.cut(_SUMMARISED, keeps_end=_has_end(subject)) for each in sequences_of(split, rows)
+        one.cut(_SUMMARISED, keeps_end=_has_end(subject)) for one in sequences_of(split, rows)
     ]
     waiting: list[ReadSequence] = []
-    for each in sorted(sequences, key=lambda sequence: len(sequence.tokens)):
-        room = _AT_ONCE // (heads * len(each.tokens) ** 2)
+    for sequence in sorted(sequences, key=lambda sequence: len(sequence.tokens)):
+        room = _AT_ONCE // (heads * len(sequence.tokens) ** 2)
         if waiting and len(waiting) >= min(room, subject.batch):
             yield waiting
             waiting = []
-        waiting.append(each)
+        waiting.append(sequence)
     if waiting:
         yield waiting
 

@@ -75,36 +75,36 @@ class Neurons(Analysis):
         has_labels = "label" in split.data.batch(rows[:1])
         task = subject.material.task
         properties = TokenProperties(tokenizer, task.labels if task and has_labels else ())
-        units = {block: UnitSums(self.contexts) for block in chosen}
+        unit_sums = {block: UnitSums(self.contexts) for block in chosen}
         sums = PropertySums()
         for _, batch in subject.read(split, rows):
-            _add(subject, batch, properties, sums, units, self.beside)
+            _add(subject, batch, properties, sums, unit_sums, self.beside)
         if sums.count < 2:
             raise DataError("data: there are too few tokens to look at units; show it more text")
-        found = _Found(tokenizer, properties.names, sums, units)
-        best = found.best(self.shown)
-        shown = sorted({unit for own in best.values() for unit, _ in own})
+        units = _Units(tokenizer, properties.names, sums, unit_sums)
+        best = units.best(self.shown)
+        shown = sorted({unit for followers in best.values() for unit, _ in followers})
         summary = (
-            f"{found.count_units:,} feed-forward units of blocks "
+            f"{units.count_units:,} feed-forward units of blocks "
             f"{', '.join(map(str, chosen))} over {sums.count:,} tokens of {split.name}; "
-            f"{found.count_silent:,} are never above 0. For each property of tokens, those that "
+            f"{units.count_silent:,} are never above 0. For each property of tokens, those that "
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
         )
         table_rows = [
-            [name, *unit, round(r, 4), *found.activity(unit)]
-            for name, own in best.items()
-            for unit, r in own
+            [name, *unit, round(r, 4), *units.activity(unit)]
+            for name, followers in best.items()
+            for unit, r in followers
         ]
         every = "".join(
-            json.dumps(found.described(unit), ensure_ascii=False) + "\n" for unit in found.all()
+            json.dumps(units.described(unit), ensure_ascii=False) + "\n" for unit in units.all()
         )
         return Finding(
             "Units of the feed-forward layers",
             summary,
             {
-                "units": found.count_units,
-                "never above 0": found.count_silent,
+                "units": units.count_units,
+                "never above 0": units.count_silent,
                 "tokens": sums.count,
             },
             [
@@ -113,16 +113,19 @@ class Neurons(Analysis):
                     table_rows,
                     "Units that follow a property",
                 ),
-                _contexts_table(best, found),
+                _contexts_table(best, units),
             ],
             notes=[] if best else ["No property of these tokens varies."],
             data={
                 "blocks": chosen,
                 "properties": {
-                    name: [{"block": unit[0], "unit": unit[1], "correlation": r} for unit, r in own]
-                    for name, own in best.items()
+                    name: [
+                        {"block": block, "unit": unit, "correlation": r}
+                        for (block, unit), r in pairs
+                    ]
+                    for name, pairs in best.items()
                 },
-                "units": _fitting([found.described(unit) for unit in shown]),
+                "units": _fitting([units.described(unit) for unit in shown]),
             },
             files={"units.jsonl": every.encode()},
         )
@@ -168,8 +171,8 @@ def _add(
         _ = Encoding(subject.model, batch).states
 
 
-class _Found:
-    """What was found of all units."""
+class _Units:
+    """What is known of all units."""
 
     def __init__(
         self,
@@ -249,7 +252,7 @@ def _fitting(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _contexts_table(
-    best: Mapping[str, Sequence[tuple[Unit, float]]], summary: _Found
+    best: Mapping[str, Sequence[tuple[Unit, float]]], summary: _Units
 ) -> FindingTable:
     rows = [
         [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]

@@ -42,12 +42,11 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     names: list[str] = []
     for key, defaults in _CHOOSING.items():
         asked = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
-        names += [each.removeprefix("validation/") for each in asked if len(asked) == 1]
-    preferred = [
-        f"validation/{each}" for each in (*names, *(m.name for m in by_preference(metrics)))
-    ]
+        names += [name.removeprefix("validation/") for name in asked if len(asked) == 1]
+    names += [metric.name for metric in by_preference(metrics)]
+    preferred = [f"validation/{name}" for name in names]
     counts = Counter(name for run in runs for name in run.results.by_name)
-    measure = max(preferred, key=lambda each: counts[each], default="")
+    measure = max(preferred, key=lambda name: counts[name], default="")
     if not counts[measure]:
         return None
     return Criterion(measure, metric_of(measure, metrics))

@@ -156,7 +156,7 @@ def _best_first(
     if equal:
         broken = tie_break(known[first], [known[label] for label in equal])
         ties.append(f"a tie: {listed(equal)} with the same {choice.measure} as the best; {broken}")
-    return [replace(each, is_best=each.label == first) for each in ordered], ties
+    return [replace(one, is_best=one.label == first) for one in ordered], ties
 
 
 def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric]) -> str:
@@ -260,26 +260,27 @@ def _against_baseline(
     usual = [group for group in groups if _fits(group, {"adaptation": "full"})]
     bases = asked or (usual if len(usual) == 1 else groups[:1])
     name = _shown(words) if len(bases) > 1 else bases[0].label
-    found: dict[str, Comparison | str] = {}
+    outcomes: dict[str, Comparison | str] = {}
     with progress("comparing groups", len(groups), "groups") as more:
         for group in groups:
             if group.finished and group.label not in {base.label for base in bases}:
                 base = max(bases, key=lambda base: _shared(base, group))
-                found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+                outcomes[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
             more(1)
-    known = {label: each for label, each in found.items() if not isinstance(each, str)}
-    tested = {label: each.p for label, each in known.items() if each.p is not None}
+    known = {label: outcome for label, outcome in outcomes.items() if not isinstance(outcome, str)}
+    tested = {label: outcome.p for label, outcome in known.items() if outcome.p is not None}
     if len(tested) > 1:
         pairs = zip(tested, holm([*tested.values()]), strict=True)
         known |= {label: replace(known[label], corrected=p) for label, p in pairs}
     notes = [*_uneven_seeds({group.label: group for group in groups}, known)]
     if words and not asked:
         notes.append(f"no group here has {_shown(words)}; the baseline is {bases[0].label}")
-    others = {each.measure for each in known.values() if each.measure != measure}
+    others = {outcome.measure for outcome in known.values() if outcome.measure != measure}
     if others:
         notes.append(f"differences are in {', '.join(sorted(others))}, which is a sum over items")
-    for reason, count in Counter(each for each in found.values() if isinstance(each, str)).items():
-        which = "no group" if count == len(found) else f"{count} of {len(found)} groups not"
+    reasons = Counter(outcome for outcome in outcomes.values() if isinstance(outcome, str))
+    for reason, count in reasons.items():
+        which = "no group" if count == len(outcomes) else f"{count} of {len(outcomes)} groups not"
         notes.append(f"{which} compared item by item: {reason}")
     return name, [replace(group, against=known.get(group.label)) for group in groups], notes
 

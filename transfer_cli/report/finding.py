@@ -156,7 +156,7 @@ _SHOWN = ("title", "summary", "values", "table", "notes")
 def _table(stored: Mapping[str, Any]) -> FindingTable:
     """Return a table without the rows that have too few or too many values."""
     columns, rows = (
-        found if isinstance(found := stored.get(key), list) else [] for key in ("columns", "rows")
+        cells if isinstance(cells := stored.get(key), list) else [] for key in ("columns", "rows")
     )
     fitting = [row for row in rows if isinstance(row, list) and len(row) == len(columns)]
     return FindingTable(columns, fitting)

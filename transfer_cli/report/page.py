@@ -94,7 +94,7 @@ def document(template: str, title: str, scripts: Sequence[str] = (), **values: o
         **values,
     )
     # Nothing steers what is around it, wherever it comes from.
-    return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
+    return _UNUSUAL.sub(lambda match: shown(match[0]), made).strip() + "\n"
 
 
 def asset(name: str) -> str:

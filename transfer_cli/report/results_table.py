@@ -146,7 +146,7 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     yield from task.notes
 
 
-def own(task: TaskRuns) -> str:
+def name_of_best(task: TaskRuns) -> str:
     """Return what tells the best run from others: its group, and its seed where there are some."""
     if task.best is None:
         return ""

@@ -68,7 +68,8 @@ def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
         return
     of_task = f" of {task.name}" if tasks > 1 else ""
     head = Piece(f"best run by validation{of_task}:", "heading")
-    yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {results_table.own(task)}")
+    name = results_table.name_of_best(task)
+    yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {name}")
     for line in results_table.why_best(task):
         yield Entry(["  "], [Piece(line, "note")], 2)
     for what, line in commands(task.best.run).items():
@@ -260,7 +261,7 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
         yield from (f"- {line}" for line in remarks)
     if task.best is not None:
         yield ""
-        label = markdown_text(results_table.own(task))
+        label = markdown_text(results_table.name_of_best(task))
         yield f"**Best run by validation**: {markdown_code(str(task.best.run.path))} {label}"
         yield ""
         yield from (f"- {markdown_text(line)}" for line in results_table.why_best(task))

@@ -97,8 +97,8 @@ def trained(train: Probed, stopped_on: Probed, classes: int, seeds: Sequence[int
             found_SK = probes.losses(stopped_on)
             better_SK = (found_SK < lowest_SK) & (waited_SK < PATIENCE)
             lowest_SK = torch.where(better_SK, found_SK, lowest_SK)
-            for kept, each in zip(best, probes.parameters, strict=True):
-                kept[better_SK] = each.detach()[better_SK]
+            for kept, current in zip(best, probes.parameters, strict=True):
+                kept[better_SK] = current.detach()[better_SK]
             ended_SK = waited_SK >= PATIENCE
             waited_SK = torch.where(better_SK, 0, waited_SK + 1).masked_fill(ended_SK, PATIENCE)
             more(1)

@@ -80,17 +80,17 @@ def _content(texts: Texts) -> MadeData:
 def _position(texts: Texts) -> MadeData:
     """Words by where they stand in their text, in bins with equally many training words."""
     spans = {
-        split: [tuple(match.span() for match in _WORD.finditer(text)) for text in own]
-        for split, own in texts.items()
+        split: [tuple(match.span() for match in _WORD.finditer(text)) for text in of_split]
+        for split, of_split in texts.items()
     }
-    bounds = _bounds([at for own in spans["train"] for at in range(len(own))],
+    bounds = _bounds([at for words in spans["train"] for at in range(len(words))],
                      "texts have a word or two")  # fmt: skip
     return MadeData(TaggingTask(_bin_names(bounds), marks_entities=False), {
         split: [
-            TagExample(text, own, tuple(bisect_right(bounds, at) for at in range(len(own))))
-            for text, own in zip(texts[split], found, strict=True) if own
+            TagExample(text, words, tuple(bisect_right(bounds, at) for at in range(len(words))))
+            for text, words in zip(texts[split], of_split, strict=True) if words
         ]
-        for split, found in spans.items()
+        for split, of_split in spans.items()
     })  # fmt: skip
 
 

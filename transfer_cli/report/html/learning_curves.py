@@ -51,13 +51,13 @@ def read_curves(path: Path, most_points: int) -> Mapping[str, Curve]:
         lines = read_text(path, MOST_BYTES).splitlines()
     except (OSError, UnreadableError):
         return {}
-    found: dict[str, dict[int, float]] = defaultdict(dict)
+    measured: dict[str, dict[int, float]] = defaultdict(dict)
     for kind, step, values in _records(_thinned(lines, most_points)):
         for name in {"train": ["loss"], "validation": values.keys() - {"step"}}.get(kind, ()):
             value = values.get(name)
             if "/" not in name and is_number(value) and abs(value) <= sys.float_info.max:
-                found[f"{kind}/{name}"][step] = float(value)
-    return {name: thin(sorted(points.items()), most_points) for name, points in found.items()}
+                measured[f"{kind}/{name}"][step] = float(value)
+    return {name: thin(sorted(points.items()), most_points) for name, points in measured.items()}
 
 
 def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:

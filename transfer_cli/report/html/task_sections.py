@@ -77,8 +77,9 @@ def _value(task: TaskRuns, measure: str, measured: Spread) -> str:
 def take(task: TaskRuns) -> Html:
     """Return which run to take, why, and what to type next; a single run is what there is."""
     if task.best is not None:
-        why, run = list(results_table.why_best(task)), task.best.run
-        return macro("results.html", "take", run.path, results_table.own(task), why, commands(run))
+        name, why = results_table.name_of_best(task), list(results_table.why_best(task))
+        run = task.best.run
+        return macro("results.html", "take", run.path, name, why, commands(run))
     if len(task.runs) == 1 and task.runs[0].status == FINISHED:
         path = task.runs[0].path
         return macro("results.html", "take", path, "", [], commands(task.runs[0]))
