@@ -134,7 +134,6 @@ class AttentionMaps(Analysis):
         return list(map(int, spread(len(split.data), self.texts)))
 
     def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
-        """Return the summaries of heads, and of how many sequences they are."""
         shape = subject.model.backbone.shape
         summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
         num_sequences = 0
@@ -188,7 +187,6 @@ def _most_looking(means: Mapping[str, FloatArray]) -> list[list[Any]]:
 
 
 def _what_stands_out(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
-    """Return in words what was summarised, and what stands out."""
     kind, place, head, share = max(most, key=lambda row: row[-1])
     return (
         f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) no head looks more at "

@@ -253,7 +253,6 @@ def attribution_of(explainer: Explainer, text: ExplainedText, *, at_once: int) -
 
 
 def _by_word(scores_T: Tensor, text: ExplainedText) -> npt.NDArray[np.float64]:
-    """Return the sums over each word's pieces."""
     by_token = scores_T.double().cpu().numpy()
     return np.array([by_token[list(word.places)].sum() for word in text.words])
 

@@ -170,7 +170,6 @@ class EdgeProbes(Analysis):
 
 
 def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str]:
-    """Return the labels of training."""
     train = files["train"]
     labels = sorted({label for target in train.targets for label in target.labels})
     for part, file in files.items():

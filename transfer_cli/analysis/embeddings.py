@@ -242,7 +242,6 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
 
 
 def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
-    """Return a few of the tokens that are words."""
     tokenizer, words = subject.tokenizer, list[str]()
     for token in tokens.tolist():
         word = tokenizer.decode([token]).strip()
@@ -255,7 +254,6 @@ def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
 
 
 def _tokens_of(subject: Subject, word: str) -> list[int]:
-    """Return the tokens of a word within a text."""
     tokenizer = subject.tokenizer
     known = [token for token in tokenizer.encode_within(word) if token not in tokenizer.special]
     if not known:

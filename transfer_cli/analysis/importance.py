@@ -182,7 +182,6 @@ class Importance(Analysis):
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
 
     def _curve(self, scorer: "Scorer", importance: npt.NDArray[np.float64]) -> list[Entry]:
-        """Return the scores without ever more heads."""
         heads = importance.size
         orders = [np.argsort(importance.ravel(), kind="stable")]
         for number in range(self.random_orders):
@@ -194,7 +193,6 @@ class Importance(Analysis):
 
 
 def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict[str, int]]]:
-    """Yield the kind of each part, and its layer, of heads with their number."""
     for layer in range(subject.depth):
         for kind in kinds:
             if kind == "heads":

@@ -131,7 +131,6 @@ class Neurons(Analysis):
         )
 
     def _chosen(self, depth: int) -> list[int]:
-        """Return the numbers of the blocks."""
         if self.blocks is None:
             return sorted({0, depth // 2, depth - 1})
         wrong = [block for block in self.blocks if type(block) is not int or not 0 <= block < depth]

@@ -121,7 +121,6 @@ def _read(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, lis
 
 
 def _read_alike(subject: Subject, other: Subject, rows: Numbers) -> bool:
-    """Return whether two models read rows as the same tokens."""
     if len(subject.split.data) != len(other.split.data):
         return False
     pairs = zip(
@@ -134,7 +133,6 @@ def _read_alike(subject: Subject, other: Subject, rows: Numbers) -> bool:
 
 
 def _first_rows(subject: Subject) -> Numbers:
-    """Return the first row of each example."""
     data = subject.split.data
     example_of: Numbers = getattr(data, "example_of", np.arange(len(data)))
     return np.unique(example_of, return_index=True)[1]

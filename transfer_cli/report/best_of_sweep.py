@@ -76,7 +76,6 @@ def _best(runs: Sequence[Run]) -> Best | None:
 
 
 def _why_none(runs: Sequence[Run]) -> str:
-    """Return why none of some runs is the best."""
     if learnt(runs):
         return "nothing was measured on a validation split"
     states = Counter(

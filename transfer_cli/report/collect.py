@@ -208,7 +208,6 @@ def _key_and_value(word: str) -> tuple[str, str]:
 
 
 def _status(directory: RunDirectory) -> tuple[str, str | None]:
-    """Return the status of a run, and the reason for it."""
     content = _optional(directory.status)
     said = content.get("status")
     if said in (FINISHED, *ENDED_EARLY):

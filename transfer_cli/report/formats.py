@@ -36,12 +36,7 @@ def measure_words(measure: str) -> str:
 
 def axis_words(task: TaskRuns, measure: str) -> str:
     """Return the name of a measure with its unit."""
-    return measure_words(measure) + (" (%)" if unit(task, measure) else "")
-
-
-def unit(task: TaskRuns, measure: str) -> str:
-    """Return the unit after a number of this measure."""
-    return task.metric(measure).shown_unit
+    return measure_words(measure) + (" (%)" if task.metric(measure).shown_unit else "")
 
 
 def value(metric: Metric, measured: float) -> str:
@@ -53,11 +48,6 @@ def distance(metric: Metric, difference: float) -> str:
     """Return how far apart two values of a metric are: percents in points."""
     points = " points" if metric.shown_unit else ""
     return number(metric.shown_times * abs(difference)) + points
-
-
-def times(task: TaskRuns, measure: str) -> float:
-    """Return what values of a measure are multiplied by where they are shown."""
-    return task.metric(measure).shown_times
 
 
 def scaled(measured: Spread, times: float) -> Spread:

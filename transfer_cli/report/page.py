@@ -113,7 +113,6 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _facts(report: Report) -> list[str]:
-    """Return how much there is, in a few words each."""
     groups = [group for task in report.tasks for group in task.groups]
     states = Counter(run.status for group in groups for run in group.runs)
     if not states:

@@ -78,7 +78,7 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
             title,
             tuple(row[title] for row in rows),
             title in shown,
-            formats.unit(task, title).strip() if title in shown else "",
+            task.metric(title).shown_unit.strip() if title in shown else "",
         )
         for title in rows[0]
     ]
@@ -103,9 +103,9 @@ def measures_beside(task: TaskRuns) -> list[str]:
 
 def compared(task: TaskRuns, group: Group, comparison: Comparison) -> tuple[str, str, str]:
     """Return the size of a group's tested difference, its interval or "", and its p, as written."""
-    times = formats.times(task, comparison.measure)
+    times = task.metric(comparison.measure).shown_times
     size = formats.number(times * abs(comparison.difference), _like(group, comparison, times))
-    points = " points" if formats.unit(task, comparison.measure) else ""
+    points = " points" if task.metric(comparison.measure).shown_unit else ""
     return size + points, _interval(group, comparison, times), _probability(comparison).text
 
 
@@ -188,7 +188,7 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
     row = {GROUP: Cell(group.label)}
     mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
     row |= {
-        measure: _spread(group.measures.get(measure), mark, formats.times(task, measure))
+        measure: _spread(group.measures.get(measure), mark, task.metric(measure).shown_times)
         for measure in measures
     }
     if task.baseline is not None:
@@ -221,7 +221,7 @@ def _difference(group: Group, task: TaskRuns) -> Cell:
     """Return the difference that was tested, else that of the means."""
     comparison = group.against
     if comparison is not None:
-        times = formats.times(task, comparison.measure)
+        times = task.metric(comparison.measure).shown_times
         size = formats.signed(times * comparison.difference, _like(group, comparison, times))
         return Cell(f"{size} {_interval(group, comparison, times)}".rstrip(), comparison.difference)
     if is_baseline(group, task):
@@ -229,7 +229,7 @@ def _difference(group: Group, task: TaskRuns) -> Cell:
     base = next((group for group in task.groups if group.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
         return Cell()
-    times = formats.times(task, task.measure)
+    times = task.metric(task.measure).shown_times
     mean = times * group.measures[task.measure].mean
     difference = mean - times * base.measures[task.measure].mean
     text = formats.signed(difference, mean)

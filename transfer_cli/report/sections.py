@@ -242,7 +242,6 @@ def _section(name: str, analyses: Sequence[RunAnalysis]) -> Html:
 
 
 def _of_all(analyses: Sequence[RunAnalysis]) -> Html:
-    """Return what an analysis found of each run."""
     made = [
         shown_finding(Finding.from_json(analysis.content), analysis.pictures.values())
         for analysis in analyses

@@ -63,7 +63,6 @@ def as_page(report: Report, width: int | None) -> Page:
 
 
 def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
-    """Yield which run to take, why, and what to type next."""
     if task.best is None:
         return
     of_task = f" of {task.name}" if tasks > 1 else ""

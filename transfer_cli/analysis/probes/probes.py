@@ -156,7 +156,6 @@ class Probes(Analysis):
     def _probed(
         self, parts: Parts, name: str | None, layers: Sequence[int], classes: int, seed: int
     ) -> Iterator[Entry]:
-        """Yield what is found of each layer."""
         if self.probe == "mlp":
             yield from self._by_mlp(parts, name, layers, classes, seed)
             return

@@ -279,7 +279,7 @@ def _points(task: TaskRuns, place: Callable[[Group], float | None]) -> Iterator[
     for number, group in enumerate(task.groups):
         result, value = group.measures.get(task.measure), place(group)
         if value is not None and result is not None and math.isfinite(result.mean):
-            scaled = formats.scaled(result, formats.times(task, task.measure))
+            scaled = formats.scaled(result, task.metric(task.measure).shown_times)
             sign = 1 if task.lower_is_better else -1
             yield Point(value, scaled, number, group, sign * scaled.mean)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, TaskRuns
 from transfer_cli.report.formats import axis_words, measure_words, number
 from transfer_cli.report.html.charts import (
@@ -143,7 +142,7 @@ def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, t
             faint.append(_seeds(place, [curve for _, curve in curves_of]))
         if mean := mean_curve(finished or [curve for _, curve in curves_of]):
             means.append(_mean(place, label, mean))
-    times = formats.times(task, key)
+    times = task.metric(key).shown_times
     for trace in (*faint, *means):
         trace["y"] = [y if y is None else rounded(times * y) for y in trace["y"]]
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]

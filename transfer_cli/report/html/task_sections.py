@@ -70,8 +70,8 @@ def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
 
 
 def _value(task: TaskRuns, measure: str, measured: Spread) -> str:
-    scaled = formats.scaled(measured, formats.times(task, measure))
-    return formats.spread(scaled) + formats.unit(task, measure)
+    scaled = formats.scaled(measured, task.metric(measure).shown_times)
+    return formats.spread(scaled) + task.metric(measure).shown_unit
 
 
 def take(task: TaskRuns) -> Html:
@@ -87,7 +87,6 @@ def take(task: TaskRuns) -> Html:
 
 
 def _name_of(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
-    """Return the name on the page for the group of a label."""
     named = zip(task.groups, names, strict=True)
     return next((name for group, name in named if group.label == label), label or "")
 
