@@ -166,16 +166,15 @@ class Embeddings(Analysis):
         """Return the tokens that are nearest to each word, of all but its own."""
         tokenizer = subject.tokenizer
         words = _some_words(subject, tokens) if self.words is None else self.words
-        never = sorted(tokenizer.special)
-        unit_VD = _unit(table_VD)
-        near = []
-        for word in words:
-            ids = _tokens_of(subject, str(word))
-            cosine_V = unit_VD @ _unit(table_VD[ids].mean(0, keepdims=True))[0]
-            cosine_V[[*ids, *never]] = -np.inf
-            nearest = np.argsort(-cosine_V, kind="stable")[: self.neighbours]
-            names = tokenizer.pieces(nearest.tolist())
-            near.append((str(word), _rounded(names, cosine_V[nearest])))
+        unit_VD, near = _unit(table_VD), []
+        for word in map(str, words):
+            ids = _tokens_of(subject, word)
+            vector_D = _unit(table_VD[ids].mean(0, keepdims=True))[0]
+            others = _nearest(
+                unit_VD, vector_D, self.neighbours, [*ids, *sorted(tokenizer.special)]
+            )
+            names = tokenizer.pieces(list(others))
+            near.append((word, list(zip(names, others.values(), strict=True))))
         return near
 
 
@@ -265,13 +264,22 @@ def _near_texts(named: _Named, count: int) -> list[tuple[str, list[tuple[str, fl
     """Return the texts that are nearest to each of the first few."""
     unit_ND = _unit(named.vectors)
     names = [row[0][:80] + (f" [{row[1]}]" if row[1] else "") for row in named.rows]
-    near: dict[str, list[tuple[str, float]]] = {}
+    near = {}
     for at in range(min(_CHOSEN, len(names))):
-        cosine_N = unit_ND @ unit_ND[at]
-        cosine_N[at] = -np.inf
-        nearest = np.argsort(-cosine_N, kind="stable")[:count]
-        near[names[at]] = _rounded([names[other] for other in nearest], cosine_N[nearest])
+        others = _nearest(unit_ND, unit_ND[at], count, [at])
+        near[names[at]] = [(names[other], cosine) for other, cosine in others.items()]
     return list(near.items())
+
+
+def _nearest(
+    unit_ND: Vectors, vector_D: Vectors, count: int, left_out: Sequence[int]
+) -> dict[int, float]:
+    """Return which vectors are nearest to one, but for some, and their cosines."""
+    cosine_N = unit_ND @ vector_D
+    cosine_N[left_out] = -np.inf
+    nearest = np.argsort(-cosine_N, kind="stable")[:count].tolist()
+    return {number: round(float(cosine_N[number]), 4) for number in nearest
+            if np.isfinite(cosine_N[number])}  # fmt: skip
 
 
 def _same_label(named: _Named) -> float:
@@ -286,11 +294,6 @@ def _unit(vectors_ND: Vectors) -> Vectors:
     lengths = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     unit_ND: Vectors = vectors_ND / np.maximum(lengths, np.finfo(float).tiny)
     return unit_ND
-
-
-def _rounded(names: Sequence[str], cosines: Vectors) -> list[tuple[str, float]]:
-    pairs = zip(names, cosines.tolist(), strict=True)
-    return [(name, round(cosine, 4)) for name, cosine in pairs if np.isfinite(cosine)]
 
 
 def _one_line(text: str) -> str:

@@ -277,7 +277,7 @@ def _table(shown: FindingTable) -> Iterator[Html]:
     columns = [PageColumn(_cell(title), is_number=_are_numbers(values))
                for title, *values in zip(shown.columns, *rows, strict=True)]  # fmt: skip
     shown_rows = ([_cell(value) for value in row[:MOST_COLUMNS]] for row in rows)
-    yield table(shown.title or "FindingTable", columns[:MOST_COLUMNS], shown_rows)
+    yield table(shown.title or "Table", columns[:MOST_COLUMNS], shown_rows)
     if len(rows) < len(shown.rows):
         yield note(f"{len(shown.rows) - len(rows):,} rows are left out.")
 

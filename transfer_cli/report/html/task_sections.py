@@ -16,9 +16,17 @@ from transfer_cli.report.html.markup import Html, PageColumn, details, joined, m
 from transfer_cli.report.results_table import Cell
 from transfer_cli.runs.untrusted import is_number
 
+MOST_LABELS = 60
+"""With more labels a table can no longer be read, and a page of many groups no longer be sent."""
+
+MOST_ERRORS = 200
+
+_MOST_PAIRS = 3
+_MOST_VALUES = 8
 _MOST_OPEN = 8
 """Runs that did not finish which are listed from the start; more of them on demand."""
 
+_CODE = Html("<code>{}</code>")
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
 _NOTES = {
     results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
@@ -172,8 +180,7 @@ def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
     return Cell(shown, value if is_number(value) else math.inf if shown == "all" else shown)
 
 
-_MOST_VALUES = 8
-_CODE = Html("<code>{}</code>")
+# --- how runs were set, and on what they ran ----------------------------------------------------
 
 
 def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
@@ -246,12 +253,7 @@ def environment_section(task: TaskRuns) -> Html | None:
     return details(f"Versions and machine{note}", listed, is_open=is_open)
 
 
-MOST_LABELS = 60
-"""With more labels a table can no longer be read, and a page of many groups no longer be sent."""
-
-MOST_ERRORS = 200
-
-_MOST_PAIRS = 3
+# --- what runs got wrong ------------------------------------------------------------------------
 
 
 def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
@@ -309,9 +311,7 @@ def decisions_section(task: TaskRuns) -> Html | None:
     ]
     by_label = zip(task.labels, *counts[:3], strict=True)
     order = sorted(by_label, key=lambda row: -row[2] - row[3])
-    rows = [
-        (name, right, surplus, missing) for name, right, surplus, missing in order[:MOST_LABELS]
-    ]
+    rows = order[:MOST_LABELS]
     columns = [PageColumn(title, is_number=True) for title in ("right", "said wrongly", "missed")]
     caption = f"Labels on {split}, {formats.several(len(tables), 'run')}"
     listed = table(caption, ["label", *columns], rows)
