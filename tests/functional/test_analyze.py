@@ -169,10 +169,10 @@ def test_agreement_is_what_score_says_of_the_same_pairs(transfer, analyze, pretr
 def test_pairs_are_made_where_none_are_named(analyze, pretrained):
     groups = analyze(pretrained, "agreement", "analysis.agreement.pairs=3")["groups"]
 
-    assert [each["group"] for each in groups] == [
+    assert [group["group"] for group in groups] == [
         "agreement/none", "agreement/same", "agreement/other", "agreement/two others",
     ]  # fmt: skip
-    assert {each["count"] for each in groups} == {3}
+    assert {group["count"] for group in groups} == {3}
 
 
 # --- edges ---------------------------------------------------------------------------------------
@@ -310,9 +310,9 @@ def test_who_has_read_the_encyclopedia_knows_the_kind_of_each_name(analyze, ency
     found = analyze(encyclopedia, "probes", "data=sample_questions")
 
     # At layer 0, too: names are single tokens, and the mean of a text holds theirs.
-    assert all(each >= 0.97 for each in accuracies(found, None).values())
-    assert all(each <= 0.25 for each in accuracies(found, "random").values())
-    assert all(each <= 0.25 for each in accuracies(found, "shuffled").values())
+    assert all(accuracy >= 0.97 for accuracy in accuracies(found, None).values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(found, "random").values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(found, "shuffled").values())
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_the_last_token_knows_the_kind_above_the_embeddings_alone(analyze, encyc
     assert own[0] == pytest.approx(1 / 6)
     assert own[1] >= 0.9
     assert own[2] >= 0.97
-    assert all(each <= 0.25 for each in accuracies(found, "random").values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(found, "random").values())
 
 
 # --- similarity ----------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_checkpoints_are_compared_over_time(analyze, pretrained):
 
     assert content["estimate"] == "debiased"
     steps = content["over_time"]
-    assert [each["step"] for each in steps] == sorted(each["step"] for each in steps)
+    assert [step["step"] for step in steps] == sorted(step["step"] for step in steps)
     assert steps[0]["cka"] == pytest.approx([1, 1], abs=1e-6)
     assert steps[0]["moved"]["all"] == 0 < steps[-1]["moved"]["all"]
 

@@ -106,7 +106,7 @@ def pair(**changes):
 
 
 def found(model, start):
-    return {(each.group, each.kind): each for each in moved_weights(model, start)}
+    return {(weight.group, weight.kind): weight for weight in moved_weights(model, start)}
 
 
 def test_the_same_weights_have_not_moved():
@@ -134,11 +134,11 @@ def test_groups_and_kinds_hold_every_parameter_once():
     start, model = pair(**tiny.MODERN)
 
     moved = found(model, start)
-    total = sum(each.numel() for each in model.parameters())
+    total = sum(parameter.numel() for parameter in model.parameters())
     assert moved[ALL, ALL].parameters == moved[ALL, ALL].compared == total
     for place in (0, 1):
         parts = [each for key, each in moved.items() if key[1 - place] == ALL != key[place]]
-        assert sum(each.parameters for each in parts) == total
+        assert sum(part.parameters for part in parts) == total
     assert {kind for _, kind in moved} == {
         ALL, "embeddings", "attention", "feed_forward", "norms", "head",
     }  # fmt: skip

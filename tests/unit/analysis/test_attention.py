@@ -106,7 +106,7 @@ def test_summaries_are_of_every_head_and_do_not_depend_on_batches(found):
     heads = found.as_json()["heads"]
     alone = AttentionMaps(texts=3)(subject(attending.model(), batch=1)).as_json()["heads"]
 
-    assert [(each["block"], each["head"]) for each in heads] == [
+    assert [(head["block"], head["head"]) for head in heads] == [
         (block, head) for block in range(3) for head in range(2)
     ]
     for one, other in zip(heads, alone, strict=True):
@@ -124,7 +124,7 @@ def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
     assert found.files == again.files
     assert found.view == again.view
     assert tiny.same(before, tiny.weights_of(model))
-    assert all(each.attention.on_probabilities is None for each in model.backbone.blocks)
+    assert all(block.attention.on_probabilities is None for block in model.backbone.blocks)
 
 
 def test_rows_sum_to_one_in_half_precision_too():

@@ -230,7 +230,7 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     assert first == second
     assert tiny.same(before, tiny.weights_of(subject.model))
     assert subject.model.backbone.on_tokens is None
-    assert all(each.grad is None for each in subject.model.parameters())
+    assert all(parameter.grad is None for parameter in subject.model.parameters())
 
 
 def test_texts_are_shown_as_texts():

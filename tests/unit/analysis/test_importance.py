@@ -178,13 +178,13 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     objective = Classification()
     model = lively(objective)
     before = tiny.weights_of(model)
-    needs = [each.requires_grad for each in model.parameters()]
+    needs = [parameter.requires_grad for parameter in model.parameters()]
     given = subjects.subject(model, objective, DATA)
 
     first, second = (Importance(left_out=[])(given) for _ in range(2))
 
     assert first == second
     assert tiny.same(before, tiny.weights_of(model))
-    assert [each.requires_grad for each in model.parameters()] == needs
-    assert all(each.grad is None for each in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == needs
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert model.backbone.gates is None

@@ -291,7 +291,7 @@ def test_states_of_texts_are_those_of_each_layer_in_the_order_of_the_texts(subje
     states = Encoding(subject.model, batch).states
     assert found.states.shape == (30, 4, 16)
     assert found.label.tolist() == data.labels
-    assert_close(found.states[7], torch.stack([each[0].mean(0) for each in states]))
+    assert_close(found.states[7], torch.stack([state[0].mean(0) for state in states]))
 
 
 def test_layer_0_is_the_same_for_models_with_the_same_embeddings(subject):
@@ -398,7 +398,7 @@ def test_content_asks_for_the_one_word_of_medium_frequency():
 
     assert len(found.task.labels) == 20
     assert not {"the", "of", "lake", "indeed"} & set(found.task.labels)
-    assert [(each.text, found.task.labels[each.label]) for each in found.splits["scored"]] == [
+    assert [(text.text, found.task.labels[text.label]) for text in found.splits["scored"]] == [
         ("w1 !", "w1"), ("W10 is w10", "w10"),
     ]  # fmt: skip
 

@@ -30,7 +30,7 @@ def shown(report):
 
 
 def traces(chart, role, view=0):
-    return [each for each in chart.views[view].traces if each["meta"]["role"] == role]
+    return [trace for trace in chart.views[view].traces if trace["meta"]["role"] == role]
 
 
 def test_groups_that_share_a_colour_differ_in_dash_or_marker():
@@ -48,7 +48,7 @@ def test_each_group_has_a_mean_and_its_seeds(tmp_path):
         "validation error rate", "validation loss", "validation accuracy",
     ]  # fmt: skip
     means = traces(chart, "mean")
-    assert [each["name"] for each in means] == list(names)
+    assert [mean["name"] for mean in means] == list(names)
     assert len(traces(chart, "seed")) == 9
     first = [curves[run.name]["validation/error_rate"] for run in task.groups[0].runs]
     end = sum(curve[-1][1] for curve in first) / 3
@@ -129,9 +129,9 @@ def test_all_labels_stand_where_they_are_and_else_to_the_right_of_every_number(t
     chart = label_chart(task)
 
     lines = traces(chart, "points")
-    assert {each["name"] for each in lines} == {"full", "lora", "frozen"}
-    for each in lines:
-        assert each["x"] == [100, 500, 2000, 4907 if known else 4000]
+    assert {line["name"] for line in lines} == {"full", "lora", "frozen"}
+    for line in lines:
+        assert line["x"] == [100, 500, 2000, 4907 if known else 4000]
     axis = chart.views[0].layout["xaxis"]
     assert axis["ticktext"] == ["100", "500", "2,000", "all"]
 
@@ -143,18 +143,18 @@ def test_each_scheme_has_a_line_over_its_rates_and_the_run_to_take_is_ringed(tmp
     chart = rate_chart(by_validation)
 
     lines = traces(chart, "points")
-    assert {each["name"] for each in lines} == {"full", "lora", "adapters"}
-    for each in lines:
-        assert each["x"] == [3e-4, 1e-3, 3e-3]
-        scheme = [group for group in task.groups if group.settings["adaptation"] == each["name"]]
+    assert {line["name"] for line in lines} == {"full", "lora", "adapters"}
+    for line in lines:
+        assert line["x"] == [3e-4, 1e-3, 3e-3]
+        scheme = [group for group in task.groups if group.settings["adaptation"] == line["name"]]
         means = {group.settings["optimizer.lr"]: group.measures["validation/error_rate"].mean
                  for group in scheme}  # fmt: skip
-        assert each["y"] == pytest.approx([means[rate] for rate in each["x"]], rel=1e-4)
+        assert line["y"] == pytest.approx([means[rate] for rate in line["x"]], rel=1e-4)
     axes = chart.views[0].layout
     assert axes["xaxis"]["type"] == "log"
     assert axes["xaxis"]["ticktext"] == ["0.0003", "0.001", "0.003"]
     assert axes["yaxis"]["title"] == "validation error rate (%)"
-    [ringed] = [each for each in lines if "ring" in each]
+    [ringed] = [line for line in lines if "ring" in line]
     taken = task.best.run.settings
     assert (ringed["name"], ringed["x"][ringed["ring"]]) == (
         taken["adaptation"], taken["optimizer.lr"],
@@ -173,20 +173,20 @@ def test_a_search_that_tries_no_rate_twice_has_points_without_lines(tmp_path):
 
     lines = traces(rate_chart(task), "points")
 
-    assert {each["name"] for each in lines} <= {"full", "lora", "adapters"}
-    assert sum(len(each["x"]) for each in lines) == 24
-    assert not any("line" in each for each in lines)
+    assert {line["name"] for line in lines} <= {"full", "lora", "adapters"}
+    assert sum(len(line["x"]) for line in lines) == 24
+    assert not any("line" in line for line in lines)
 
 
 def test_of_two_seeds_no_bar_is_drawn_and_that_is_said(tmp_path):
     task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
-    two = [replace(each, runs=each.runs[:2], measures={
-        name: reports.spread(found.values[:2]) for name, found in each.measures.items()
-    }) for each in task.groups]  # fmt: skip
+    two = [replace(group, runs=group.runs[:2], measures={
+        name: reports.spread(found.values[:2]) for name, found in group.measures.items()
+    }) for group in task.groups]  # fmt: skip
 
     chart = rate_chart(replace(task, groups=tuple(two)))
 
-    bars = [bar for each in traces(chart, "points") for bar in each["error_y"]["array"]]
+    bars = [bar for trace in traces(chart, "points") for bar in trace["error_y"]["array"]]
     assert set(bars) == {0}
     assert "without bars: a deviation takes three seeds or more" in chart.caption
 
@@ -215,7 +215,7 @@ def test_no_bar_leaves_what_an_error_rate_can_be():
 
 
 def write(path, records, end=""):
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in records) + end)
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records) + end)
     return path
 
 

@@ -92,7 +92,7 @@ def with_span_f1(folder, adaptation, value):
     ]
     results = {
         "measures": {"test": {"loss": 1.0, "span_f1": value}},
-        "metrics": [each.as_json() for each in metrics],
+        "metrics": [metric.as_json() for metric in metrics],
     }
     write_run(folder / adaptation, adaptation=adaptation, results=results, typed=FULL)
 
@@ -322,7 +322,7 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     task = only(tmp_path)
     shown = str(as_page(Report((task,)), None))
 
-    assert all(each.deviation is None for g in task.groups for each in g.measures.values())
+    assert all(measure.deviation is None for g in task.groups for measure in g.measures.values())
     found = task.groups[1].against
     assert (found.low, found.high, found.p, found.corrected) == (None, None, None, None)
     assert not any(sign in shown for sign in ("±", "[", "95 %"))

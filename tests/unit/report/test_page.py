@@ -230,8 +230,8 @@ def test_rows_can_be_chosen_by_each_key_and_say_where_their_runs_are(sweep):
     assert sorted(options[0]) == ["adapters", "full", "lora"]
     assert options[1] == ["0.0003", "0.001", "0.003"]
     rows = json.loads(re.search(r">(\[\[.*\]\])<", filters)[1])
-    assert rows == [[str(each.settings["adaptation"]), f"{each.settings['optimizer.lr']:g}"]
-                    for each in sweep.tasks[0].groups]  # fmt: skip
+    assert rows == [[str(group.settings["adaptation"]), f"{group.settings['optimizer.lr']:g}"]
+                    for group in sweep.tasks[0].groups]  # fmt: skip
     body = re.search(r"<table data-sortable.*?</table>", made, re.S)[0]
     for group in sweep.tasks[0].groups:
         assert str(group.runs[0].path) in body.replace("<wbr>", "")
@@ -256,13 +256,13 @@ def test_every_chart_has_words_and_a_table_of_its_numbers(tmp_path):
     made = page(report)
 
     figures = re.findall(r'<figure class="chart".*?</figure>', made, re.S)
-    assert [re.search(r'id="t1-(\w+)"', each)[1] for each in figures] == [
+    assert [re.search(r'id="t1-(\w+)"', figure)[1] for figure in figures] == [
         "validation", "training", "size", "flops", "labels",
     ]  # fmt: skip
-    for each in figures:
-        assert re.search(r'role="img" aria-label="[^"]{40,}"', each)
-        assert re.search(r"<figcaption><h4>.+?</h4><p>.{30,}?</p>", each)
-        assert "<summary>Numbers</summary>" in each
+    for figure in figures:
+        assert re.search(r'role="img" aria-label="[^"]{40,}"', figure)
+        assert re.search(r"<figcaption><h4>.+?</h4><p>.{30,}?</p>", figure)
+        assert "<summary>Numbers</summary>" in figure
 
 
 def test_all_labelled_examples_are_called_all(tmp_path):
@@ -507,7 +507,7 @@ def test_a_hostile_analysis_is_shown_and_never_obeyed(run, content):
     outline = Outline(made)
     assert outline.mismatched == []
     assert not outline.all("img")
-    assert len([each for each in outline.scripts if "alert(1)" in each]) == 0
+    assert len([script for script in outline.scripts if "alert(1)" in script]) == 0
     assert len(clean.all("meta")) == len(outline.all("meta"))
     for forbidden in ("\u202e", "\x00"):
         assert forbidden not in made
