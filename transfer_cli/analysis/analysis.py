@@ -23,10 +23,9 @@ from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import Split
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding
 from transfer_cli.tasks.base import Task

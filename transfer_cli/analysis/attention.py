@@ -33,7 +33,7 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError, NotFiniteError, between
 from transfer_cli.model.block import BESIDE_BLOCK
-from transfer_cli.model.captures import attention_by_place
+from transfer_cli.model.probes import probed
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.report import formats
 from transfer_cli.report.finding import Finding, FindingTable, FindingView, Matrix
@@ -146,7 +146,7 @@ class AttentionMaps(Analysis):
             with (
                 torch.no_grad(),
                 subject.precision.context(),
-                attention_by_place(subject.model.backbone, add),
+                probed(subject.model.backbone, probabilities=add),
             ):
                 _ = Encoding(subject.model, batch).states
         return summaries, num_sequences

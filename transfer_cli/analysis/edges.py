@@ -32,7 +32,7 @@ from transfer_cli.analysis.probes.states import (
     standardise,
     states_of,
 )
-from transfer_cli.assembly.datasets import direction_of
+from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.readers import read_table
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Split

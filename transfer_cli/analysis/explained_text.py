@@ -18,15 +18,15 @@ from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, one_of
-from transfer_cli.model.replaced_embeddings import replaced_embeddings
+from transfer_cli.model.probes import replaced_embeddings
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.multilabel.objective import Multilabel
-from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.regression import Regression
 
 Removal = Literal["mask", "delete"]
 Baseline = Literal["mask", "pad", "zero"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from transfer_cli.analysis.analysis import Subject
 from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.split import Split
-from transfer_cli.model.captures import attention_by_place
+from transfer_cli.model.probes import probed
 from transfer_cli.objectives.base import Encoding
 
 _BY_POSITION = {"segment": 0, "document": -1}
@@ -145,7 +145,7 @@ def maps_of(subject: Subject, sequence: ReadSequence) -> TextMaps:
     with (
         torch.no_grad(),
         subject.precision.context(),
-        attention_by_place(subject.model.backbone, keep),
+        probed(subject.model.backbone, probabilities=keep),
     ):
         _ = Encoding(subject.model, batch_of([sequence], subject)).states
     maps = np.stack(maps_of_places)

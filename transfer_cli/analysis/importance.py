@@ -21,7 +21,7 @@ from transfer_cli.engine.evaluation import Scores, evaluate, evaluation_noise, p
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, NotFiniteError, at_least, between, one_of
 from transfer_cli.metrics import Metric, by_preference
-from transfer_cli.model.gates import all_heads, gated
+from transfer_cli.model.probes import all_heads, gated
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, declared_metrics
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
@@ -238,7 +238,7 @@ class Scorer:
         return self.measures(heads)
 
     def measures(self, heads: Tensor, **without: frozenset[int]) -> Mapping[str, float]:
-        """Return the measures of the model with these factors; see `model.gates.gated`."""
+        """Return the measures of the model with these factors; see `model.probes.gated`."""
         with gated(self.subject.model.backbone, heads, **without):
             return scores_of(self.subject, self.split).measures
 

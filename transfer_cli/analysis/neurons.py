@@ -22,7 +22,7 @@ from transfer_cli.analysis.unit_sums import (
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between
-from transfer_cli.model.captures import units_by_place
+from transfer_cli.model.probes import units_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.report.finding import Finding, FindingTable
 
@@ -44,7 +44,7 @@ class Neurons(Analysis):
     """Means, top contexts and correlations of the units between the two layers of feed-forward.
 
     A unit is what the second layer reads: after the activation, of gated ones the product with its
-    gate (`model.captures.units_by_place`). Special tokens around texts do not count.
+    gate (`model.probes.units_by_place`). Special tokens around texts do not count.
 
     Args:
         blocks: Their numbers, from 0; None: the first, the middle and the last.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, check_output
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect

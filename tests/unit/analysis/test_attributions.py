@@ -229,7 +229,7 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
 
     assert first == second
     assert tiny.same(before, tiny.weights_of(subject.model))
-    assert subject.model.backbone.on_tokens is None
+    assert subject.model.backbone.probe is None
     assert all(parameter.grad is None for parameter in subject.model.parameters())
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reports
+from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.charts import cost_charts, label_chart, means, rate_chart
@@ -20,7 +21,6 @@ from transfer_cli.report.html.learning_curves import (
     validation_chart,
 )
 from transfer_cli.report.html.markup import COLOURS, dashes, shape
-from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 
 def shown(report):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import reports
+from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report.contents import (
     FINISHED,
     Comparison,
@@ -29,7 +30,6 @@ from transfer_cli.report.results_table import (
     results_table,
 )
 from transfer_cli.report.tables import as_csv, as_markdown, as_page
-from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 MINUS = "\N{MINUS SIGN}"
 RUN = Run(Path("run"), "run", "finetune", "finished")

@@ -16,7 +16,8 @@ import numpy as np
 
 from transfer_cli.analysis.analysis import Subject
 from transfer_cli.analysis.probes.states import SoughtSplit
-from transfer_cli.assembly.datasets import direction_of, encoded_of
+from transfer_cli.assembly.datasets import encoded_of
+from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.errors import ConfigError, DataError
