@@ -175,7 +175,7 @@ def read_run(path: Path) -> Run:
     presets = _optional(directory.presets)
     typed = ""
     if directory.overrides.exists():
-        typed = _needed(directory.overrides, lambda path: read_text(path, _MOST_TYPED_BYTES))
+        typed = _needed(directory.overrides, lambda file: read_text(file, _MOST_TYPED_BYTES))
     return Run(
         path=path,
         name=path.resolve().name,

@@ -111,7 +111,7 @@ def compared(task: TaskRuns, group: Group, comparison: Comparison) -> tuple[str,
 
 def is_baseline(group: Group, task: TaskRuns) -> bool:
     """Return whether others are compared with a group."""
-    others = {group.against.baseline for group in task.groups if group.against is not None}
+    others = {other.against.baseline for other in task.groups if other.against is not None}
     return group.label == task.baseline or group.label in others
 
 
@@ -226,7 +226,7 @@ def _difference(group: Group, task: TaskRuns) -> Cell:
         return Cell(f"{size} {_interval(group, comparison, times)}".rstrip(), comparison.difference)
     if is_baseline(group, task):
         return Cell("baseline", 0)
-    base = next((group for group in task.groups if group.label == task.baseline), None)
+    base = next((other for other in task.groups if other.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
         return Cell()
     times = task.metric(task.measure).shown_times
