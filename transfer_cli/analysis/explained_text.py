@@ -173,7 +173,7 @@ class Explainer:
         logs_KV: Tensor = logits_KV[:, : self._subject.tokenizer.size].float().log_softmax(-1)
         return logs_KV
 
-    def sureness(self, outputs_KC: Tensor) -> Tensor:
+    def confidence(self, outputs_KC: Tensor) -> Tensor:
         """Return outputs as faithfulness is measured in: probabilities where there are some."""
         if isinstance(self._objective, CausalLM):
             return outputs_KC.exp()
@@ -182,7 +182,7 @@ class Explainer:
         return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
 
     def without(self, text: ExplainedText, removed: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
-        """Return the explained output and its `sureness` for versions of a text, `[K]` each.
+        """Return the explained output and its `confidence` for versions of a text, `[K]` each.
 
         Args:
             text: The text.
@@ -195,7 +195,7 @@ class Explainer:
             ]
             with torch.inference_mode():
                 outputs_KC = self.outputs(self.batch_of(rows))
-                shares.append(self.sureness(outputs_KC)[:, text.output].double().cpu())
+                shares.append(self.confidence(outputs_KC)[:, text.output].double().cpu())
                 scores.append(outputs_KC[:, text.output].double().cpu())
         return torch.cat(scores), torch.cat(shares)
 

@@ -161,9 +161,9 @@ def corners(units, seed):
 def test_a_hidden_layer_finds_what_no_linear_probe_can():
     train, other = corners(400, 0), corners(200, 1)
 
-    said_SKN = mlp.trained(train, other, 2, [0, 1]).said(other.states)
+    predicted_SKN = mlp.trained(train, other, 2, [0, 1]).predicted(other.states)
 
-    right_SK = (said_SKN == other.label).double().mean(-1)
+    right_SK = (predicted_SKN == other.label).double().mean(-1)
     assert (right_SK[:, 0] > 0.9).all()
     assert (right_SK[:, 1] < 0.65).all()
     straight = solved(Probed(train.states[:, 0], train.label),

@@ -57,7 +57,7 @@ class MLPProbes:
         hidden_SKBH = (states_SKBD @ self.first + self.first_bias).relu()
         return hidden_SKBH @ self.second + self.second_bias
 
-    def said(self, states_NKD: Tensor) -> Tensor:
+    def predicted(self, states_NKD: Tensor) -> Tensor:
         """Return the likeliest label, `[S, K, N]`."""
         with torch.no_grad():
             parts = states_NKD.split(_PORTION)

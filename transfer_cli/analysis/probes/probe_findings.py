@@ -136,10 +136,10 @@ class ProbeFindings:
         return Lines({**series, **flat}, list(self.layers), "layer", "accuracy", dashed)
 
 
-def scores(said_N: Tensor, label_N: Tensor, classes: int) -> dict[str, float]:
+def scores(predicted_N: Tensor, label_N: Tensor, classes: int) -> dict[str, float]:
     """Return accuracy and macro-F1, the mean over the labels that are given or said."""
-    right_C = torch.bincount(label_N[said_N == label_N], minlength=classes)
-    both_C = torch.bincount(label_N, minlength=classes) + torch.bincount(said_N, minlength=classes)
+    right_C = torch.bincount(label_N[predicted_N == label_N], minlength=classes)
+    both_C = torch.bincount(torch.cat([label_N, predicted_N]), minlength=classes)
     f1_C = 2 * right_C[both_C > 0].double() / both_C[both_C > 0]
     return {"accuracy": int(right_C.sum()) / len(label_N), "macro_f1": float(f1_C.mean())}
 
@@ -160,10 +160,10 @@ def linear_entry(
 
 
 def mlp_entry(
-    layer: int, control: str | None, said_SN: Tensor, label_N: Tensor, classes: int
+    layer: int, control: str | None, predicted_SN: Tensor, label_N: Tensor, classes: int
 ) -> Entry:
     """Return what is found of a layer by several mlp probes: means, and the deviation."""
-    of_seeds = [scores(said_N, label_N, classes) for said_N in said_SN]
+    of_seeds = [scores(predicted_N, label_N, classes) for predicted_N in predicted_SN]
     accuracy_S = torch.tensor([of_seed["accuracy"] for of_seed in of_seeds], dtype=torch.float64)
     return {
         "layer": layer,

@@ -190,9 +190,9 @@ class Probes(Analysis):
     ) -> Iterator[Entry]:
         seeds = [derive(seed, "mlp probe", number) for number in range(self.seeds)]
         probes = mlp.trained(parts["train"], parts["chosen_on"], classes, seeds)
-        said_SKN = probes.said(parts["scored"].states)
+        predicted_SKN = probes.predicted(parts["scored"].states)
         for at, layer in enumerate(layers):
-            yield mlp_entry(layer, name, said_SKN[:, at], parts["scored"].label, classes)
+            yield mlp_entry(layer, name, predicted_SKN[:, at], parts["scored"].label, classes)
 
     def _mixed(
         self, parts: Parts, layers: Sequence[int], classes: int, seed: int
@@ -263,8 +263,8 @@ def baselines(parts: Parts, classes: int, right_by_words: float | None) -> dict[
     commonest = torch.bincount(train.label, minlength=classes).argmax()
     accuracies = {"majority": float((scored.label == commonest).double().mean())}
     if scored.words is not None:
-        said_N = by_word(train, scored, int(commonest))
-        accuracies["word"] = float((scored.label == said_N).double().mean())
+        predicted_N = by_word(train, scored, int(commonest))
+        accuracies["word"] = float((scored.label == predicted_N).double().mean())
     return accuracies if right_by_words is None else {**accuracies, "words": right_by_words}
 
 

@@ -157,14 +157,18 @@ def given_labels(subject: Subject) -> Sought:
             f"data: {material.called} {what}; give labelled data (data=trec6, data=conll ...), or "
             "let a task be made from texts: analysis.probes.task=length, with data= or input=FILE"
         )
-    train, scored = subject.material.split("train"), subject.split
-    if scored.name == "train":
+    if subject.split.name == "train":
         raise ConfigError("split: train is what probes learn from; score test or validation")
-    chosen = {"train": train, "scored": scored}
-    if "validation" in material.names and scored.name != "validation":
-        chosen["chosen_on"] = material.split("validation")
-    splits = {name: _labelled(split) for name, split in chosen.items()}
+    splits = {name: _labelled(split) for name, split in _splits(subject).items()}
     return _checked(Sought(task.labels, splits))
+
+
+def _splits(subject: Subject) -> dict[str, Split]:
+    material, scored = subject.material, subject.split
+    splits = {"train": material.split("train"), "scored": scored}
+    if "validation" in material.names and scored.name != "validation":
+        splits["chosen_on"] = material.split("validation")
+    return splits
 
 
 def right_by_words(sought: Sought, task: Task | None) -> float | None:
@@ -199,10 +203,7 @@ def made_labels(subject: Subject, kind: SurfaceTask) -> Sought:
 def _texts(subject: Subject) -> dict[str, Sequence[str]]:
     material, scored = subject.material, subject.split
     if "train" in material.names and scored.name != "train":
-        chosen = {"train": material.split("train"), "scored": scored}
-        if "validation" in material.names and scored.name != "validation":
-            chosen["chosen_on"] = material.split("validation")
-        return {name: material.texts(split) for name, split in chosen.items()}
+        return {name: material.texts(split) for name, split in _splits(subject).items()}
     texts = material.texts(scored)
     generator = np.random.default_rng(derive(subject.seed, "probes", "texts"))
     order = generator.permutation(len(texts))

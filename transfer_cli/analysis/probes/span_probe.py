@@ -133,6 +133,6 @@ def _loss(logits_NC: Tensor, label_NC: Tensor) -> Tensor:
 
 def micro_f1(logits_NC: Tensor, label_NC: Tensor) -> float:
     """Return the F1 of all labels of all targets; one is said where its probability is over 1/2."""
-    said_NC, given_NC = logits_NC > 0, label_NC > 0
-    both = int(said_NC.sum()) + int(given_NC.sum())
-    return 2 * int((said_NC & given_NC).sum()) / both if both else 1.0
+    predicted_NC, given_NC = logits_NC > 0, label_NC > 0
+    both = int(predicted_NC.sum()) + int(given_NC.sum())
+    return 2 * int((predicted_NC & given_NC).sum()) / both if both else 1.0
