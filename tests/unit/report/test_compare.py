@@ -35,17 +35,17 @@ def only(folder, **asked):
     return task
 
 
+def seeds(folder, name, count, wrong):
+    """Write runs of a scheme, each wrong on an item more than the one before."""
+    for seed in range(count):
+        path = folder / f"{name}-{seed}"
+        write_run(path, seed=seed, adaptation=name, wrong=range(wrong + seed), typed=FULL)
+
+
 def three_seeds(folder):
     """Write six runs: full is wrong on 4 to 6 of 40 items, lora on 10 to 12, those among them."""
-    for seed in range(3):
-        write_run(folder / f"full-{seed}", seed=seed, wrong=range(4 + seed), typed=FULL)
-        write_run(
-            folder / f"lora-{seed}",
-            seed=seed,
-            adaptation="lora",
-            wrong=range(10 + seed),
-            typed=LORA,
-        )
+    seeds(folder, "full", 3, 4)
+    seeds(folder, "lora", 3, 10)
     return folder
 
 
@@ -313,11 +313,8 @@ def test_groups_of_seeds_are_compared_by_a_bootstrap(tmp_path):
 
 
 def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
-    for seed in range(2):
-        for name, wrong in (("full", 4), ("lora", 10)):
-            write_run(
-                tmp_path / f"{name}-{seed}", seed=seed, adaptation=name, wrong=range(wrong + seed)
-            )
+    seeds(tmp_path, "full", 2, 4)
+    seeds(tmp_path, "lora", 2, 10)
 
     task = only(tmp_path)
     shown = str(as_page(Report((task,)), None))
@@ -331,19 +328,17 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     assert UNTOLD in lora.split()
 
 
-@pytest.mark.parametrize(("seeds", "told"), [(1, False), (2, False), (4, True)])
-def test_the_fewest_seeds_of_both_sides_decide_and_uneven_ones_are_named(tmp_path, seeds, told):
-    for name, count, wrong in (("full", 3, 4), ("lora", seeds, 10)):
-        for seed in range(count):
-            path = tmp_path / f"{name}-{seed}"
-            write_run(path, seed=seed, adaptation=name, wrong=range(wrong + seed), typed=FULL)
+@pytest.mark.parametrize(("count", "told"), [(1, False), (2, False), (4, True)])
+def test_the_fewest_seeds_of_both_sides_decide_and_uneven_ones_are_named(tmp_path, count, told):
+    seeds(tmp_path, "full", 3, 4)
+    seeds(tmp_path, "lora", count, 10)
 
     task = only(tmp_path)
     found = task.groups[1].against
 
     assert (found.p is not None, found.low is not None) == (told, told)
     assert found.difference > 0
-    shown = ", ".join(map(str, range(seeds)))
+    shown = ", ".join(map(str, range(count)))
     assert [note for note in task.notes if f"lora ({shown})" in note and "full (0, 1, 2)" in note]
 
 
@@ -359,8 +354,7 @@ def test_a_p_that_is_not_told_corrects_no_other(tmp_path):
 
 def test_a_group_of_three_is_drawn_beside_one_of_two(tmp_path):
     three_seeds(tmp_path)
-    write_run(tmp_path / "frozen-0", seed=0, adaptation="frozen", wrong=range(20))
-    write_run(tmp_path / "frozen-1", seed=1, adaptation="frozen", wrong=range(21))
+    seeds(tmp_path, "frozen", 2, 20)
 
     shown = str(as_page(Report((only(tmp_path),)), None))
 
