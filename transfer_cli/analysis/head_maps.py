@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transfer_cli.analysis.analysis import Subject
 from transfer_cli.batch import Batch, to_device, with_facts
@@ -94,18 +95,14 @@ def _window_of(split: Split, row: int) -> tuple[int, str]:
 
 def batch_of(sequences: Sequence[ReadSequence], subject: Subject) -> Batch:
     """Return sequences as a batch on the device, padded on the right to the longest."""
-    longest = max(len(sequence.tokens) for sequence in sequences)
-
-    def padded(rows: Sequence[Tensor], fill: int) -> Tensor:
-        made = torch.full((len(rows), longest), fill, dtype=torch.int64)
-        for at, row in enumerate(rows):
-            made[at, : len(row)] = row
-        return made
-
     lengths_S = torch.tensor([len(sequence.tokens) for sequence in sequences])
+
+    def padded(rows: list[Tensor], fill: int) -> Tensor:
+        return pad_sequence(rows, batch_first=True, padding_value=fill)
+
     batch = {
         "tokens": padded([sequence.tokens for sequence in sequences], subject.tokenizer.pad),
-        "mask": torch.arange(longest) < lengths_S[:, None],
+        "mask": torch.arange(int(lengths_S.max())) < lengths_S[:, None],
         "index": torch.arange(len(sequences)),
     }
     for name in sequences[0].by_position:
