@@ -50,12 +50,10 @@ class EdgeTarget:
     """A span, or two, of a sentence, with its labels.
 
     Args:
-        sentence: Its number.
-        spans: One or two.
+        spans: One or two, counted in words of the whole file.
         labels: Any number.
     """
 
-    sentence: int
     spans: tuple[Span, ...]
     labels: tuple[str, ...]
 
@@ -70,11 +68,12 @@ class EdgeFile:
 
 def read_edges(path: Path) -> EdgeFile:
     """Return what a file holds."""
-    sentences, targets = list[list[str]](), list[EdgeTarget]()
+    sentences, targets, before = list[list[str]](), list[EdgeTarget](), 0
     for record in read_table(path, "jsonl"):
         words = text_of(record, "text", str(path)).split()
-        targets += _targets(record, len(words), len(sentences), str(path))
+        targets += _targets(record, len(words), before, str(path))
         sentences.append(words)
+        before += len(words)
         if targets and len(targets[-1].spans) != len(targets[0].spans):
             raise DataError(f"{path}, line {record.line}: some targets have a span2 and some none")
     if not targets:
@@ -82,7 +81,7 @@ def read_edges(path: Path) -> EdgeFile:
     return EdgeFile(sentences, targets)
 
 
-def _targets(record: Record, words: int, sentence: int, name: str) -> Iterator[EdgeTarget]:
+def _targets(record: Record, words: int, before: int, name: str) -> Iterator[EdgeTarget]:
     where = f"{name}, line {record.line}"
     given = record.fields.get("targets")
     if not isinstance(given, list) or not all(isinstance(target, dict) for target in given):
@@ -91,12 +90,14 @@ def _targets(record: Record, words: int, sentence: int, name: str) -> Iterator[E
         keys = [key for key in ("span1", "span2") if target.get(key) is not None]
         if "span1" not in keys:
             raise DataError(f"{where}: a target has no span1")
-        spans = tuple(_span(target, key, words, where) for key in keys)
+        spans = [_span(target, key, words, where) for key in keys]
         label = target.get("label")
         labels = label if isinstance(label, list) else [label]
         if not all(isinstance(one, str) for one in labels):
             raise DataError(f"{where}: the label {label!r} is neither a text nor a list of texts")
-        yield EdgeTarget(sentence, spans, tuple(labels))
+        yield EdgeTarget(
+            tuple((before + first, before + end) for first, end in spans), tuple(labels)
+        )
 
 
 def _span(target: Mapping[str, Any], key: str, words: int, where: str) -> Span:
@@ -184,18 +185,12 @@ def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str
 def _spans(file: EdgeFile, probed: Probed, labels: Sequence[str]) -> Spans:
     """Return the targets whose words are all among those that were kept."""
     place = {word: at for at, word in enumerate(probed.label.tolist())}
-    starts = [0]
-    for sentence in file.sentences:
-        starts.append(starts[-1] + len(sentence))
-    kept = [
-        (target, words)
+    words_of = [
+        [[place.get(word, -1) for word in range(*span)] for span in target.spans]
         for target in file.targets
-        for words in [
-            [[place.get(starts[target.sentence] + word, -1) for word in range(*span)]
-             for span in target.spans]
-        ]
-        if min(map(min, words)) >= 0
-    ]  # fmt: skip
+    ]
+    pairs = zip(file.targets, words_of, strict=True)
+    kept = [(target, words) for target, words in pairs if min(map(min, words)) >= 0]
     if not kept:
         raise DataError("analysis.edges.most: no target has all of its words kept; raise it")
     longest = max(len(span) for _, words in kept for span in words)

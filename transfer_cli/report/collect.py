@@ -129,11 +129,8 @@ def _take(place: Path, collected: Found) -> None:
     """Add a run, or the progress of a sweep and its jobs without a run directory."""
     if RunDirectory.holds_run(place):
         run = _with_job(read_run(place), _jobs(place.resolve().parent, collected))
-        collected.runs.append(
-            replace(
-                run, analyses=tuple(read_analyses(RunDirectory(place).analyses, collected.problems))
-            )
-        )
+        analyses = read_analyses(RunDirectory(place).analyses, collected.problems)
+        collected.runs.append(replace(run, analyses=tuple(analyses)))
         return
     sweep = SweepDirectory(place)
     jobs = tuple(_jobs(place.resolve(), collected).values())

@@ -335,8 +335,8 @@ def test_targets_are_read_as_jiant_writes_them(tmp_path):
 
     assert found.sentences == [["Who", "wrote", "it", "?"], ["none"], ["a", "b"]]
     assert found.targets == [
-        EdgeTarget(0, ((1, 2), (0, 1)), ("A",)),
-        EdgeTarget(2, ((1, 2), (0, 2)), ("A", "B")),
+        EdgeTarget(((1, 2), (0, 1)), ("A",)),
+        EdgeTarget(((6, 7), (5, 7)), ("A", "B")),
     ]
 
 
