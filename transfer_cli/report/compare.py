@@ -74,12 +74,13 @@ def _groups(runs: Sequence[Run]) -> list[Group]:
     shown = keys or [key for key in ("adaptation", "model") if key in settings[0]][:1]
     called = labels(shown, settings) if shown else [parts[0][0].name]
     return [
-        _group(label, {key: known[key] for key in keys if key in known}, part)
+        group_of(label, {key: known[key] for key in keys if key in known}, part)
         for label, known, part in zip(called, settings, parts, strict=True)
     ]
 
 
-def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
+def group_of(label: str, settings: Mapping[str, Any], runs: Sequence[Run]) -> Group:
+    """Return runs as a group, with what their results hold."""
     finished = [run for run in runs if run.status == FINISHED]
     measured = [run.results.by_name for run in finished]
     names = dict.fromkeys(name for values in measured for name in values)

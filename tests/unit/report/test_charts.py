@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests import reports
 from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report import formats
-from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.contents import Spread, TaskRuns
 from transfer_cli.report.html.charts import cost_charts, label_chart, means, rate_chart
 from transfer_cli.report.html.learning_curves import (
     mean_curve,
@@ -107,9 +107,9 @@ def test_groups_that_all_train_as_much_are_not_drawn_against_it(tmp_path):
 
 def test_energy_is_drawn_where_a_machine_has_told_it(tmp_path):
     task, names, _ = shown(reports.sweep_of_schemes(tmp_path))
-    joules = reports.spread([3e4, 4e4])
+    joules = Spread.over([3e4, 4e4])
     groups = [replace(group, joules=joules) for group in task.groups]
-    groups[0] = replace(groups[0], joules=reports.spread([2e6]))
+    groups[0] = replace(groups[0], joules=Spread.over([2e6]))
 
     *_, chart = cost_charts(replace(task, groups=tuple(groups)), names)
 
@@ -181,7 +181,7 @@ def test_a_search_that_tries_no_rate_twice_has_points_without_lines(tmp_path):
 def test_of_two_seeds_no_bar_is_drawn_and_that_is_said(tmp_path):
     task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
     two = [replace(group, runs=group.runs[:2], measures={
-        name: reports.spread(found.values[:2]) for name, found in group.measures.items()
+        name: Spread.over(found.values[:2]) for name, found in group.measures.items()
     }) for group in task.groups]  # fmt: skip
 
     chart = rate_chart(replace(task, groups=tuple(two)))
@@ -203,7 +203,7 @@ def test_shares_are_drawn_in_percent(tmp_path):
 
 def test_no_bar_leaves_what_an_error_rate_can_be():
     task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
-    spreads = [reports.spread(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
+    spreads = [Spread.over(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
 
     found = means(task, spreads)
 
