@@ -233,6 +233,6 @@ def _name(group: Group, short: Mapping[str, str], usual: Mapping[str, str]) -> s
     return ", ".join(parts) or ("the usual settings" if usual else only)
 
 
-def cut(name: str, most: int = _SHORT) -> str:
-    """Return a name that fits beside a point."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+def cut(name: str, most: int = _SHORT, end: str = "…") -> str:
+    """Return a text of so many characters at most; with the default it fits beside a point."""
+    return name if len(name) <= most else name[: most - len(end)] + end

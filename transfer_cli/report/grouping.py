@@ -10,7 +10,7 @@ from typing import Any
 
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.report.contents import FINISHED, LEFT, Run
-from transfer_cli.report.formats import ALL_DIGITS, plain
+from transfer_cli.report.formats import ALL_DIGITS, cut, plain
 from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]
@@ -57,18 +57,18 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     What was typed is among them if it differs at all, and so is the learning rate. Of the rest,
     which presets brought along, only what does not follow from the keys before it.
     """
-    values = [identity(runs[0].settings) for runs in groups]
-    keys = dict.fromkeys(key for value in values for key in value)
-    differing = [key for key in keys if len({value.get(key) for value in values}) > 1]
+    settings = [identity(runs[0].settings) for runs in groups]
+    keys = dict.fromkeys(key for group in settings for key in group)
+    differing = [key for key in keys if len({group.get(key) for group in settings}) > 1]
     typed = {key for runs in groups for run in runs for key in run.typed}
     # Each seed may have teachers of its own.
     told = {key for key in typed if not names_teachers(key)} | _ALWAYS_TOLD
     # What was typed, then presets, each before its parts.
     differing.sort(key=lambda key: (key not in typed, "." in key, "/" in key or "@" in key, key))
-    known: list[tuple[str | None, ...]] = [()] * len(values)
+    known: list[tuple[str | None, ...]] = [()] * len(settings)
     chosen = []
     for key in differing:
-        more = [(*so_far, group.get(key)) for so_far, group in zip(known, values, strict=True)]
+        more = [(*so_far, group.get(key)) for so_far, group in zip(known, settings, strict=True)]
         if key in told or len(set(more)) > len(set(known)):
             chosen.append(key)
             known = more
@@ -95,15 +95,15 @@ def labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:
     columns = {key: shown_values(key, [group.get(key) for group in groups]) for key in keys}
     called: list[str] = []
     for place, settings in enumerate(groups):
-        words = [f"{printable(key)}={_cut(columns[key][place])}" for key in keys if key in settings]
+        words = [
+            f"{printable(key)}={cut(columns[key][place], _MOST_CHARACTERS, '...')}"
+            for key in keys
+            if key in settings
+        ]
         label = " ".join(words[:MOST_WORDS]) + (" ..." if len(words) > MOST_WORDS else "")
         label = label or "(as it is)"
         called.append(label if label not in called else f"{label} #{place + 1}")
     return called
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
 _USES = ("data.labelled", "data.length")

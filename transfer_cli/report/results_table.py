@@ -33,7 +33,7 @@ _TESTS = {
     MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
     BOOTSTRAP: "a bootstrap over items and seeds",
 }
-UNTOLD = "–"  # noqa: RUF001 - the page has this dash for what is not there, too
+UNTOLD = formats.NOTHING
 _OTHER = {"test": "validation", "validation": "test"}
 
 
