@@ -82,8 +82,17 @@ class Neurons(Analysis):
         if sums.count < 2:
             raise DataError("data: there are too few tokens to look at units; show it more text")
         units = _Units(tokenizer, properties.names, sums, unit_sums)
-        best = units.best(self.shown)
-        shown = sorted({unit for followers in best.values() for unit, _ in followers})
+        best = list(units.best(self.shown))
+        properties_of: dict[str, list[dict[str, Any]]] = {}
+        for name, (block, unit), r in best:
+            entry = {"block": block, "unit": unit, "correlation": r}
+            properties_of.setdefault(name, []).append(entry)
+        shown = {unit: units.described(unit) for unit in sorted({unit for _, unit, _ in best})}
+        contexts = [
+            [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
+            for name, unit, _ in best
+            for context in shown[unit]["contexts"][:_SHOWN]
+        ]
         summary = (
             f"{units.count_units:,} feed-forward units of blocks "
             f"{', '.join(map(str, chosen))} over {sums.count:,} tokens of {split.name}; "
@@ -91,11 +100,6 @@ class Neurons(Analysis):
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
         )
-        table_rows = [
-            [name, *unit, round(r, 4), *units.activity(unit)]
-            for name, followers in best.items()
-            for unit, r in followers
-        ]
         every = "".join(
             json.dumps(units.described(unit), ensure_ascii=False) + "\n" for unit in units.all()
         )
@@ -110,22 +114,20 @@ class Neurons(Analysis):
             [
                 FindingTable(
                     ["property", "block", "unit", "correlation", "mean", "share above 0"],
-                    table_rows,
+                    [[name, *unit, r, *units.activity(unit)] for name, unit, r in best],
                     "Units that follow a property",
                 ),
-                _contexts_table(best, units),
+                FindingTable(
+                    ["property", "block", "unit", "value", "before", "token", "after"],
+                    contexts,
+                    "Where these units are highest",
+                ),
             ],
             notes=[] if best else ["No property of these tokens varies."],
             data={
                 "blocks": chosen,
-                "properties": {
-                    name: [
-                        {"block": block, "unit": unit, "correlation": r}
-                        for (block, unit), r in pairs
-                    ]
-                    for name, pairs in best.items()
-                },
-                "units": _fitting([units.described(unit) for unit in shown]),
+                "properties": properties_of,
+                "units": _fitting(list(shown.values())),
             },
             files={"units.jsonl": every.encode()},
         )
@@ -193,18 +195,15 @@ class _Units:
         for block, means in self._mean.items():
             yield from ((block, unit) for unit in range(len(means)))
 
-    def best(self, count: int) -> dict[str, list[tuple[Unit, float]]]:
-        """Return the units that follow each property most, with their correlations."""
-        strongest: dict[str, list[tuple[Unit, float]]] = {}
+    def best(self, count: int) -> Iterator[tuple[str, Unit, float]]:
+        """Yield each property with the units that follow it most, and their correlations."""
         every = list(self.all())
         for number, name in enumerate(self._names):
             follows = torch.cat([own_PF[number] for own_PF in self._follows.values()])
             strength = follows.abs().nan_to_num(-1.0)
-            order = strength.argsort(descending=True, stable=True)[:count].tolist()
-            shown = [(every[at], round(float(follows[at]), 4)) for at in order if strength[at] >= 0]
-            if shown:
-                strongest[name] = shown
-        return strongest
+            for at in strength.argsort(descending=True, stable=True)[:count].tolist():
+                if strength[at] >= 0:
+                    yield name, every[at], round(float(follows[at]), 4)
 
     def activity(self, unit: Unit) -> tuple[float, float]:
         """Return its mean, and the share of tokens at which it is above 0."""
@@ -248,16 +247,3 @@ def _fitting(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         kept //= 2
         fitting = [unit | {"contexts": unit["contexts"][:kept]} for unit in units]
     return fitting
-
-
-def _contexts_table(
-    best: Mapping[str, Sequence[tuple[Unit, float]]], summary: _Units
-) -> FindingTable:
-    rows = [
-        [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
-        for name, units in best.items()
-        for unit, _ in units
-        for context in summary.described(unit)["contexts"][:_SHOWN]
-    ]
-    columns = ["property", "block", "unit", "value", "before", "token", "after"]
-    return FindingTable(columns, rows, "Where these units are highest")
