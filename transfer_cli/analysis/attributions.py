@@ -123,6 +123,8 @@ def _gradients(function: OfEmbeddings, points_KTE: Tensor) -> Tensor:
 
 METHODS = ("erasure", "gradient_input", "integrated_gradients")
 RANDOM = "random"
+KINDS = ("comprehensiveness", "sufficiency")
+"""Of faithfulness."""
 
 _SHOWN_WORDS = 3
 """Of a text, in a table."""
@@ -259,23 +261,16 @@ def _by_word(scores_T: Tensor, text: ExplainedText) -> npt.NDArray[np.float64]:
 
 def _faithfulness_table(measured: Sequence[npt.NDArray[np.float64]]) -> list[dict[str, Any]]:
     """Return the means over texts; those over shares of words are the AOPC of the paper."""
-    means = np.mean(measured, axis=0)
-    return [
-        {
-            "method": name,
-            "comprehensiveness": _rounded(comprehensiveness.mean()),
-            "sufficiency": _rounded(sufficiency.mean()),
-            "by_share": [
-                {
-                    "share": share,
-                    "comprehensiveness": _rounded(first),
-                    "sufficiency": _rounded(second),
-                }
-                for share, first, second in zip(SHARES, comprehensiveness, sufficiency, strict=True)
-            ],
-        }
-        for name, (comprehensiveness, sufficiency) in zip((*METHODS, RANDOM), means, strict=True)
-    ]
+    table = []
+    for name, both in zip((*METHODS, RANDOM), np.mean(measured, axis=0), strict=True):
+        means = zip(KINDS, both.mean(1), strict=True)
+        by_share = [
+            {"share": share, KINDS[0]: _rounded(first), KINDS[1]: _rounded(second)}
+            for share, first, second in zip(SHARES, *both, strict=True)
+        ]
+        of_method = {kind: _rounded(mean) for kind, mean in means}
+        table.append({"method": name, **of_method, "by_share": by_share})
+    return table
 
 
 def _rounded(value: float) -> float:
@@ -298,7 +293,7 @@ def _finding(
         f"5 %. Faithfulness is the mean over {measured} texts and over 10 to 50 % of their words: "
         "comprehensiveness should be above that of a random order, sufficiency below."
     )
-    columns = ["method", "comprehensiveness", "sufficiency"]
+    columns = ["method", *KINDS]
     return Finding(
         "Words that speak for an answer, or against it",
         summary,
