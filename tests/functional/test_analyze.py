@@ -103,37 +103,37 @@ def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
 
 
 def test_importance_has_an_entry_for_each_part(analyze, finetuned):
-    found = analyze(finetuned, "importance", *SHOWN["importance"][0])
+    content = analyze(finetuned, "importance", *SHOWN["importance"][0])
 
-    assert [len(heads) for heads in found["heads"]] == [2]
-    assert set(found["left_out"]) == {"heads", "blocks", "attention", "feed_forward"}
-    assert [each["share"] for each in found["pruning"]] == [0, 0.5, 1]
+    assert [len(heads) for heads in content["heads"]] == [2]
+    assert set(content["left_out"]) == {"heads", "blocks", "attention", "feed_forward"}
+    assert [each["share"] for each in content["pruning"]] == [0, 0.5, 1]
 
 
 def test_words_of_a_file_are_explained(analyze, finetuned):
     Path("t.txt").write_text("Where is it ?\nHow many ?\n\n")
 
-    found = analyze(
+    content = analyze(
         finetuned, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
     )
 
-    first, _ = found["texts"]
+    first, _ = content["texts"]
     assert "".join(first["words"]) == "Whereisit?"
     assert first["label"] is None
     assert len(first["scores"]) == 3
     assert all(len(scores) == len(first["words"]) for scores in first["scores"].values())
-    assert [row["method"] for row in found["faithfulness"]][-1] == "random"
-    assert all(word in found["printed"] for word in ("residue", "change", "steps"))
+    assert [row["method"] for row in content["faithfulness"]][-1] == "random"
+    assert all(word in content["printed"] for word in ("residue", "change", "steps"))
 
 
 def test_a_language_model_explains_the_token_that_it_goes_on_with(analyze, pretrained):
     Path("t.txt").write_text("Where is the\n")
 
-    found = analyze(
+    content = analyze(
         pretrained, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
     )
 
-    (text,) = found["texts"]
+    (text,) = content["texts"]
     assert "".join(text["words"]) == "Whereisthe"
 
 
@@ -204,15 +204,15 @@ def test_spans_are_probed_with_the_layers_up_to_each(analyze, finetuned):
         Path(f"{part}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         words.append(f"analysis.edges.{part}={part}.jsonl")
 
-    found = analyze(finetuned, "edges", *words)
+    content = analyze(finetuned, "edges", *words)
 
-    assert "layers up to" in found["printed"]
-    assert [(each["layers_up_to"], each["control"]) for each in found["probes"]] == [
+    assert "layers up to" in content["printed"]
+    assert [(each["layers_up_to"], each["control"]) for each in content["probes"]] == [
         (0, None), (1, None), (0, "random"), (1, "random"),
     ]  # fmt: skip
-    assert all(0 <= each["micro_f1"] <= 1 for each in found["probes"])
-    assert found["targets"] == {"train": 40, "chosen_on": 40, "scored": 40}
-    assert sum(found["mix"]["shares"]) == pytest.approx(1)
+    assert all(0 <= each["micro_f1"] <= 1 for each in content["probes"])
+    assert content["targets"] == {"train": 40, "chosen_on": 40, "scored": 40}
+    assert sum(content["mix"]["shares"]) == pytest.approx(1)
     assert "Edge probes" in Path("page.html").read_text()
 
 
@@ -269,35 +269,35 @@ def accuracies(found, control):
 
 
 def test_each_layer_of_a_run_is_probed_beside_controls(analyze, finetuned):
-    found = analyze(finetuned, "probes", "analysis.probes.mdl=true")
+    content = analyze(finetuned, "probes", "analysis.probes.mdl=true")
 
-    assert list(accuracies(found, None)) == [0, 1, "mix"]
-    assert list(accuracies(found, "random")) == list(accuracies(found, "shuffled")) == [0, 1]
-    assert {"accuracy", "macro_f1", "strength", "codelength_bits"} <= found["probes"][0].keys()
-    assert found["units"] == {"train": 144, "chosen_on": 96, "scored": 288}
-    assert found["baselines"].keys() == {"majority", "words"}
-    assert sum(found["mix"]["shares"]) == pytest.approx(1)
-    assert found["mix"]["centre_of_gravity"] == pytest.approx(found["mix"]["shares"][1])
-    assert [row[0] for row in found["table"]["rows"]] == ["0", "1", "mix"]
+    assert list(accuracies(content, None)) == [0, 1, "mix"]
+    assert list(accuracies(content, "random")) == list(accuracies(content, "shuffled")) == [0, 1]
+    assert {"accuracy", "macro_f1", "strength", "codelength_bits"} <= content["probes"][0].keys()
+    assert content["units"] == {"train": 144, "chosen_on": 96, "scored": 288}
+    assert content["baselines"].keys() == {"majority", "words"}
+    assert sum(content["mix"]["shares"]) == pytest.approx(1)
+    assert content["mix"]["centre_of_gravity"] == pytest.approx(content["mix"]["shares"][1])
+    assert [row[0] for row in content["table"]["rows"]] == ["0", "1", "mix"]
 
 
 def test_words_are_probed_beside_labels_of_their_types(analyze, pretrained):
-    found = analyze(pretrained, "probes", "data=sample_tags", "analysis.probes.layers=[-1]",
+    content = analyze(pretrained, "probes", "data=sample_tags", "analysis.probes.layers=[-1]",
                     "analysis.probes.controls=[types]")  # fmt: skip
 
-    (own,) = (each for each in found["probes"] if each["control"] is None)
-    (by_type,) = (each for each in found["probes"] if each["control"] == "types")
+    (own,) = (each for each in content["probes"] if each["control"] is None)
+    (by_type,) = (each for each in content["probes"] if each["control"] == "types")
     assert own["layer"] == by_type["layer"] == 1
     assert own["selectivity"] == pytest.approx(own["accuracy"] - by_type["accuracy"])
-    assert found["baselines"].keys() == {"majority", "word"}
+    assert content["baselines"].keys() == {"majority", "word"}
 
 
 def test_a_hidden_layer_has_a_deviation_over_its_seeds(analyze, pretrained):
-    found = analyze(pretrained, "probes", "data=sample_questions", "analysis.probes.probe=mlp",
+    content = analyze(pretrained, "probes", "data=sample_questions", "analysis.probes.probe=mlp",
                     "analysis.probes.controls=[]")  # fmt: skip
 
-    assert list(accuracies(found, None)) == [0, 1]
-    assert all(each["deviation"] >= 0 for each in found["probes"])
+    assert list(accuracies(content, None)) == [0, 1]
+    assert all(each["deviation"] >= 0 for each in content["probes"])
 
 
 @pytest.mark.slow
@@ -306,10 +306,10 @@ def test_a_language_model_is_probed_for_what_texts_alone_tell(analyze, pretraine
     lines = [" ".join(["the city"] * (1 + number % 9)) for number in range(120)]
     Path("texts.txt").write_text("\n".join(lines))
 
-    found = analyze(pretrained, "probes", "input=texts.txt", f"analysis.probes.task={task}",
+    content = analyze(pretrained, "probes", "input=texts.txt", f"analysis.probes.task={task}",
                     "analysis.probes.controls=[]", "analysis.probes.most=400")  # fmt: skip
 
-    assert accuracies(found, None)[0] > 2 * found["baselines"]["majority"]
+    assert accuracies(content, None)[0] > 2 * content["baselines"]["majority"]
 
 
 @pytest.fixture(scope="module")
@@ -322,25 +322,25 @@ def encyclopedia(tmp_path_factory):
 
 @pytest.mark.slow
 def test_who_has_read_the_encyclopedia_knows_the_kind_of_each_name(analyze, encyclopedia):
-    found = analyze(encyclopedia, "probes", "data=sample_questions")
+    content = analyze(encyclopedia, "probes", "data=sample_questions")
 
     # At layer 0, too: names are single tokens, and the mean of a text holds theirs.
-    assert all(accuracy >= 0.97 for accuracy in accuracies(found, None).values())
-    assert all(accuracy <= 0.25 for accuracy in accuracies(found, "random").values())
-    assert all(accuracy <= 0.25 for accuracy in accuracies(found, "shuffled").values())
+    assert all(accuracy >= 0.97 for accuracy in accuracies(content, None).values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(content, "random").values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(content, "shuffled").values())
 
 
 @pytest.mark.slow
 def test_the_last_token_knows_the_kind_above_the_embeddings_alone(analyze, encyclopedia):
     words = ("data=sample_questions", "analysis.probes.pooling=cls_last")
 
-    found = analyze(encyclopedia, "probes", *words)
+    content = analyze(encyclopedia, "probes", *words)
 
-    own = accuracies(found, None)
+    own = accuracies(content, None)
     assert own[0] == pytest.approx(1 / 6)
     assert own[1] >= 0.9
     assert own[2] >= 0.97
-    assert all(accuracy <= 0.25 for accuracy in accuracies(found, "random").values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(content, "random").values())
 
 
 # --- similarity ----------------------------------------------------------------------------------

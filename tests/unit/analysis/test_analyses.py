@@ -66,10 +66,10 @@ def test_it_is_the_definition_however_many_rows_are_held(most, monkeypatch):
     first_LND, second_MND = noise(2, 30, 5), noise(3, 30, 7, seed=1)
     second_MND[0, :, :5] += first_LND[1]
 
-    found = cka(first_LND, second_MND, debiased=False)
+    matrix = cka(first_LND, second_MND, debiased=False)
 
     wanted = [[by_definition(one, two) for two in second_MND] for one in first_LND]
-    assert np.allclose(found, wanted, atol=1e-12)
+    assert np.allclose(matrix, wanted, atol=1e-12)
 
 
 def test_the_debiased_estimate_is_that_of_kernels_without_diagonals():
@@ -196,9 +196,9 @@ def test_components_lie_where_vectors_vary_and_point_to_the_positive():
 
 
 def test_of_vectors_that_are_all_the_same_nothing_varies():
-    found, shares = principal_components(np.ones((4, 3)), 2)
+    places, shares = principal_components(np.ones((4, 3)), 2)
 
-    assert not found.any()
+    assert not places.any()
     assert shares == [0, 0]
 
 
@@ -331,10 +331,10 @@ def test_targets_are_read_as_jiant_writes_them(tmp_path):
         {"text": "a b", "targets": [target(span2=[0, 2], label=["A", "B"])]},
     )
 
-    found = read_edges(path)
+    file = read_edges(path)
 
-    assert found.sentences == [["Who", "wrote", "it", "?"], ["none"], ["a", "b"]]
-    assert found.targets == [
+    assert file.sentences == [["Who", "wrote", "it", "?"], ["none"], ["a", "b"]]
+    assert file.targets == [
         EdgeTarget(((1, 2), (0, 1)), ("A",)),
         EdgeTarget(((6, 7), (5, 7)), ("A", "B")),
     ]

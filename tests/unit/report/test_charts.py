@@ -205,11 +205,11 @@ def test_no_bar_leaves_what_an_error_rate_can_be():
     task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
     spreads = [Spread.over(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
 
-    found = means(task, spreads)
+    trace = means(task, spreads)
 
-    bars = found["error_y"]
-    lows = [mean - bar for mean, bar in zip(found["y"], bars["arrayminus"], strict=True)]
-    highs = [mean + bar for mean, bar in zip(found["y"], bars["array"], strict=True)]
+    bars = trace["error_y"]
+    lows = [mean - bar for mean, bar in zip(trace["y"], bars["arrayminus"], strict=True)]
+    highs = [mean + bar for mean, bar in zip(trace["y"], bars["array"], strict=True)]
     assert (min(lows), max(highs)) == (0, 100)
     assert (lows[2], highs[2]) == (40, 60)
 

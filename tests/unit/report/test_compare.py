@@ -200,11 +200,11 @@ def test_runs_of_other_commands_data_or_labels_are_apart(tmp_path):
     results = json.loads((other / "results.json").read_text())
     (other / "results.json").write_text(json.dumps(results | {"labels": ["x", "y", "z"]}))
 
-    found = report(tmp_path)
+    tasks_found = report(tmp_path)
 
-    assert len(found) == 4
-    assert len({task.name for task in found}) == 4
-    assert all(task.baseline is None and not task.groups[0].is_best for task in found)
+    assert len(tasks_found) == 4
+    assert len({task.name for task in tasks_found}) == 4
+    assert all(task.baseline is None and not task.groups[0].is_best for task in tasks_found)
 
 
 def test_a_run_that_did_not_end_is_in_its_group_and_counts_for_nothing(tmp_path):
@@ -281,11 +281,11 @@ def test_full_fine_tuning_is_the_baseline_even_where_it_is_not_the_best(tmp_path
 
     assert task.baseline == "adaptation=full"
     assert task.groups[0].label == "adaptation=lora"
-    found = task.groups[0].against
-    assert (found.difference, found.test, found.items) == (-20.0, "McNemar", ITEMS)
-    assert found.p == mcnemar(8, 0)
-    assert found.low < -20 < found.high < 0
-    assert found.corrected is None
+    comparison = task.groups[0].against
+    assert (comparison.difference, comparison.test, comparison.items) == (-20.0, "McNemar", ITEMS)
+    assert comparison.p == mcnemar(8, 0)
+    assert comparison.low < -20 < comparison.high < 0
+    assert comparison.corrected is None
     assert task.groups[1].against is None
 
 
@@ -302,14 +302,14 @@ def test_without_full_fine_tuning_the_best_is_the_baseline(tmp_path):
 
 
 def test_groups_of_seeds_are_compared_by_a_bootstrap(tmp_path):
-    found = only(three_seeds(tmp_path)).groups[1].against
+    comparison = only(three_seeds(tmp_path)).groups[1].against
 
-    assert found.test == "bootstrap"
-    assert found.measure == "test/error_rate"
-    assert found.difference == pytest.approx(15.0)
-    assert 0 < found.low < 15 < found.high
-    assert found.p < 0.05
-    assert found.baseline == "adaptation=full"
+    assert comparison.test == "bootstrap"
+    assert comparison.measure == "test/error_rate"
+    assert comparison.difference == pytest.approx(15.0)
+    assert 0 < comparison.low < 15 < comparison.high
+    assert comparison.p < 0.05
+    assert comparison.baseline == "adaptation=full"
 
 
 def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
@@ -320,8 +320,9 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     shown = str(as_page(Report((task,)), None))
 
     assert all(measure.deviation is None for g in task.groups for measure in g.measures.values())
-    found = task.groups[1].against
-    assert (found.low, found.high, found.p, found.corrected) == (None, None, None, None)
+    comparison = task.groups[1].against
+    told = (comparison.low, comparison.high, comparison.p, comparison.corrected)
+    assert told == (None, None, None, None)
     assert not any(sign in shown for sign in ("±", "[", "95 %"))
     assert shown.count("takes three seeds or more") == 1
     lora = next(line for line in shown.splitlines() if line.startswith("  adaptation=lora"))
@@ -334,10 +335,10 @@ def test_the_fewest_seeds_of_both_sides_decide_and_uneven_ones_are_named(tmp_pat
     seeds(tmp_path, "lora", count, 10)
 
     task = only(tmp_path)
-    found = task.groups[1].against
+    comparison = task.groups[1].against
 
-    assert (found.p is not None, found.low is not None) == (told, told)
-    assert found.difference > 0
+    assert (comparison.p is not None, comparison.low is not None) == (told, told)
+    assert comparison.difference > 0
     shown = ", ".join(map(str, range(count)))
     assert [note for note in task.notes if f"lora ({shown})" in note and "full (0, 1, 2)" in note]
 
@@ -441,11 +442,11 @@ def test_items_drawn_by_the_seed_are_compared_seed_by_seed(tmp_path):
                 items=labelled(range(wrong), count=ITEMS + seed),
             )  # fmt: skip
 
-    found = only(tmp_path).groups[1].against
+    comparison = only(tmp_path).groups[1].against
 
-    assert found.test == "bootstrap"
-    assert found.items == 3 * ITEMS + 3
-    assert found.difference > 15
+    assert comparison.test == "bootstrap"
+    assert comparison.items == 3 * ITEMS + 3
+    assert comparison.difference > 15
 
 
 @pytest.mark.parametrize(
@@ -625,9 +626,9 @@ def test_a_search_then_the_monitored_then_the_headline_decides(tmp_path, setting
         **settings,
     )  # fmt: skip
 
-    found = best(tmp_path / "s")
+    chosen = best(tmp_path / "s")
 
-    assert (found.choice.measure, found.run.path.name) == (measure, taken)
+    assert (chosen.choice.measure, chosen.run.path.name) == (measure, taken)
 
 
 @pytest.mark.parametrize(
@@ -641,11 +642,11 @@ def test_a_search_then_the_monitored_then_the_headline_decides(tmp_path, setting
 def test_a_tie_is_said_and_broken_by_loss_then_by_cost(tmp_path, second, taken, words):
     sweep(tmp_path / "s", error(10.0, loss=0.2), error(10.0, **{"loss": 0.2} | second))
 
-    found = best(tmp_path / "s")
+    chosen = best(tmp_path / "s")
     [task] = tasks(runs_of(tmp_path / "s"))
 
-    assert (found.run.path.name, found.decided) == (taken, words)
-    assert [run.path.name for run in found.tied] == [str(1 - int(taken))]
+    assert (chosen.run.path.name, chosen.decided) == (taken, words)
+    assert [run.path.name for run in chosen.tied] == [str(1 - int(taken))]
     assert [group.is_best for group in task.groups] == [True, False]
     assert f"{words}" in " ".join(task.notes)
     assert any("a tie: " in line for line in last_words(tmp_path / "s"))

@@ -175,16 +175,16 @@ def test_labels_are_never_alike_however_long():
         {key: "x" * 500 + str(place * (key == "key29")) for key in keys} for place in range(3)
     ]
 
-    found = labels(keys, groups)
+    names = labels(keys, groups)
 
-    assert len(set(found)) == 3
-    assert all(len(label) < 700 for label in found)
+    assert len(set(names)) == 3
+    assert all(len(label) < 700 for label in names)
 
 
 def test_a_label_holds_nothing_that_steers_a_terminal():
-    (found,) = labels(["a\x1b[2J"], [{"a\x1b[2J": "b\x1b]0;title\x07\nc"}])
+    (names,) = labels(["a\x1b[2J"], [{"a\x1b[2J": "b\x1b]0;title\x07\nc"}])
 
-    assert found.isprintable()
+    assert names.isprintable()
 
 
 def as_it_is(values):
@@ -266,22 +266,22 @@ def test_a_single_run_differs_as_the_deviation_over_items_says():
     ours = theirs + draw.normal(0.1, 1.0, 400)
     error = (ours - theirs).std() / math.sqrt(400)
 
-    found = estimate(ours, theirs)
+    difference = estimate(ours, theirs)
 
-    assert found.difference == pytest.approx((ours - theirs).mean())
-    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+    assert difference.difference == pytest.approx((ours - theirs).mean())
+    assert difference.high - difference.low == pytest.approx(2 * 1.96 * error, rel=0.05)
 
 
 def test_seeds_that_go_apart_widen_the_interval_by_students_t():
     # Items say nothing at all here: each seed has one difference everywhere.
     ours, theirs = np.array([[1.0] * 50, [2.0] * 50, [3.0] * 50]), np.zeros((3, 50))
 
-    found = estimate(ours, theirs)
+    difference = estimate(ours, theirs)
 
     half = 4.303 / math.sqrt(3)  # t of two degrees of freedom, at 97.5 %
-    assert found.difference == pytest.approx(2.0)
-    assert found.high - found.low == pytest.approx(2 * half, rel=0.1)
-    assert found.p == pytest.approx(0.0742, abs=0.02)  # the paired t-test of 1, 2, 3
+    assert difference.difference == pytest.approx(2.0)
+    assert difference.high - difference.low == pytest.approx(2 * half, rel=0.1)
+    assert difference.p == pytest.approx(0.0742, abs=0.02)  # the paired t-test of 1, 2, 3
 
 
 def test_groups_of_other_seeds_are_not_paired():
@@ -298,20 +298,20 @@ def test_items_of_each_seed_may_be_others():
     draw = np.random.default_rng(5)
     parts = [scored(draw.random(size) + 0.5, draw.random(size)) for size in (80, 90, 100)]
 
-    found = bootstrap(parts, as_it_is, same_seeds=True)
+    difference = bootstrap(parts, as_it_is, same_seeds=True)
 
-    assert found.difference == pytest.approx(
+    assert difference.difference == pytest.approx(
         np.mean([part.ours.mean() - part.theirs.mean() for part in parts])
     )
-    assert found.low < 0.5 < found.high
+    assert difference.low < 0.5 < difference.high
 
 
 def test_a_perplexity_is_made_of_the_mean_over_all_targets():
     ours, theirs, targets = np.array([[20.0, 30.0]]), np.array([[10.0, 30.0]]), np.array([10, 20])
 
-    found = bootstrap([Scored(ours, theirs, targets.astype(float))], np.exp, same_seeds=True)
+    difference = bootstrap([Scored(ours, theirs, targets.astype(float))], np.exp, same_seeds=True)
 
-    assert found.difference == pytest.approx(math.exp(50 / 30) - math.exp(40 / 30))
+    assert difference.difference == pytest.approx(math.exp(50 / 30) - math.exp(40 / 30))
 
 
 @pytest.mark.parametrize("items", [60, 3000])
@@ -319,10 +319,10 @@ def test_many_items_are_drawn_by_their_kinds_with_the_same_result(items):
     """Few and many items go two ways; both must give the deviation of the mean."""
     ours = (np.arange(items) % 3 == 0).astype(float)
 
-    found = estimate(ours, np.zeros(items))
+    difference = estimate(ours, np.zeros(items))
 
     error = ours.std() / math.sqrt(items)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert difference.high - difference.low == pytest.approx(2 * 1.96 * error, rel=0.1)
 
 
 @pytest.mark.slow
@@ -339,9 +339,9 @@ def test_without_a_difference_no_more_than_one_in_twenty_is_called_one(seeds, se
             hard + draw.normal(0, 1, (seeds, items)) + draw.normal(0, deviation, (seeds, 1))
             for _ in range(2)
         )
-        found = estimate(ours, theirs)
-        false += found.p < 0.05
-        covered += found.low <= 0 <= found.high
+        difference = estimate(ours, theirs)
+        false += difference.p < 0.05
+        covered += difference.low <= 0 <= difference.high
 
     assert false / trials < 0.08
     assert covered / trials > 0.92

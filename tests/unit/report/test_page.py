@@ -167,16 +167,16 @@ def test_a_hostile_text_is_shown_and_never_obeyed(tmp_path):
 
     made.encode("utf-8")
     clean = Outline(page(report))
-    found = Outline(made)
-    assert found.mismatched == []
-    assert not found.all("img")
-    assert len(found.scripts) == len(clean.scripts)
-    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in found.text
+    outline = Outline(made)
+    assert outline.mismatched == []
+    assert not outline.all("img")
+    assert len(outline.scripts) == len(clean.scripts)
+    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in outline.text
     for forbidden in ("\u202e", "\x00"):
         assert forbidden not in made
-    for name, attributes in found.tags:
+    for name, attributes in outline.tags:
         assert not [key for key in attributes if key.startswith("on")], name
-    for block in found.scripts:
+    for block in outline.scripts:
         if block.startswith(("[", "{")):
             assert "<" not in block
             texts = json.dumps(json.loads(block), ensure_ascii=False)
@@ -424,8 +424,8 @@ def none_registered(monkeypatch):
 
 
 def report_of(folder):
-    found = collect([folder])
-    return Report(tasks(found.runs), problems=tuple(found.problems))
+    collected = collect([folder])
+    return Report(tasks(collected.runs), problems=tuple(collected.problems))
 
 
 @pytest.fixture
@@ -554,21 +554,21 @@ def test_a_page_has_room_for_so_many_pictures(run, monkeypatch):
 def test_files_name_analyses_only_where_there_are_some(run):
     without = report_of(run)
     write_analysis(run, "lengths", CONTENT)
-    found = report_of(run)
+    seen = report_of(run)
 
     assert '"analyses":' not in as_json(without)
-    (told,) = json.loads(as_json(found))["tasks"][0]["groups"][0]["runs"][0]["analyses"]
+    (told,) = json.loads(as_json(seen))["tasks"][0]["groups"][0]["runs"][0]["analyses"]
     assert (told["name"], told["content"]) == ("lengths", CONTENT)
     assert "analyses, which" not in as_markdown(without)
-    assert "lengths of 1 run" in as_markdown(found)
+    assert "lengths of 1 run" in as_markdown(seen)
 
 
 def test_an_analysis_that_cannot_be_read_is_a_problem_of_the_report(run):
     (run / "analyses").mkdir()
     (run / "analyses" / "bad.json").write_text("{")
 
-    found = report_of(run)
+    seen = report_of(run)
 
-    assert len(found.tasks) == 1
-    assert found.problems[0].endswith("analyses/bad.json: line 1 is not JSON (Expecting property "
+    assert len(seen.tasks) == 1
+    assert seen.problems[0].endswith("analyses/bad.json: line 1 is not JSON (Expecting property "
                                       "name enclosed in double quotes)")  # fmt: skip
