@@ -262,6 +262,8 @@ def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
     return file.getvalue()
 
 
+# --- what a page shows -------------------------------------------------------------------------
+
 _MOST_BYTES = 3 * 2**20
 """Of maps on a page."""
 

@@ -262,6 +262,8 @@ class Explainer:
         return to_device(batch, self._subject.precision.device)
 
 
+# --- which texts are explained -----------------------------------------------------------------
+
 FEWEST_WORDS = 2
 """Of a text: those with fewer have nothing to compare."""
 

@@ -187,6 +187,8 @@ def in_units(shares: FloatArray, units: int) -> npt.NDArray[np.int64]:
     return rounded
 
 
+# --- sums over many texts ----------------------------------------------------------------------
+
 KINDS = {
     "previous": "the token before",
     "next": "the token after",

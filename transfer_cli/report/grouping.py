@@ -106,6 +106,8 @@ def labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:
     return called
 
 
+# --- tasks, and groups of seeds ----------------------------------------------------------------
+
 _USES = ("data.labelled", "data.length")
 """How data is used: runs that differ in these are judged on the same texts."""
 

@@ -57,6 +57,9 @@ def register_section(name: str, render: Render) -> None:
     SECTIONS[name] = render
 
 
+# --- where heads look, and words with colours --------------------------------------------------
+
+
 def attention_viewer(data: Mapping[str, Any]) -> Html:
     """Return the viewer of what `analysis.attention.attention_view` gives to it."""
     numbers = _numbers(data["heads"], data["kinds"])
@@ -147,6 +150,8 @@ def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
     )
     return _LINE.format(method=_called(method), words=Html(" ").join(shaded))
 
+
+# --- sections ----------------------------------------------------------------------------------
 
 MOST_RUNS = 20
 """Of one analysis on one page."""

@@ -179,6 +179,9 @@ def _errors(task: TaskRuns) -> Iterator[Renderable]:
         yield Entry([f"    {error.wrong} of {error.runs}  "], [f"{text}  ", answer], 14)
 
 
+# --- files for other programs ------------------------------------------------------------------
+
+
 def as_csv(report: Report) -> str:
     """Return a line for each group, with its numbers in full; not those of single classes."""
     records = [_record(task, group) for task in report.tasks for group in task.groups]

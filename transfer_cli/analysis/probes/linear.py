@@ -157,6 +157,8 @@ def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor], tolerance
     return max(float(entries.abs().max()) for entries in gradients if entries is not None)
 
 
+# --- a learnt mix of layers --------------------------------------------------------------------
+
 RATE = 1e-3
 SHARE_RATE = 1e-2
 """That of the shares, which are few, and would else stay where they begin."""
@@ -215,6 +217,8 @@ def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) ->
             break
     return best_K.softmax(0)
 
+
+# --- how many bits labels take -----------------------------------------------------------------
 
 PERCENT = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25.0, 50.0, 100.0)
 """Where the portions end, in percent of the units."""
