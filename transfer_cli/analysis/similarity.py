@@ -198,11 +198,17 @@ class Similarity(Analysis):
             "cosine": _cosines(own_LND, other_MND),
             "moved": [asdict(weights) for weights in moved],
         }
-        if later:
-            data["over_time"] = [
-                _at_step(number, step, other, compared, other_MND, debiased=debiased)
-                for number, step in later
-            ]
+        for number, step in later:
+            pairs = zip(compared.states(step), other_MND, strict=False)
+            same = [cka(one[None], two[None], debiased=debiased).item() for one, two in pairs]
+            totals = (
+                weights for weights in moved_weights(step.model, other.model) if weights.kind == ALL
+            )
+            data.setdefault("over_time", []).append({
+                "step": number,
+                "cka": _plain(np.array(same)),
+                "moved": {total.group: total.relative for total in totals},
+            })  # fmt: skip
         visits = subject.model.backbone.shape.visits
         return _finding(data, ["embeddings", *(f"block.{at}" for at in visits)])
 
@@ -221,26 +227,6 @@ def _checkpoints(subject: Subject) -> Iterator[tuple[int, Subject]]:
     for number, path in sorted(steps.items()):
         opened = open_to_look_into(str(path), subject.precision, start.base)
         yield number, replace(subject, opened=opened)
-
-
-def _at_step(
-    number: int,
-    step: Subject,
-    other: Subject,
-    compared: ComparedTokens | ComparedTexts,
-    other_MND: Tensor,
-    *,
-    debiased: bool,
-) -> dict[str, Any]:
-    """Return how far a checkpoint is from the other model, layer by layer."""
-    pairs = zip(compared.states(step), other_MND, strict=False)
-    by_layer = [cka(one[None], two[None], debiased=debiased).item() for one, two in pairs]
-    moved = moved_weights(step.model, other.model)
-    return {
-        "step": number,
-        "cka": _plain(np.array(by_layer)),
-        "moved": {weights.group: weights.relative for weights in moved if weights.kind == ALL},
-    }
 
 
 def _cosines(own_LND: Tensor, other_MND: Tensor) -> list[float] | None:
