@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.report import formats, grouping
+from transfer_cli.report import formats
 from transfer_cli.report.best import best_of, choice_of, commands, learnt, reasons, shell_word
 from transfer_cli.report.collect import collect
 from transfer_cli.report.contents import FINISHED, Best, Run
+from transfer_cli.report.grouping import by_task
 from transfer_cli.runs.sweep import SweepDirectory
 from transfer_cli.safe_files import printable
 
@@ -22,8 +23,8 @@ def last_words(sweep: Path) -> Iterator[str]:
         runs = collect([sweep]).runs
     except ConfigError:
         runs = []
-    tasks = _tasks(runs)
-    for name, members in tasks:
+    tasks = by_task(runs)
+    for name, members in tasks.items():
         best = _best(members)
         of_task = f" of {name}" if len(tasks) > 1 else ""
         if best is None:
@@ -44,7 +45,9 @@ def run_of(path: str, key: str) -> str:
     if not SweepDirectory.is_at(sweep):
         return path
     runs = collect([sweep]).runs
-    best_runs = [(name, best) for name, members in _tasks(runs) if (best := _best(members))]
+    best_runs = [
+        (name, best) for name, members in by_task(runs).items() if (best := _best(members))
+    ]
     if len(best_runs) > 1:
         named = "; ".join(f"{name}: {best.run.path}" for name, best in best_runs)
         raise ConfigError(
@@ -64,11 +67,6 @@ def run_of(path: str, key: str) -> str:
         key, best.run.path, formats.several(best.among, "run"), best.choice.measure, value, tie,
     )  # fmt: skip
     return str(best.run.path)
-
-
-def _tasks(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    tasks = grouping.by_task(runs)
-    return list(zip(grouping.names(tasks), tasks, strict=True))
 
 
 def _best(runs: Sequence[Run]) -> Best | None:

@@ -14,7 +14,6 @@ from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.progress import progress
-from transfer_cli.report import grouping
 from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_break
 from transfer_cli.report.contents import (
     FINISHED,
@@ -27,7 +26,14 @@ from transfer_cli.report.contents import (
     metric_of,
 )
 from transfer_cli.report.formats import plain
-from transfer_cli.report.grouping import canonical, is_setting, labels, varying
+from transfer_cli.report.grouping import (
+    by_settings,
+    by_task,
+    canonical,
+    is_setting,
+    labels,
+    varying,
+)
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.report.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.report.statistics import holm
@@ -54,20 +60,16 @@ def tasks(
     between, of the group that others are compared with; without them it is full fine-tuning where
     there is such a group, else the best one.
     """
-    apart = grouping.by_task(runs)
-    grouped = [_groups(members) for members in apart]
-    _check_sort(grouped, sort)
+    grouped = {name: _groups(members) for name, members in by_task(runs).items()}
+    _check_sort(grouped.values(), sort)
     words = _parse_words(baseline)
-    _check_words(words, [group for groups in grouped for group in groups])
+    _check_words(words, [group for groups in grouped.values() for group in groups])
     reader = OutcomeReader()
-    return tuple(
-        _task(name, groups, sort, words, reader)
-        for name, groups in zip(grouping.names(apart), grouped, strict=True)
-    )
+    return tuple(_task(name, groups, sort, words, reader) for name, groups in grouped.items())
 
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
-    parts = grouping.by_settings(runs)
+    parts = by_settings(runs)
     settings = [part[0].settings for part in parts]
     keys = varying(parts)
     # A single group is called by what it is.

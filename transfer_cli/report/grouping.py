@@ -115,8 +115,8 @@ _ANY_FILE = ("table", "text", "table_text")
 """Presets of data that read any file."""
 
 
-def by_task(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs apart by command, data, task and labels; the largest part first.
+def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs apart by command, data, task and labels, by name; the largest part first.
 
     A task can be learnt by several objectives: `adaptation=pet` answers as a classifier does. Jobs
     of a sweep that have not begun are left out: nothing is known of them.
@@ -125,7 +125,8 @@ def by_task(runs: Sequence[Run]) -> list[list[Run]]:
     for run in _adopted(runs):
         parts[(run.command, *sorted(_data_of(run).items()))].append(run)
     apart = [answered for part in parts.values() for answered in _by_answers(part)]
-    return sorted(apart, key=len, reverse=True)
+    apart.sort(key=len, reverse=True)
+    return dict(zip(_names(apart), apart, strict=True))
 
 
 def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
@@ -176,7 +177,7 @@ def _is_taught_by_seed(runs: Sequence[Run]) -> bool:
     return len(teachers) == 1 or len(seeds) == len(teachers) == len(pairs)
 
 
-def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
+def _names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     """Return what each task is called, no two alike: `finetune on trec6`."""
     firsts = [runs[0] for runs in tasks]
     called = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]

@@ -119,8 +119,8 @@ def _task(task: TaskRuns, width: int | None, said: set[str]) -> Iterator[Rendera
             table.append([Piece(f"{BEST} {name}", "mark"), Piece(measured, "mark"), *others])
         else:
             table.append([Piece(f"  {name}", "name"), measured, *others])
-    titles = [Column(printable(other.heading), right=other.title != FOLDER)
-              for other in columns[1:]]  # fmt: skip
+    titles = [Column(printable(column.heading), right=column.title != FOLDER)
+              for column in columns[1:]]  # fmt: skip
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
     lines = [line for line in results_table.remarks(task) if line not in said]
     said.update(lines)
