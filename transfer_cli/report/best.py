@@ -75,22 +75,21 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     """Return the best of the runs of a task; None where none learnt anything and was measured."""
     if choice is None:
         return None
-    places = {run.path: place(choice, run.results.by_name, run.trained) for run in learnt(runs)}
-    known = {path: rank for path, rank in places.items() if rank is not None}
-    if not known:
+    places = [(place(choice, run.results.by_name, run.trained), run) for run in learnt(runs)]
+    ranked = [(rank, run) for rank, run in places if rank is not None]
+    if not ranked:
         return None
     # The first of those that are equal in everything.
-    path = min(known, key=lambda other: known[other])
-    tied = [other for other in known if other != path and known[other][0] == known[path][0]]
-    worse = [other for other in known if known[other][0] != known[path][0]]
-    by_path = {run.path: run for run in runs}
+    first, best = min(ranked, key=lambda pair: pair[0])
+    tied = [(rank, run) for rank, run in ranked if run is not best and rank[0] == first[0]]
+    worse = [(rank, run) for rank, run in ranked if rank[0] != first[0]]
     return Best(
-        run=by_path[path],
+        run=best,
         choice=choice,
-        among=len(known),
-        tied=tuple(run for run in runs if run.path in tied),
-        decided=tie_break(known[path], [known[other] for other in tied]) if tied else "",
-        runner_up=by_path[min(worse, key=lambda other: known[other])] if worse else None,
+        among=len(ranked),
+        tied=tuple(run for _, run in tied),
+        decided=tie_break(first, [rank for rank, _ in tied]) if tied else "",
+        runner_up=min(worse, key=lambda pair: pair[0])[1] if worse else None,
     )
 
 

@@ -91,7 +91,7 @@ def group_of(label: str, settings: Mapping[str, Any], runs: Sequence[Run]) -> Gr
         label=label,
         settings=settings,
         runs=tuple(runs),
-        measures={name: values for name, values in spreads.items() if values is not None},
+        measures={name: spread for name, spread in spreads.items() if spread is not None},
         trained=next((run.trained for run in finished if run.trained is not None), None),
         flops=Spread.over(run.results.flops for run in finished),
         seconds=Spread.over(run.timing.get("seconds") for run in finished),
