@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATTERN = "objective.pattern="
-"""The text with braces that any command may take that composes a run."""
-
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP,
     errno.ENAMETOOLONG,
@@ -169,15 +166,9 @@ def _load(module: str) -> ModuleType:
 
 def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
     """Return overrides in which texts are in quotes, for Hydra's grammar."""
-    from transfer_cli.config.literal import (
-        as_overrides,
-        with_quoted_lists,
-        with_quoted_paths,
-        with_quoted_text,
-    )
+    from transfer_cli.config.literal import as_overrides, with_quotes
 
-    typed = with_quoted_text(with_quoted_lists(typed, command.lists), _PATTERN)
-    typed = with_quoted_paths(typed)
+    typed = with_quotes(typed, command.lists)
     if not command.places:
         return typed
     places = [key for key, _ in command.places]
@@ -187,7 +178,6 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.typed_paths import check_paths
     from transfer_cli.config import flags
-    from transfer_cli.config.single_values import refuse_lists
     from transfer_cli.config.variables import check_variables
 
     request = flags.parse(words, name)
@@ -198,7 +188,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         typed = tuple(f"++{w}" if w.startswith(below) else w for w in request.overrides)
         request = replace(request, overrides=typed)
     if not (request.asks_help or request.shows):
-        refuse_lists(request.overrides, name)
+        flags.refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
     _load("transfer_cli.config.compose")  # and Hydra with it

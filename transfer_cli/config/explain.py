@@ -21,9 +21,8 @@ from omegaconf.errors import (
 )
 
 from transfer_cli.config import describe
-from transfer_cli.config.flags import Request, quoted
+from transfer_cli.config.flags import Request, quoted, takes_one
 from transfer_cli.config.meant import meant, options_with
-from transfer_cli.config.single_values import takes_one
 from transfer_cli.errors import listed, nearest
 from transfer_cli.safe_files import UnreadableError, read_text
 

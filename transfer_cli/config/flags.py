@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from transfer_cli.config.commands import SPOKEN
+from transfer_cli.config.describe import declared
 from transfer_cli.errors import ConfigError, nearest
 
 
@@ -85,6 +86,12 @@ _FLAGS: Flags = {
 
 _SPELT = {"--help=all": ("--help", "all")}
 """Flags as people type them too -> as they are read."""
+
+_ONE_OPTION = {
+    "data", "model", "tokenizer", "objective", "optimizer", "schedule", "adaptation",
+    "adaptation/plan", "adaptation/layer_scale", "adaptation/penalty",
+}  # fmt: skip
+"""Groups of which one option is chosen; of two, Hydra would make a mixture."""
 
 _SPOKEN = {typed: key for key, typed in SPOKEN.items()}
 
@@ -178,6 +185,27 @@ def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
                 yield f"--{name.replace('_', '-')}"
                 if value is not True:
                     yield value
+
+
+def refuse_lists(overrides: Iterable[str], command: str) -> None:
+    """Refuse `KEY=[A,B]` for a key that has one value."""
+    for word in overrides:
+        key, _, value = word.partition("=")
+        bare = key.lstrip("+~")
+        if value.startswith("[") and value.endswith("]") and takes_one(bare, command):
+            inside = value[1:-1]
+            cure = f"write {bare}={inside or 'VALUE'}"
+            if "," in inside:
+                cure = f"for one after the other type -m {bare}={inside}"
+            if bare == "devices":
+                cure = "write how many, or auto; which ones says CUDA_VISIBLE_DEVICES"
+            raise ConfigError(f"{word}: expected one value, not a list; {cure}")
+
+
+def takes_one(key: str, command: str) -> bool:
+    """Return whether a key of a command has one value, as far as its declaration says."""
+    found = declared(command).get(key)
+    return key in _ONE_OPTION or (found is not None and found.takes_one)
 
 
 def check_plugins(packages: Iterable[str]) -> None:

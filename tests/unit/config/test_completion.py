@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from transfer_cli.config import commands
+from transfer_cli.config.commands import CHOICES
 from transfer_cli.config.completion import SCRIPTS, completions
 from transfer_cli.config.compose import compose
-from transfer_cli.config.describe import CHOICES, declared, key_help, options
+from transfer_cli.config.describe import declared, key_help, options
 from transfer_cli.config.flags import Request
-from transfer_cli.config.help_text import _keys
+from transfer_cli.config.help_text import _Keys
 
 
 @pytest.fixture
@@ -119,7 +120,8 @@ def test_a_name_that_a_shell_or_terminal_would_obey_is_not_offered(name, folder)
 def test_every_key_of_a_config_is_offered_and_no_other(name):
     command = commands.ALL[name]
     config = compose(name, Request(), return_hydra_config=True)
-    wanted = {key for key in _keys(config) if not key.startswith(command.ignores)}
+    keys = _Keys(name, Request(), config).all()
+    wanted = {key for key in keys if not key.startswith(command.ignores)}
 
     found = set()
     for key in wanted:
