@@ -102,9 +102,7 @@ def guide_of(name: str) -> Guide:
 
     text = (conf_dir() / "commands.yaml").read_text(encoding="utf-8")
     said = PARSER(text).get_single_data()[name]
-    return Guide(
-        said.get("text", ""), tuple((each["type"], each["for"]) for each in said["examples"])
-    )
+    return Guide(said.get("text", ""), tuple((e["type"], e["for"]) for e in said["examples"]))
 
 
 # fmt: off

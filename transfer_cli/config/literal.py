@@ -67,7 +67,7 @@ def as_overrides(
         text: The key of a text, which may hold any characters; "": the command takes none.
         lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
     """
-    found, alone, texts = [], [], []
+    overrides, alone, texts = [], [], []
     for word in words:
         key, _, value = word.partition("=")
         if not (_KEY.match(word) or (not text and word.startswith(("+", "~")))):
@@ -75,10 +75,10 @@ def as_overrides(
         elif key == text:
             texts.append(value)
         elif key in lists and value and value != "null" and not value.startswith("["):
-            found.append(f"{key}=[{_literal(value)}]")
+            overrides.append(f"{key}=[{_literal(value)}]")
         else:
-            found.append(word)
-    given = {word.partition("=")[0] for word in found} | ({text} if texts else set())
+            overrides.append(word)
+    given = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
     free = [key for key in places if key not in given]
     if len(alone) > len(free) and not text:
         shown = alone[len(free)]
@@ -92,8 +92,8 @@ def as_overrides(
             f"{text}: is given 2 times, as {first!r} and {second!r}; a text with spaces is written "
             "in quotes"
         )
-    named = [*zip(free, alone, strict=False), *((text, each) for each in texts)]
-    return (*found, *(f"{key}={_literal(value)}" for key, value in named))
+    named = [*zip(free, alone, strict=False), *((text, value) for value in texts)]
+    return (*overrides, *(f"{key}={_literal(value)}" for key, value in named))
 
 
 def text_of(value: Any, key: str) -> str:
@@ -110,7 +110,7 @@ def texts_of(value: Any, key: str) -> list[str]:
         return []
     if not _is_list(value):
         return [text_of(value, key)]
-    return [text_of(each, key) for each in value]
+    return [text_of(item, key) for item in value]
 
 
 def _is_list(value: Any) -> bool:
