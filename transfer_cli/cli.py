@@ -121,7 +121,7 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
     else:
         close = nearest(first, known)
-        forms = " or ".join(f"transfer {name} {each}" for each in known)
+        forms = " or ".join(f"transfer {name} {command}" for command in known)
         raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
 
 
@@ -341,8 +341,8 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
         ending = job.reason or job.outcome
         if not ending.startswith(job.outcome):
             ending = f"{job.outcome}: {ending}"
-        own = " ".join(word for word in job.words if word not in common) or "(as it is)"
-        lines.append(Line(f"  {job.number}  {own}  {ending}"))
+        words = " ".join(word for word in job.words if word not in common) or "(as it is)"
+        lines.append(Line(f"  {job.number}  {words}  {ending}"))
     for text, numbers in jobs.warned.items():
         if len(numbers) > 1:
             about = printable(text.partition(":")[0])

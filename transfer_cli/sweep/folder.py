@@ -35,29 +35,29 @@ def chosen_folder(jobs: Jobs) -> Iterator[Path]:
         yield _path(typed)
         return
     below = _path(request.value_of("run.root") or "runs") / "sweeps" / jobs.command
-    found = latest(below, jobs.command, typed_words(request)) if resume == AUTO else None
-    if found is not None:
-        yield found
+    earlier = latest(below, jobs.command, typed_words(request)) if resume == AUTO else None
+    if earlier is not None:
+        yield earlier
         return
-    created = [each for each in (below, *below.parents) if not each.exists()]
+    created = [parent for parent in (below, *below.parents) if not parent.exists()]
     folder = make_stamped(below, "")
     try:
         yield folder
     finally:
         with suppress(OSError):  # raised by the first one that is not empty
-            for each in (folder, *created):
-                each.rmdir()
+            for parent in (folder, *created):
+                parent.rmdir()
 
 
 def latest(root: Path, command: str, words: tuple[str, ...]) -> Path | None:
     """Return the newest sweep below `root` with these overrides, in any order."""
-    found = []
+    sweeps = []
     for file in root.glob(f"*/{SWEEP}"):
         with suppress(OSError, UnreadableError, ValueError):
             asked = SweepDirectory(file.parent).read_request()
             if asked.command == command and sorted(asked.words) == sorted(words):
-                found.append((datetime.fromisoformat(asked.began), file.parent))
-    return max(found)[1] if found else None
+                sweeps.append((datetime.fromisoformat(asked.began), file.parent))
+    return max(sweeps)[1] if sweeps else None
 
 
 def _path(typed: str) -> Path:
