@@ -64,9 +64,9 @@ def evaluate(config: EvaluateConfig) -> None:
         own = data_source(config, trained) if config.input is None else None
         origins = _origins(config)
         with distributed.main_first():
-            if own is None:
-                splits = _of_file(config, trained)
-            else:
+            if config.input is not None:
+                splits = _of_file(config, config.input, trained)
+            elif own is not None:
                 asked = _ASKED.get(config.split, ((config.split,),))
                 splits = _encoded(*own, trained, asked, origins)
         splits = _with_context(config, trained, splits)
@@ -139,9 +139,7 @@ def _with_context(
         raise ConfigError(
             "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"
         )
-    by = asked.by
-    if by == "auto":
-        by = "memory" if shape.recurrence else "windows"
+    remembers = asked.by == "memory" or (asked.by == "auto" and shape.recurrence)
     tokens = asked.context
     if tokens is None:
         other = "stride" if asked.stride is not None else "by"
@@ -151,7 +149,9 @@ def _with_context(
     if not trained.objective.keeps_tokens:  # not the running text, but what it makes of it
         splits = {name: replace(split, context=None) for name, split in splits.items()}
     return {
-        name: datasets.with_context(split, shape, tokens, asked.stride, by)
+        name: datasets.with_context(
+            split, shape, tokens, asked.stride, "memory" if remembers else "windows"
+        )
         for name, split in splits.items()
     }
 
@@ -261,7 +261,7 @@ def _of_input(config: EvaluateConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "stop")}
 
 
-def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
+def _of_file(config: EvaluateConfig, file: str, trained: Trained) -> Mapping[str, Split]:
     """Return all rows of the file `input` as a split, read as it says or as in training."""
     task = trained.start.task
     if task is None:
@@ -281,7 +281,7 @@ def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
     own = trained.config.data
     chosen |= {name: own[name] for name in table.read_as_trained if name in own}
     try:
-        source = table(train=config.input, **chosen)
+        source = table(train=file, **chosen)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data = _for_run(source.whole(trained.columns), trained)

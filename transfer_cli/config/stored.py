@@ -77,12 +77,18 @@ def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
     return changed
 
 
+def plain_values(config: Any) -> dict[str, Any]:
+    """Return a config, composed or as `config.schema` declares it, as plain values, resolved."""
+    if isinstance(config, DictConfig):
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        return values
+    return dataclasses.asdict(config)
+
+
 def as_yaml(config: Any) -> str:
     """Return a config, resolved or as `config.schema` declares it, as `read_stored` reads it."""
-    is_typed = dataclasses.is_dataclass(config) and not isinstance(config, type)
-    plain = dataclasses.asdict(config) if is_typed else OmegaConf.to_container(config, resolve=True)
     # Through JSON, since YAML would write an enum or a path with a tag.
-    text = json.dumps(plain, ensure_ascii=False)
+    text = json.dumps(plain_values(config), ensure_ascii=False)
     # As OmegaConf itself writes, but for the other line ends of Unicode, which YAML would merge.
     written: str = yaml.dump(
         json.loads(text),
