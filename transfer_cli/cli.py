@@ -311,9 +311,8 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 def _sweep(name: str, command: Command, request: "Request") -> None:
     """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
-    from transfer_cli.sweep.folder import chosen_folder
     from transfer_cli.sweep.jobs import Jobs
-    from transfer_cli.sweep.multirun import run_sweep
+    from transfer_cli.sweep.multirun import chosen_folder, run_sweep
 
     task = partial(_perform, name, command, request)
     jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
