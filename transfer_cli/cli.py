@@ -176,7 +176,7 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
 
 
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
-    from transfer_cli.commands.typed_paths import check_paths
+    from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
     from transfer_cli.config.variables import check_variables
 

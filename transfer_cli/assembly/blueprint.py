@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
@@ -24,15 +24,9 @@ from transfer_cli.assembly.checks import (
     check_rows,
     check_source,
     check_stored,
-    few_steps,
     is_sharded,
-    one_segment,
-    short_stages,
-    unread_labels,
-    warmup_as_long,
 )
 from transfer_cli.assembly.datasets import RunData
-from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.init_from import (
     INHERITED,
     Pretrained,
@@ -58,7 +52,6 @@ from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
@@ -74,10 +67,9 @@ from transfer_cli.model.weights import (
     load_pretrained,
     without_values,
 )
-from transfer_cli.objectives.base import TaskInfo, declared_metrics
+from transfer_cli.objectives.base import Loss, TaskInfo, declared_metrics
 from transfer_cli.objectives.language_model import HEAD
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import Schedule
+from transfer_cli.optim.schedules import LRScheduler, Schedule
 from transfer_cli.seeds import derive
 
 DEPTH = "model.depth"
@@ -126,7 +118,6 @@ class Blueprint:
         sharded: Whether each process is to hold only a part of each tensor of the model.
         metrics: What an evaluation of these losses measures.
         monitor: The one that decides which weights are best; None: what runs are judged by.
-        warnings: Settings that work, but probably not as intended.
     """
 
     config: DictConfig
@@ -150,12 +141,17 @@ class Blueprint:
     sharded: bool
     metrics: tuple[Metric, ...]
     monitor: Metric | None
-    warnings: tuple[str, ...]
 
     @cached_property
     def ever_trains(self) -> frozenset[str]:
         """The parameters that train in any stage."""
         return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
+
+    @property
+    def at_most(self) -> str:
+        """In words, how long it may take: `, at most 10 minutes`; empty where time is no bound."""
+        minutes = self.loop.minutes
+        return "" if minutes is None else f", at most {minutes:g} minutes"
 
     @property
     def remembers(self) -> bool:
@@ -176,15 +172,6 @@ class Blueprint:
             name
             for name in self.model.state_dict()
             if name.startswith("heads.") and name.split(".")[1] in heads
-        )
-
-    @cached_property
-    def exports(self) -> str:
-        """In words, what `transfer export` will make of the finished run, or why it will not."""
-        tensors = self.model.state_dict().items()
-        stays = {n: each for n, each in tensors if n not in self.training_weights}
-        return exports_as(
-            self.description(), self.data.tokenizer, self.data.info["main"].task, stays
         )
 
     def description(
@@ -300,13 +287,6 @@ def draw(
             sharded=sharded,
             metrics=metrics,
             monitor=monitor,
-            warnings=(
-                *warmup_as_long(lr_scheduler, stage_plans),
-                *few_steps(loop, data.info["main"], data.counts["main"], sizes.total_steps),
-                *short_stages(stage_plans, sizes.steps_per_epoch),
-                *unread_labels(losses, data.info["main"]),
-                *one_segment(model, data.info),
-            ),
         ),
         config,
     )

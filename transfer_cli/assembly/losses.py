@@ -8,13 +8,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from transfer_cli.config.build import build, plain
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, at_least, nearest
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.objectives.replaced_tokens import ReplacedTokens
-from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.objectives.with_teachers import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
 
@@ -159,7 +157,12 @@ def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
         task: The task of its data, or its class; None: text without labels.
     """
     needs, there = loss.objective.task, None if task is None else task.name
-    if there == "choice" and needs is None and _hides_tokens(loss.objective):
+    if (
+        there == "choice"
+        and needs is None
+        and loss.objective.predicts_tokens
+        and not loss.objective.keeps_tokens
+    ):
         raise ConfigError(
             f"{loss_key(name)}: {type(loss.objective).__name__} hides tokens of single texts, and "
             "a question with choices is several; choose objective=choice or clm"
@@ -175,7 +178,3 @@ def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
         f"{data} has {'text without labels' if there is None else f'those of {there}'}; choose "
         f"{cure}{source}"
     )
-
-
-def _hides_tokens(objective: Objective) -> bool:
-    return isinstance(objective, LanguageModel | ReplacedTokens) and not objective.keeps_tokens

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.commands.json_lines import check_ending
+from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import EvaluateConfig
@@ -139,7 +139,8 @@ def _with_context(
         raise ConfigError(
             "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"
         )
-    remembers = asked.by == "memory" or (asked.by == "auto" and shape.recurrence)
+    remembers = asked.by == "memory" or (asked.by == "auto" and bool(shape.recurrence))
+    by: Literal["windows", "memory"] = "memory" if remembers else "windows"
     tokens = asked.context
     if tokens is None:
         other = "stride" if asked.stride is not None else "by"
@@ -149,9 +150,7 @@ def _with_context(
     if not trained.objective.keeps_tokens:  # not the running text, but what it makes of it
         splits = {name: replace(split, context=None) for name, split in splits.items()}
     return {
-        name: datasets.with_context(
-            split, shape, tokens, asked.stride, "memory" if remembers else "windows"
-        )
+        name: datasets.with_context(split, shape, tokens, asked.stride, by)
         for name, split in splits.items()
     }
 

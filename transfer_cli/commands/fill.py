@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from transfer_cli.assembly.finished_run import open_language_model
-from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
+from transfer_cli.assembly.language_models import open_language_model
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import FillConfig
 from transfer_cli.engine.precision import device_and_precision

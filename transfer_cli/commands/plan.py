@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.plan_table import fact, plan_page
-from transfer_cli.assembly.planned_flops import flops_text, keeps_states, of_full_texts
+from transfer_cli.assembly.plan_table import (
+    fact,
+    flops_text,
+    keeps_states,
+    of_full_texts,
+    plan_page,
+)
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
@@ -62,7 +68,7 @@ def plan(config: DictConfig, command: str) -> None:
     for loss in blueprint.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.inherited)
     print_out(plan_page(blueprint))
-    for warning in blueprint.warnings:
+    for warning in advice(blueprint):
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):
         print_out(fact("resume", course))

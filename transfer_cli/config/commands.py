@@ -118,7 +118,7 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.inspect.inspect",
         keys=("samples", "data_dir", "init_from", "tokenizer.size", "seed"),
         hidden=(
-            "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.", "transfer_cli.data.minimal_pairs.",
         ),
         only=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
@@ -132,7 +132,7 @@ ALL: dict[str, Command] = {
         ),
         hidden=(
             "transfer_cli.data.minimal_pairs.", "transfer_cli.objectives.classification.",
-            "transfer_cli.tasks.", "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.tasks.", "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.", "sweep/few_label",
         ),
         only=(
@@ -155,7 +155,7 @@ ALL: dict[str, Command] = {
         hidden=(
             "transfer_cli.data.text.", "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.causal_lm.", "transfer_cli.objectives.masked_lm.",
-            "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.",
         ),
         only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
@@ -234,7 +234,7 @@ ALL: dict[str, Command] = {
     ),
     "analyze": Command(
         summary="look into a model: probes, attention, importance, attributions, changes",
-        function="transfer_cli.commands.analyze.analyze.analyze",
+        function="transfer_cli.commands.analyze.analyze",
         places=(("run", "RUN"),),
         keys=("run", "input", "split", "other", "html", "seed", "device"),
         ignores=("tokenizer", "experiment"),
@@ -266,7 +266,7 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
     "init": Command(
         summary="start a folder of your own configs, with commented copies to edit",
         usage="DIR [--from GROUP=OPTION ...]",
-        function="transfer_cli.commands.init.init.init",
+        function="transfer_cli.commands.init.init",
     ),
     "info": Command(
         summary="show versions, devices and caches",
@@ -311,7 +311,7 @@ ABOUT = {
         ),
         (
             "lr-find",
-            "transfer_cli.commands.lr_find.lr_find.find",
+            "transfer_cli.commands.lr_find.find",
             ("lr_find.start", "lr_find.end"),
             ("sweep/",),
             ("plan.", "sweep.", "cost."),

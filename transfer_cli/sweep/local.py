@@ -11,14 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, at_least
-from transfer_cli.runs.environment import cores
+from transfer_cli.runs.environment import cores, processes_of, visible_gpus
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import (
     SECONDS_BETWEEN_LOOKS,
     SideBySide,
-    processes_of,
-    visible_gpus,
 )
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, samples
 from transfer_cli.engine.handlers import MetricsLogger, NoMetricsLogger
 from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import (
     DivergedError,
     NotFiniteError,
@@ -31,6 +30,7 @@ from transfer_cli.errors import (
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, judge
 from transfer_cli.model.weights import WEIGHTS
+from transfer_cli.objectives.base import Loss
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions

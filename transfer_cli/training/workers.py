@@ -35,8 +35,7 @@ from transfer_cli.errors import (
     at_least,
     between,
 )
-from transfer_cli.runs.environment import cores
-from transfer_cli.sweep.processes import processes_of
+from transfer_cli.runs.environment import cores, processes_of
 from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)

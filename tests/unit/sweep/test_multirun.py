@@ -1,8 +1,12 @@
+import json
+
 import pytest
 from omegaconf import OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
+from transfer_cli.runs.sweep import SweepDirectory, SweepRequest
 from transfer_cli.sweep.local import Shares, settings_of
+from transfer_cli.sweep.multirun import latest
 
 
 def settings(**values):
@@ -29,14 +33,6 @@ def test_typed_threads_are_those_of_every_job(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
 
     assert Shares(settings(workers="3"), 1, gpus=[]).threads == 5
-
-
-import json
-
-import pytest
-
-from transfer_cli.runs.sweep import SweepDirectory, SweepRequest
-from transfer_cli.sweep.multirun import latest
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from transfer_cli.assembly.finished_run import (
 )
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
-from transfer_cli.commands.typed_paths import check_new
+from transfer_cli.commands.paths import check_new
 from transfer_cli.config.schema import ExportConfig
-from transfer_cli.engine import handlers
 from transfer_cli.errors import ConfigError, StoppedError, listed
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
@@ -25,7 +24,7 @@ from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.directory import PARTS
-from transfer_cli.terminal import Entry, Page, Piece, print_out
+from transfer_cli.terminal import STOP_SIGNALS, Entry, Page, Piece, handling, print_out
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ def export(config: ExportConfig) -> None:
     write = _write_hf if config.format == "hf" else _write_onnx
     try:
         with (
-            handlers.handling(handlers.ASKED, _stop),
+            handling(STOP_SIGNALS, _stop),
             progress(f"exporting as {config.format}"),
             writing(to),
             new_folder(to) as made,
@@ -58,7 +57,7 @@ class _Stopped(BaseException):
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in handlers.ASKED:
+    for each in STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # what comes later must not break into the end
     raise _Stopped(signal.Signals(number).name)
 

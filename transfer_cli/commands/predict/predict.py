@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.assembly.ensemble import Ensemble
-from transfer_cli.commands.json_lines import check_output
+from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import output, reading, writing
 from transfer_cli.commands.predict.output import Earlier, Stop
 from transfer_cli.commands.predict.reading import Columns, Row

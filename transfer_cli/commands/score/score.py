@@ -10,11 +10,10 @@ import torch
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
-from transfer_cli.assembly.finished_run import Trained, open_trained, sentence_scorer
-from transfer_cli.commands.score.findings import Findings
-from transfer_cli.commands.score.gaps import WordAsker, score_cloze
-from transfer_cli.commands.score.pairs import score_pairs
+from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.language_models import sentence_scorer
 from transfer_cli.commands.score.prompted import Prompter, PromptExample, score_prompts
+from transfer_cli.commands.score.sentences import Findings, WordAsker, score_cloze, score_pairs
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import text_of
