@@ -125,9 +125,9 @@ def _read(
 
 def _as_key(command: str, name: str) -> str:
     """Return what to type where a flag was typed that is a key."""
-    from transfer_cli.config.meant import meant  # which reads all configs
+    from transfer_cli.config.suggest import suggest  # which reads all configs
 
-    hint = meant(name.lstrip("-").replace("-", "_"), command) if command else ""
+    hint = suggest(name.lstrip("-").replace("-", "_"), command) if command else ""
     return f" Keys are typed KEY=VALUE, without dashes.{hint}" if hint else ""
 
 

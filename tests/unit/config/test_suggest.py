@@ -3,8 +3,8 @@
 import pytest
 
 from transfer_cli.config.describe import keys_and_options
-from transfer_cli.config.meant import OTHER_NAMES, meant, options_with
 from transfer_cli.config.schema import COMMANDS
+from transfer_cli.config.suggest import OTHER_NAMES, options_with, suggest
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +37,15 @@ def test_what_other_libraries_call_a_key_is_a_key(key, known):
     ],
 )
 def test_only_keys_of_the_command_are_named(name, command, said):
-    assert meant(name, command) == said
+    assert suggest(name, command) == said
 
 
 def test_keys_of_own_options_are_known(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "own.yaml").write_text("# Mine\n_target_: a.B\nspread: 3\n")
 
-    assert meant("spread", "pretrain", tmp_path) == " Did you mean 'model.spread'?"
-    assert meant("spread", "pretrain") == ""
+    assert suggest("spread", "pretrain", tmp_path) == " Did you mean 'model.spread'?"
+    assert suggest("spread", "pretrain") == ""
 
 
 def test_the_options_that_bring_a_key_are_named_but_not_those_of_other_commands():
