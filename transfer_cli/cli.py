@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             return EXIT_DONE
         except (KeyboardInterrupt, Exception) as error:
             if "--job" in words[:-1] and not isinstance(error, PeerError):
-                # Tells the sweep of which this is a job why it failed or was stopped.
+                # Tells its sweep why this job failed or was stopped.
                 with contextlib.suppress(OSError):
                     file = Path(words[words.index("--job") + 1])
                     file.write_text(_one_line(error), encoding="utf-8")
@@ -310,7 +310,7 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 
 def _sweep(name: str, command: Command, request: "Request") -> None:
-    """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
+    """Run the jobs of a sweep, and print the outcome of each, also after Ctrl-C."""
     from transfer_cli.sweep.jobs import Jobs
     from transfer_cli.sweep.multirun import chosen_folder, run_sweep
 
@@ -330,7 +330,7 @@ def _sweep(name: str, command: Command, request: "Request") -> None:
 
 
 def _end_sweep(jobs: "Jobs", folder: Path) -> None:
-    """Print what became of each job of a sweep."""
+    """Print the outcome of each job of a sweep."""
     from transfer_cli.sweep.jobs import shared
 
     if jobs.makes_runs or not jobs.done:

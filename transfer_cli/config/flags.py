@@ -91,7 +91,7 @@ _ONE_OPTION = {
     "data", "model", "tokenizer", "objective", "optimizer", "schedule", "adaptation",
     "adaptation/plan", "adaptation/layer_scale", "adaptation/penalty",
 }  # fmt: skip
-"""Groups of which one option is chosen; of two, Hydra would make a mixture."""
+"""Groups that take one option; Hydra would merge two into a mixture."""
 
 _SPOKEN = {typed: key for key, typed in SPOKEN.items()}
 

@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep by submitit: on a cluster under Slurm, or as a try on this machine.
 
 A job there is the command that it would be here, in a process of its own. It leaves word in its
-files, so the sweep can be ended meanwhile. One whose time is up is saved and begun again as often
+files, so the sweep can be ended meanwhile. A job that runs out of time is saved and begun again as often
 as `hydra.launcher.max_num_timeout` says.
 """
 

@@ -1,4 +1,4 @@
-"""Runs a command as the jobs of a sweep, and remembers what became of each."""
+"""Runs a command as the jobs of a sweep, and records the outcome of each."""
 
 import contextlib
 import logging
@@ -226,7 +226,7 @@ class Jobs:
             job.outcome = JobState.DONE
 
     def read_files(self, folder: Path) -> None:
-        """Read from their files what became of jobs that ran in other processes."""
+        """Read the outcomes of jobs that ran in other processes from their files."""
         self.sweep_dir = folder
         jobs = self.directory.jobs()
         if not any(job.outcome != JobState.LEFT for job in jobs):
