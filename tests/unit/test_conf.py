@@ -483,3 +483,8 @@ def test_no_part_has_options_that_its_class_lacks():
             problems.append(f"{option.group}={option.name}: {problem}")
 
     assert problems == []
+
+
+def test_the_configs_are_found():
+    assert conf_dir().is_absolute()
+    assert (conf_dir() / "pretrain.yaml").is_file()
