@@ -59,7 +59,6 @@ def check(config: DictConfig, command: str) -> None:
 
 
 def _check_numbers(node: Any) -> None:
-    """Refuse numbers that are none (nan), or too large for the arithmetic of any part."""
     for key, values in flat(node):
         for value in values if isinstance(values, list) else [values]:
             if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:

@@ -146,7 +146,6 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
 
 
 def _reads(file: str, command: str) -> str:
-    """Return the words by which a command trains on a file."""
     option = "text" if command in ("pretrain", "prepare") else "table"
     return f"data={option} data.train={file}"
 

@@ -159,7 +159,6 @@ def parse(arguments: list[str], command: str = "") -> Request:
 
 
 def _declared(word: str) -> str:
-    """Return an override with its key as it is declared."""
     key, equals, value = word.partition("=")
     if key.startswith("resume.") and key not in _SPOKEN:
         raise ConfigError(f"{key}: no such key.{nearest(key, _SPOKEN)}")
@@ -177,7 +176,6 @@ def _chooses_sweep(words: list[str]) -> bool:
 
 
 def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
-    """Yield flags as they are typed, those of `names` that were given."""
     for name in names:
         given = getattr(found, name)
         for value in given if isinstance(given, list) else [given]:

@@ -129,7 +129,6 @@ def _literal(value: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Escape `${` so that it is not read as the start of an interpolation."""
     return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 

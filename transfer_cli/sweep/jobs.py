@@ -270,6 +270,5 @@ def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
 
 
 def _lengths(words: Iterable[str]) -> set[str]:
-    """Return the overrides that say how long a run is."""
     keys = ("loop.steps", "loop.epochs", "loop.patience")
     return {word for word in words if word.partition("=")[0] in keys}
