@@ -12,7 +12,8 @@ from transfer_cli.config.stored import as_yaml
 from transfer_cli.safe_files import UnreadableError
 
 WORDS = (
-    "1e-4", "12:30", "yes", "no", "null", "~", "0x10", "1_000", "true", "", "-", "a: b", "1.0", ".5",
+    "1e-4", "12:30", "yes", "no", "null", "~", "0x10", "1_000", "true", "", "-", "a: b", "1.0",
+    ".5",
 )  # fmt: skip
 
 
