@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
-from transfer_cli.config.commands import CHOICES, SPOKEN
+from transfer_cli.config.commands import CHOICES, DECLARED
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.config.variables import MOST_THREADS
@@ -71,9 +71,7 @@ def _check_choices(config: DictConfig, command: str) -> None:
         config.cost.energy = "off"
     for place, words in CHOICES.items():
         *of, spoken = place.split()
-        section, _, name = next((k for k, t in SPOKEN.items() if t == spoken), spoken).rpartition(
-            "."
-        )
+        section, _, name = DECLARED.get(spoken, spoken).rpartition(".")
         node = OmegaConf.select(config, section) if section else config
         is_plain = node is not None and dataclasses.is_dataclass(OmegaConf.get_type(node))
         value = node.get(name) if is_plain and of in ([], [command]) else None

@@ -11,7 +11,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transfer_cli.config.commands import SPOKEN
+from transfer_cli.config.commands import DECLARED
 from transfer_cli.config.describe import declared
 from transfer_cli.errors import ConfigError, nearest
 
@@ -93,8 +93,6 @@ _ONE_OPTION = {
 }  # fmt: skip
 """Groups that take one option; Hydra would merge two into a mixture."""
 
-_SPOKEN = {typed: key for key, typed in SPOKEN.items()}
-
 
 def read(words: list[str], known: Flags) -> argparse.Namespace:
     """Return what was typed after a command that composes no config; all have `--debug`."""
@@ -160,9 +158,9 @@ def parse(arguments: list[str], command: str = "") -> Request:
 
 def _declared(word: str) -> str:
     key, equals, value = word.partition("=")
-    if key.startswith("resume.") and key not in _SPOKEN:
-        raise ConfigError(f"{key}: no such key.{nearest(key, _SPOKEN)}")
-    return f"{_SPOKEN.get(key, key)}{equals}{value}"
+    if key.startswith("resume.") and key not in DECLARED:
+        raise ConfigError(f"{key}: no such key.{nearest(key, DECLARED)}")
+    return f"{DECLARED.get(key, key)}{equals}{value}"
 
 
 def _chooses_sweep(words: list[str]) -> bool:
