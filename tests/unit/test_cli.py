@@ -93,11 +93,11 @@ def modules_of(line):
 @pytest.mark.parametrize(
     ("line", "modules"),
     [
-        ("--help", {"torch", "hydra", "omegaconf"}),
+        ("--help", {"torch", "hydra", "omegaconf", "rich"}),
         ("--version", {"torch", "hydra", "omegaconf"}),
         ("-sc query=bash", {"torch", "hydra", "omegaconf", "yaml"}),
         ("finetune --help", {"torch"}),
-        ("presets", {"torch"}),
+        ("presets", {"torch", "rich"}),
         ("evaluate run=nowhere", {"transfer_cli.sweep.jobs"}),
     ],
 )
