@@ -1,6 +1,4 @@
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 
@@ -33,18 +31,17 @@ def names_of(command, group, **how):
     return [option.name for option in found if option.group == group]
 
 
-def test_the_description_is_the_first_comment_that_is_no_instruction(tmp_path):
-    file = tmp_path / "option.yaml"
-    file.write_text("# @package _global_\n#\n# What it is\nwidth: 1\n# later\n")
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# @package _global_\n#\n# What it is\nwidth: 1\n# later\n", "What it is"),
+        ("width: 1\n# later\n", ""),
+    ],
+)
+def test_the_description_is_the_first_comment_that_is_no_instruction(tmp_path, text, line):
+    (tmp_path / "option.yaml").write_text(text)
 
-    assert description(file) == "What it is"
-
-
-def test_a_file_without_a_comment_has_no_description(tmp_path):
-    file = tmp_path / "option.yaml"
-    file.write_text("width: 1\n# later\n")
-
-    assert description(file) == ""
+    assert description(tmp_path / "option.yaml") == line
 
 
 def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own):
@@ -52,15 +49,6 @@ def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own):
 
     assert not found["huge"].shadowed
     assert found["tiny"].shadowed
-
-
-def test_neither_hydra_nor_omegaconf_nor_yaml_is_imported_to_describe():
-    program = (
-        "import sys; from transfer_cli.config.describe import options, key_help; options(); "
-        "key_help('finetune'); sys.exit(bool({'hydra', 'omegaconf', 'yaml'} & set(sys.modules)))"
-    )
-
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 # --- what means something ----------------------------------------------------------------------
