@@ -138,14 +138,10 @@ ALL: dict[str, Command] = {
             "transfer_cli.objectives.sentence_pair.", "sweep/few_label",
         ),
         only=(
-            ("model/", "init_from=null"),
-            ("tokenizer/", "init_from=null"),
-            ("adaptation", "init_from=RUN"),
-            ("sweep/schemes", "init_from=RUN"),
+            ("model/", "init_from=null"), ("tokenizer/", "init_from=null"),
+            ("adaptation", "init_from=RUN"), ("sweep/schemes", "init_from=RUN"),
         ),
-        ignores=("plan.", "lr_find."),
-        scales=True,
-        makes_runs=True,
+        ignores=("plan.", "lr_find."), scales=True, makes_runs=True,
     ),
     "finetune": Command(
         summary="adapt a pretrained model to a labelled task",
@@ -161,11 +157,8 @@ ALL: dict[str, Command] = {
             "transfer_cli.objectives.sentence_pair.",
         ),
         only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
-        ignores=("plan.", "lr_find."),
-        lists=("tokenizer.add", "data.speakers"),
-        named=("losses.slices.parts",),
-        scales=True,
-        makes_runs=True,
+        ignores=("plan.", "lr_find."), lists=("tokenizer.add", "data.speakers"),
+        named=("losses.slices.parts",), scales=True, makes_runs=True,
     ),
     "plan": Command(
         summary="show what a run would train when, and how fast, without training",
@@ -178,14 +171,12 @@ ALL: dict[str, Command] = {
     "evaluate": Command(
         summary="score a run on a split of its own data, or of other data",
         function="transfer_cli.commands.evaluate.evaluate",
-        places=(("run", "RUN"), ("input", "FILE")),
-        named=("slices",),
+        places=(("run", "RUN"), ("input", "FILE")), named=("slices",),
         keys=(
             "run", "input", "split", "slices", "baseline", "batch", "device", "precision",
             "data_dir", "seed",
         ),
-        ignores=("tokenizer", "experiment"),
-        scales=True,
+        ignores=("tokenizer", "experiment"), scales=True,
     ),
     "predict": Command(
         summary="label texts with a fine-tuned run",
@@ -205,8 +196,7 @@ ALL: dict[str, Command] = {
             "run", "prompt", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop",
             "samples", "output",
         ),
-        typed="prompt",
-        lists=("stop",),
+        typed="prompt", lists=("stop",),
     ),
     "chat": Command(
         summary="talk to a dialog model in the terminal",
@@ -230,8 +220,7 @@ ALL: dict[str, Command] = {
             "run", "prompt.item", "prompt.words", "prompt.shots", "prompt.calibrate", "split",
             "output", "device",
         ),
-        hidden=("transfer_cli.data.text.",),
-        ignores=("tokenizer", "experiment"),
+        hidden=("transfer_cli.data.text.",), ignores=("tokenizer", "experiment"),
         lists=("prompt.item", "prompt.head"),
     ),
     "analyze": Command(
