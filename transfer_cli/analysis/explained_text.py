@@ -25,7 +25,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.choice.task import MultipleChoice
-from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
 
 Removal = Literal["mask", "delete"]

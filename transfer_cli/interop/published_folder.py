@@ -324,8 +324,8 @@ class _Folder:
             return None
         labels, pooling = self._labels(head), self._pooling()
         if problem == "multi_label_classification":
-            objective = _node("tasks.multilabel.objective.Multilabel", **pooling)
-            task = _node("tasks.multilabel.task.MultilabelTask")
+            objective = _node("tasks.multilabel.Multilabel", **pooling)
+            task = _node("tasks.multilabel.MultilabelTask")
             return _Trained(head.rules, objective, labels, task)
         if len(labels) > 1:
             objective = _node("objectives.classification.Classification", **pooling)
