@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
@@ -381,7 +381,7 @@ def usual_lines(tokenizer: Tokenizer, direction: str) -> LineRule:
 
 
 def choose_tokenizer(
-    node: DictConfig | None, start: Pretrained | None
+    node: Mapping[str, Any] | None, start: Pretrained | None
 ) -> Tokenizer | TokenizerRecipe:
     """Return the pretrained model's tokenizer, perhaps with further tokens.
 
