@@ -30,7 +30,7 @@ WRITERS = {
     "assembly/pretraining_task.py": NEW,
     "cli.py": "the reason of a job, in a sweep; a temporary folder",
     "commands/export/export.py": NEW,
-    "commands/init.py": NEW,
+    "commands/presets.py": NEW,
     "commands/lr_find.py": NEW,
     "commands/predict/output.py": "beside what was typed: `opened` asks `check_inside`",
     "data/encoding.py": NEW,
