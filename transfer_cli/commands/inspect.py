@@ -1,4 +1,4 @@
-"""`transfer inspect`: data as a model will see them; `transfer prepare`: what a run makes of them."""
+"""`transfer inspect`: data as a model will see them; `transfer prepare`: all before a first step."""
 
 import itertools
 from collections import Counter

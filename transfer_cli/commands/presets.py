@@ -1,4 +1,4 @@
-"""`transfer presets` lists the options that there are; `transfer init` copies some, to be edited."""
+"""`transfer presets` lists the options that there are; `transfer init` copies some to edit."""
 
 import json
 import re
