@@ -1,4 +1,4 @@
-"""`transfer inspect`: data as a model will see them; `transfer prepare`: all before a first step."""
+"""`transfer inspect`: data as a model will see them; `transfer prepare`: all but a first step."""
 
 import itertools
 from collections import Counter
