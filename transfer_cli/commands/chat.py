@@ -12,11 +12,10 @@ from transfer_cli.config.literal import texts_of
 from transfer_cli.config.schema import ChatConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, at_least
-from transfer_cli.generation.sampling import TokenSampler
+from transfer_cli.generation.decoding import TokenSampler
 from transfer_cli.objectives.replies import replies
 from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.dialog.readers import DialogExample
-from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 from transfer_cli.terminal import flush_out
 
 

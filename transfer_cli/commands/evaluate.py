@@ -17,14 +17,13 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import EvaluateConfig
 from transfer_cli.data import readers
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
-from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
 from transfer_cli.data.split import Split
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import EachExample, Scores
 from transfer_cli.engine.evaluation import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
@@ -44,8 +43,6 @@ _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
 """What `split` may be but the name of one: sets, of which the first that the data have is scored.
 Some labelled data have splits of their own, such as MNLI's `mismatched`."""
 
-BASELINES = ("none", "unigram")
-
 _OF_INPUT = (
     "text", "pair", "label", "delimiter", "encoding", "header", "quotes", "sheet", "format",
     "errors",
@@ -54,7 +51,6 @@ _OF_INPUT = (
 
 def evaluate(config: EvaluateConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
-    one_of("baseline", config.baseline, BASELINES)
     at_least("batch:", config.batch, 1, ConfigError)
     _check_input(config)
     for key, ending in (("output", ".json"), ("each", ".jsonl")):
@@ -124,9 +120,6 @@ def _show(
 
 def _check_input(config: EvaluateConfig) -> None:
     """Refuse what goes with a file of rows alone where there is none, and the other way round."""
-    one_of("errors", config.errors, ("stop", "skip"))
-    if config.format is not None:
-        one_of("format", config.format, (*TABLE_FORMATS, *SHEET_FORMATS))
     if config.input is None:
         if typed := next(iter(_of_input(config)), None):
             raise ConfigError(f"{typed}: is for input=FILE; for data=table say data.{typed}=")
@@ -142,7 +135,6 @@ def _with_context(
 ) -> Mapping[str, Split]:
     """Return the splits as `evaluation` says that they are read."""
     asked, shape = config.evaluation, trained.start.description.shape
-    one_of("evaluation.by", asked.by, ("auto", "windows", "memory"))
     if asked.by == "memory" and not shape.recurrence:
         raise ConfigError(
             "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"

@@ -14,13 +14,13 @@ from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
-from transfer_cli.config.schema import ChatConfig, GenerateConfig
+from transfer_cli.config.schema import GenerateConfig, SamplingConfig
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
+from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
-from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -90,7 +90,7 @@ def generate(config: GenerateConfig) -> None:
         _write(config.output, prompt, texts, whole)
 
 
-def sampling_of(config: GenerateConfig | ChatConfig) -> Sampling:
+def sampling_of(config: SamplingConfig) -> Sampling:
     """Return how tokens are drawn."""
     try:
         return Sampling(config.temperature, config.top_k, config.top_p)

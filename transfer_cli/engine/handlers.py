@@ -286,7 +286,7 @@ def _monitored(monitor: Metric | Sequence[Metric], measures: Mapping[str, float]
 
 
 def _place(metric: Metric, value: float, loss: float | None) -> tuple[float, ...]:
-    """Return what orders validations, the best first; earlier versions have noted no loss."""
+    """Return what orders validations, the best first; of some no loss is known."""
     return (-value if metric.higher_is_better else value, *(() if loss is None else (loss,)))
 
 

@@ -32,7 +32,6 @@ from transfer_cli.errors import (
     above_zero,
     at_least,
     between,
-    one_of,
 )
 from transfer_cli.runs.environment import cores, processes_of
 from transfer_cli.terminal import heeded, leave_dead_terminal
@@ -41,7 +40,6 @@ log = logging.getLogger(__name__)
 
 MINUTES_OF_A_YEAR = 365 * 24 * 60
 
-PARALLEL = ("ddp", "fsdp")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
@@ -136,7 +134,6 @@ def processes_asked(config: Mapping[str, Any]) -> int:
     between("devices:", devices, 1, max(16, 2 * cores()), ConfigError)
     above_zero("timeout_minutes:", config["timeout_minutes"], ConfigError)
     between("timeout_minutes:", config["timeout_minutes"], 0, MINUTES_OF_A_YEAR, ConfigError)
-    one_of("parallel", config.get("parallel", PARALLEL[0]), PARALLEL)
     at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
     if config.get("restarts", 0) and config["resume"] != "auto":
         raise ConfigError(

@@ -16,7 +16,7 @@ from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.commands.paths import check_new
 from transfer_cli.config.schema import ExportConfig
-from transfer_cli.errors import ConfigError, StoppedError, listed, one_of
+from transfer_cli.errors import ConfigError, StoppedError, listed
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
@@ -28,12 +28,9 @@ from transfer_cli.terminal import STOP_SIGNALS, Entry, Page, Piece, handling, pr
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("hf", "onnx")
-
 
 def export(config: ExportConfig) -> None:
     """Write the model of `run` to the new folder `to`, whole or not at all."""
-    one_of("format", config.format, FORMATS)
     if config.family is not None and config.format != "hf":
         raise ConfigError(f"family: format={config.format} writes none; leave family= out")
     to = Path(config.to).expanduser()

@@ -20,20 +20,14 @@ from transfer_cli.data.any_table import OpenTable, Skipped
 from transfer_cli.data.columns import ANY, LABEL, Chosen, Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.readers import SHEET_FORMATS, OnError
+from transfer_cli.data.readers import OnError
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.progress import More, progress
 from transfer_cli.tasks.base import Answer, Task
 from transfer_cli.training.workers import in_process_group
-
-CHOICES = {
-    "format": ("auto", "text", "jsonl", "csv", "tsv", *SHEET_FORMATS),
-    "output_format": ("auto", *writing.FORMATS),
-    "errors": ("stop", "skip"),
-}
 
 WINDOW_BATCHES = 64
 """Batches of a window, at most: among so many texts, those of like length are put together."""
@@ -195,8 +189,6 @@ def _layout(config: PredictConfig) -> Layout:
 
 
 def _check(config: PredictConfig) -> None:
-    for key, choices in CHOICES.items():
-        one_of(key, getattr(config, key), choices)
     if config.pair is not None and reading.format_of(config.format, config.input) == "text":
         raise ConfigError(
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "

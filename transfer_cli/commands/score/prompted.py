@@ -40,7 +40,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.progress import progress
 from transfer_cli.runs.items import Item, shortened
 from transfer_cli.tasks.base import Task
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.cloze.pattern import words_of_labels
 
 SHOWN = 5

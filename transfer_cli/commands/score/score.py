@@ -20,8 +20,7 @@ from transfer_cli.data.labelled import TaskData
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, at_least, one_of
-from transfer_cli.generation.prompts import NORMS
+from transfer_cli.errors import CheckpointError, ConfigError, at_least
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
@@ -31,12 +30,9 @@ from transfer_cli.runs.results import Parameters, Results
 from transfer_cli.terminal import print_line
 from transfer_cli.training.measurements import peak_memory
 
-FIRST = ("scored", "given")
-
 
 def score(config: ScoreConfig) -> None:
     """Score sentences, gaps or prompts; print what came of it, and write it as a run or several."""
-    one_of("first", config.first, FIRST)
     at_least("batch:", config.batch, 1, ConfigError)
     source = build(config.data, "data", PairsOfSentences | ClozeTexts | TaskData | TextData)
     if isinstance(source, TextData):
@@ -90,7 +86,6 @@ def _findings_of(
 
 def _shots(config: ScoreConfig) -> list[int]:
     """Return the numbers of shots, each 0 or more."""
-    one_of("prompt.norm", config.prompt.norm, NORMS)
     at_least("prompt.orders:", config.prompt.orders, 1, ConfigError)
     typed = config.prompt.shots
     found = [typed] if isinstance(typed, int) else typed if isinstance(typed, list) else []
