@@ -12,27 +12,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.plan_table import (
-    fact,
-    flops_text,
-    keeps_states,
-    of_full_texts,
-    plan_page,
-)
+from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import MAIN
-from transfer_cli.engine.cost import Amounts, Prices
+from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
 from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.model.block import FEED_FORWARDS
+from transfer_cli.report import formats
+from transfer_cli.seeds import ExampleNoise
 from transfer_cli.sweep.processes import as_time
 from transfer_cli.terminal import print_out
 from transfer_cli.training.resume import rate_ahead
@@ -85,7 +82,7 @@ def plan(config: DictConfig, command: str) -> None:
     of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
     length = config.data.get("length") or blueprint.model.backbone.shape.positions
     if steps == 0 or (steps is None and of_weights > MOST_BYTES):
-        print_out(fact("flops", flops_text(blueprint, *of_full_texts(blueprint, length))))
+        print_out(fact("flops", _flops_text(blueprint, *_of_full_texts(blueprint, length))))
         if steps != 0:
             said = "not measured for so much; plan.steps=3 takes three steps to say"
             print_out(fact("time", said))
@@ -93,8 +90,8 @@ def plan(config: DictConfig, command: str) -> None:
     run = _lean(config, command, typed, origins)
     found = _measured(run, steps)
     # The first steps of a run that remembers have little to remember.
-    counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
-    print_out(fact("flops", flops_text(blueprint, *(counted or _of_measured(run, found)))))
+    counted = _of_full_texts(blueprint, length) if run.blueprint.remembers else None
+    print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, found)))))
     print_out(fact("time", _time_text(run, blueprint, found)))
 
 
@@ -215,7 +212,7 @@ def _time_text(run: "TrainingRun", planned: Blueprint, found: _Measured) -> str:
     """Return how long a run will take, by what some steps took; `planned` is as it will be."""
     counted = total = run.blueprint.sizes.total_steps
     rest = ""
-    if keeps_states(planned):
+    if _keeps_states(planned):
         counted = min(total, run.blueprint.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
     lasts = found.seconds * counted
@@ -282,3 +279,55 @@ def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], numb
     began = time.perf_counter()
     float(run.step(batches, number).total)  # waits for the device
     return time.perf_counter() - began
+
+
+# --- what steps take, in floating-point operations (`engine.cost`) -------------------------------
+
+
+def _keeps_states(planned: Blueprint) -> bool:
+    """Return whether the frozen backbone will be passed once."""
+    return planned.loop.cache_features and has_fixed_features(planned)
+
+
+def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Amounts, str]:
+    """Return what a step computes where each text has as many tokens as it may have.
+
+    Returns:
+        The prices of each stage, the amounts of a step, and in words what they are of.
+    """
+    planned.model.backbone.recompute(planned.loop.activation_checkpointing)
+    prices = [prices_of(planned.model, stage.trains) for stage in planned.stage_plans]
+    texts = planned.loop.batch
+    scored, main = dict[str, int](), planned.losses[0].objective
+    if main.predicts_tokens:
+        tokens = torch.full((texts, length), main.info.vocabulary.size - 1)
+        batch = {
+            "tokens": tokens, "next_tokens": tokens, "mask": tokens >= 0,
+            "index": torch.arange(texts),
+        }  # fmt: skip
+        scored = main.head_rows(main.prepare(batch, ExampleNoise(0, "train", 0)))
+    earlier = planned.model.backbone.shape.recurrence if planned.remembers else 0
+    amounts = amounts_of_texts(planned.model, texts, length, scored, earlier)
+    after = f", after {earlier:,} that are remembered" if earlier else ""
+    return prices, amounts, f"if each text has {length:,} tokens{after}"
+
+
+def _flops_text(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts, how: str) -> str:
+    """Return in words what the steps of each stage compute, and all of them together."""
+    sizes, stages = planned.sizes, planned.stage_plans
+    each = [flops_of(amounts, of_stage) for of_stage in prices]
+    total = sum(found.done * (s.end - s.begin) for found, s in zip(each, stages, strict=True))
+    rest = ""
+    if _keeps_states(planned):
+        heads = {key: counts for key, counts in amounts.items() if key[0].startswith("heads.")}
+        alone = flops_of(heads, prices[0]).done
+        passed = min(sizes.total_steps, sizes.steps_per_epoch)
+        total = (each[0].done - alone) * passed + alone * sizes.total_steps
+        rest = ", the frozen backbone being passed once"
+    said = f"a step takes {formats.flops(each[0].done)}"
+    if len(stages) > 1:
+        of_stages = (f"{formats.flops(e.done)} in stage {n}" for n, e in enumerate(each, start=1))
+        said = f"a step takes {', '.join(of_stages)}"
+    elif each[0].done != each[0].real:
+        said += f", {formats.flops(each[0].real)} of it without padding and masks"
+    return f"about {formats.flops(total)} for all {sizes.total_steps:,} steps{rest}; {said}, {how}"

@@ -242,6 +242,11 @@ class Objective(ABC):
         return frozenset()
 
     @property
+    def teacher_runs(self) -> Sequence[str]:
+        """The runs, or published models, that it learns from."""
+        return ()
+
+    @property
     def other_models(self) -> Sequence[TransferModel]:
         """The models beside the run's own that it passes batches through in each step."""
         return ()

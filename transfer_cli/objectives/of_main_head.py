@@ -181,6 +181,11 @@ class Distillation(OfMainHead):
             self.temperature = 1.0
 
     @property
+    def teacher_runs(self) -> Sequence[str]:
+        """See `Objective`."""
+        return self.teachers
+
+    @property
     def key(self) -> str:
         """The key of the teachers' answers in a batch; see `batch`."""
         return f"teacher_{self.info.name}"
