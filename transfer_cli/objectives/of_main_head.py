@@ -3,6 +3,7 @@
 Legend: N texts, questions or words; C labels, choices or numbers.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
