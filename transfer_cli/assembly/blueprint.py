@@ -92,6 +92,25 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Network:
+    """A model at its starting weights, and where these are from.
+
+    Args:
+        model: With its edits.
+        edits: Config nodes of everything that was added to it, by name.
+        inherited: Names of the parameters that keep what was loaded.
+        fresh: Names of those that an edit drew anew.
+        report: The tensors loaded from `init_from`; None for fresh weights.
+    """
+
+    model: TransferModel
+    edits: dict[str, Any]
+    inherited: frozenset[str]
+    fresh: frozenset[str]
+    report: LoadReport | None
+
+
+@dataclass(frozen=True)
 class Blueprint:
     """A model and how it will be trained.
 
@@ -105,12 +124,9 @@ class Blueprint:
         tensors: The weights of that, on the meta device for a plan; None for fresh weights, and in
             a run that has been built.
         data: Of every stream.
-        model: With its edits, at its starting weights.
+        network: The model, and what it takes over.
         losses: What it trains for, the main loss first.
         objective: Config node of the main objective, with what it has decided.
-        report: The tensors loaded from `init_from`; None for fresh weights.
-        inherited: Names of the parameters that were loaded.
-        edits: Config nodes of everything that was added to the network, by name.
         groups: Layer groups, from the bottom to the top.
         stage_plans: The stages.
         sizes: How long, in steps.
@@ -128,12 +144,9 @@ class Blueprint:
     teachers: Mapping[str, Sequence[Pretrained]]
     tensors: Mapping[str, Tensor] | None
     data: RunData
-    model: TransferModel
+    network: Network
     losses: list[Loss]
     objective: dict[str, Any]
-    report: LoadReport | None
-    inherited: frozenset[str]
-    edits: dict[str, Any]
     groups: list[LayerGroup]
     stage_plans: tuple[StagePlan, ...]
     sizes: Sizes
@@ -141,6 +154,11 @@ class Blueprint:
     sharded: bool
     metrics: tuple[Metric, ...]
     monitor: Metric | None
+
+    @property
+    def model(self) -> TransferModel:
+        """The model, with its edits."""
+        return self.network.model
 
     @cached_property
     def ever_trains(self) -> frozenset[str]:
@@ -162,7 +180,7 @@ class Blueprint:
     def left_out(self) -> frozenset[str]:
         """The parameters that are not stored with the run, as `init_from` has them."""
         is_apart = self.start is not None and self.adaptation.store == "trained"
-        return self.inherited - self.ever_trains if is_apart else frozenset()
+        return self.network.inherited - self.ever_trains if is_apart else frozenset()
 
     @cached_property
     def training_weights(self) -> frozenset[str]:
@@ -190,7 +208,7 @@ class Blueprint:
             objective=self.objective,
             labels=info.labels,
             tokenizer_hash=tokenizer.hash,
-            edits={name: each for name, each in self.edits.items() if name not in without},
+            edits={name: each for name, each in self.network.edits.items() if name not in without},
             base=base,
             task=None if info.task is None else info.task.as_node(),
             pairs=info.pairs is not None,
@@ -244,21 +262,18 @@ def draw(
     monitor = None if loop.monitor == "auto" else require(loop.monitor, metrics, "loop.monitor")
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
-        nodes = edit_nodes(config.adaptation)
-        report, inherited, fresh, edits = _fill_and_edit(
-            model, data, start, tensors, nodes, adaptation.edits, config.seed
-        )
+        network = _network(model, data, start, tensors, config, adaptation)
     check_stored(adaptation.store, model, losses)
     if _remembers(shape, data):
         check_memory(model, losses)
     if adaptation.penalty is not None:
-        adaptation.penalty.check(inherited)
-    groups = layer_groups(model, inherited)
+        adaptation.penalty.check(network.inherited)
+    groups = layer_groups(model, network.inherited)
     stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
     check_bounded_by_time(loop, stage_plans, mixing.target_only)
-    if report is not None:
-        check_fresh(fresh, stage_plans)
-    decided = _finalize_options(losses, model, inherited, stage_plans)
+    if network.report is not None:
+        check_fresh(network.fresh, stage_plans)
+    decided = _finalize_options(losses, model, network.inherited, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(model, groups, adaptation.layer_scale)
     return _solvable(
@@ -271,15 +286,12 @@ def draw(
             teachers=teachers,
             tensors=tensors,
             data=data,
-            model=model,
+            network=network,
             losses=losses,
             objective={
                 **losses[0].objective.described(objective_options(config.objective, "objective")),
                 **decided,
             },
-            report=report,
-            inherited=inherited,
-            edits=edits,
             groups=groups,
             stage_plans=stage_plans,
             sizes=sizes,
@@ -321,7 +333,7 @@ def has_fixed_features(plan: Blueprint) -> bool:
         len(plan.data.counts) == 1
         and bool(plan.model.heads)
         and not plan.remembers
-        and plan.report is not None
+        and plan.network.report is not None
         and all(loss.objective.keeps_tokens for loss in plan.losses)
         and not any(name.startswith("backbone.") for name in plan.ever_trains)
         and (plan.adaptation.frozen_eval or not (shape.dropout or shape.attention_dropout))
@@ -488,21 +500,15 @@ def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
     return steps
 
 
-def _fill_and_edit(
+def _network(
     model: TransferModel,
     data: RunData,
     start: Pretrained | None,
     tensors: Mapping[str, Tensor] | None,
-    nodes: Mapping[str, Any],
-    edits: Mapping[str, Edit],
-    seed: int,
-) -> tuple[LoadReport | None, frozenset[str], frozenset[str], dict[str, Any]]:
-    """Fill the network with what it inherits, and edit it.
-
-    Returns:
-        What loading did; the names of the parameters that keep what was loaded, and of those that
-        were drawn anew; the nodes of all structural edits.
-    """
+    config: DictConfig,
+    adaptation: Adaptation,
+) -> Network:
+    """Fill the model with what it inherits, and edit it."""
     before: dict[str, Any] = {}
     report = None
     if start is not None and tensors is not None:
@@ -510,23 +516,23 @@ def _fill_and_edit(
         before = dict(start.description.edits)
         make_edits(model, before, data.tokenizer)
         fitting = _of_these_labels(tensors, start, data.info)
-        fitting, grown = with_rows(fitting, start.tokenizer, data.tokenizer, seed)
+        fitting, grown = with_rows(fitting, start.tokenizer, data.tokenizer, config.seed)
         report = load_pretrained(model, fitting, start.weights)
         # A table with new rows is no longer that of the model that this one starts from.
         loaded = tuple(name for name in report.loaded if name not in grown)
-        report = replace(report, loaded=loaded, new=tuple(sorted({*report.new, *grown})))
         unread = start.published.dropped if start.published else ()
         dropped = {*report.dropped, *(set(tensors) - set(fitting)), *unread}
-        report = replace(report, dropped=tuple(sorted(dropped)))
-    torch.manual_seed(derive(seed, "edits"))
+        new = {*report.new, *grown}
+        report = LoadReport(loaded, tuple(sorted(new)), tuple(sorted(dropped)))
+    torch.manual_seed(derive(config.seed, "edits"))
     # Nodes of an earlier version may lack options that it did not have.
     made = {name: build(node, f"adaptation.edits.{name}", Edit) for name, node in before.items()}
-    new = {
+    further = {
         name: node
-        for name, node in nodes.items()
-        if before.get(name) != node and made.get(name) != edits[name]
+        for name, node in edit_nodes(config.adaptation).items()
+        if before.get(name) != node and made.get(name) != adaptation.edits[name]
     }
-    fresh, structure = make_edits(model, new, data.tokenizer, edits)
+    fresh, structure = make_edits(model, further, data.tokenizer, adaptation.edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
-    return report, inherited, fresh, before | structure
+    return Network(model, before | structure, inherited, fresh, report)

@@ -106,12 +106,14 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
 
 
 def _tensors(blueprint: Blueprint) -> list[Renderable]:
-    report = blueprint.report
+    report = blueprint.network.report
     if report is None:
         return [fact("tensors", "all new")]
     parameters = [name for name, _ in blueprint.model.named_parameters()]
-    new = [name for name in parameters if name not in blueprint.inherited]
-    blocks: list[Renderable] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
+    new = [name for name in parameters if name not in blueprint.network.inherited]
+    blocks: list[Renderable] = [
+        fact("tensors", f"{len(blueprint.network.inherited)} from the checkpoint")
+    ]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
             head = f"  {what}: "

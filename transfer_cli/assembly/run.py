@@ -128,8 +128,8 @@ def build_run(
         origins.weights("init_from", plan.start.weights, plan.start.fingerprint(plan.tensors))
     with distributed.main_first():
         prepared = plan.data.encoded()
-    if plan.report is not None and plan.start is not None:
-        log_loaded(plan.report, plan.start.weights)
+    if plan.network.report is not None and plan.start is not None:
+        log_loaded(plan.network.report, plan.start.weights)
     for warning in advice(plan):
         log.warning("%s", warning)
     model, losses, precision, loop = plan.model, plan.losses, plan.precision, plan.loop
@@ -146,12 +146,12 @@ def build_run(
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
         # On the device, and before a resume loads other weights: some keep a copy.
-        loss.objective.on_train_start(model, plan.inherited)
+        loss.objective.on_train_start(model, plan.network.inherited)
     source = _source(config, plan, place, origins, typed)
     if plan.adaptation.penalty is not None:
         fisher = partial(fisher_of, source, model, plan.tensors)
         with distributed.main_first():
-            plan.adaptation.penalty.start(Start(model, plan.inherited, fisher))
+            plan.adaptation.penalty.start(Start(model, plan.network.inherited, fisher))
     halve(model, frozen_matrices(model, precision, plan.left_out, sharded=plan.sharded))
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
@@ -271,7 +271,7 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
     if needed > MOST_FEATURES:
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
-    settings = {"edits": plan.edits, "compile": plan.loop.compile}
+    settings = {"edits": plan.network.edits, "compile": plan.loop.compile}
     shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(

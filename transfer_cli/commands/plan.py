@@ -24,6 +24,7 @@ from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import with_values
+from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
 from transfer_cli.engine.precision import frozen_matrices
@@ -36,7 +37,6 @@ from transfer_cli.training.resume import rate_ahead
 
 if TYPE_CHECKING:
     from transfer_cli.assembly.run import TrainingRun
-    from transfer_cli.data.loader import StepDataLoader
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -63,7 +63,7 @@ def plan(config: DictConfig, command: str) -> None:
     blueprint = draw(config, command, typed, origins, device="meta")
     config = blueprint.config
     for loss in blueprint.losses:
-        loss.objective.on_train_start(blueprint.model, blueprint.inherited)
+        loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
     for warning in advice(blueprint):
         print_out(fact("warning", warning))
@@ -124,7 +124,7 @@ def _memory_parts(
     copies = 0
     if chosen.penalty is not None:
         copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
-            sizes[n] for n in blueprint.inherited
+            sizes[n] for n in blueprint.network.inherited
         )
     shape = blueprint.model.backbone.shape
     share = -(-loop.batch // processes)
@@ -269,9 +269,7 @@ def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:
     )
 
 
-def _loader(run: "TrainingRun", micro_batch: int) -> "StepDataLoader":
-    from transfer_cli.data.loader import StepDataLoader
-
+def _loader(run: "TrainingRun", micro_batch: int) -> StepDataLoader:
     return StepDataLoader(run.streams, micro_batch, lambda: 0, run.blueprint.sizes.mixture)
 
 
