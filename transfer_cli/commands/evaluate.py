@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
@@ -139,9 +139,8 @@ def _with_context(
         raise ConfigError(
             "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"
         )
-    by = asked.by
-    if by == "auto":
-        by = "memory" if shape.recurrence else "windows"
+    remembers = asked.by == "memory" or (asked.by == "auto" and bool(shape.recurrence))
+    by: Literal["windows", "memory"] = "memory" if remembers else "windows"
     tokens = asked.context
     if tokens is None:
         other = "stride" if asked.stride is not None else "by"
@@ -272,7 +271,7 @@ def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
     if task.files is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
     table: type[LabelledFiles] = class_of({TARGET: task.files}, "input")
-    chosen = _of_input(config)
+    chosen = {"train": config.input, **_of_input(config)}
     if isinstance(chosen.get("label"), list):
         chosen["label"] = tuple(chosen["label"])
     other = [name for name in chosen if name not in table.__dataclass_fields__]
@@ -281,7 +280,7 @@ def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
     own = trained.config.data
     chosen |= {name: own[name] for name in table.read_as_trained if name in own}
     try:
-        source = table(train=config.input, **chosen)
+        source = table(**chosen)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data = _for_run(source.whole(trained.columns), trained)

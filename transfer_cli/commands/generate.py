@@ -40,7 +40,7 @@ def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
     for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", config[name], 1, ConfigError)
+        at_least(f"{name}:", getattr(config, name), 1, ConfigError)
     sampling = sampling_of(config)
     stops = texts_of(config.stop, "stop")
     if "" in stops:

@@ -7,7 +7,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
-from transfer_cli.config.describe import CHOICES, SPOKEN
+from transfer_cli.config.commands import SPOKEN
+from transfer_cli.config.describe import CHOICES
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.config.variables import MOST_THREADS

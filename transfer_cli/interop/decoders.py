@@ -17,6 +17,7 @@ from transfer_cli.interop.family import (
     SIZES,
     ActivationField,
     CausalFamily,
+    ConfigPart,
     Field,
     ModuleNames,
     Written,
@@ -34,7 +35,7 @@ class Gpt2(CausalFamily):
     base_model = "GPT2Model"
     prefix = "transformer"
     blocks = "h"
-    fields = (
+    fields: ClassVar[Sequence[ConfigPart]] = (
         Field("width", "n_embd"), Field("heads", "n_head"), Field("depth", "n_layer"),
         Field("positions", "n_positions"),
         Field("feedforward", "n_inner", lambda before: 4 * before["width"]),
@@ -81,7 +82,7 @@ class GptNeoX(CausalFamily):
     base_model = "GPTNeoXModel"
     prefix = "gpt_neox"
     blocks = "layers"
-    fields = (
+    fields: ClassVar[Sequence[ConfigPart]] = (
         *SIZES, POSITIONS,
         Field("dropout", "hidden_dropout", 0.0),
         Field("attention_dropout", "attention_dropout", 0.0),
@@ -156,7 +157,7 @@ class Llama(CausalFamily):
     base_model = "LlamaModel"
     prefix = "model"
     blocks = "layers"
-    fields = (
+    fields: ClassVar[Sequence[ConfigPart]] = (
         *_SIZES,
         ActivationField("hidden_act", "silu"),
         Field("tie_output", "tie_word_embeddings", default=False),
@@ -222,7 +223,10 @@ class Qwen2(Llama):
     name = "Qwen2"
     model_type = "qwen2"
     base_model = "Qwen2Model"
-    fields = (*Llama.fields, Written("use_sliding_window", lambda _: False))
+    fields: ClassVar[Sequence[ConfigPart]] = (
+        *Llama.fields,
+        Written("use_sliding_window", lambda _: False),
+    )
     fixed: ClassVar[Mapping[str, Any]] = {**Llama.fixed, "biases": "qkv"}
     only: ClassVar[Mapping[str, Any]] = {"use_sliding_window": False}
 
@@ -249,7 +253,7 @@ class Gemma3(Llama):
     name = "Gemma 3"
     model_type = "gemma3_text"
     base_model = "Gemma3TextModel"
-    fields = (
+    fields: ClassVar[Sequence[ConfigPart]] = (
         *_SIZES,
         Field("window", "sliding_window"),
         ActivationField("hidden_activation", "gelu_pytorch_tanh"),

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from tests import tiny
 from tests.unit.generation.test_filling import byte_pairs, word_pieces  # noqa: F401 - fixtures
 from transfer_cli.data.minimal_pairs import MinimalPair
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError
 from transfer_cli.generation.likelihood import (
     Ending,
