@@ -251,6 +251,8 @@ def _try_out(config: "DictConfig", command: str) -> None:
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Check a config and do the work of its command, or have the processes that it starts do it."""
+    from omegaconf import OmegaConf
+
     from transfer_cli.config.build import import_plugins
     from transfer_cli.config.check import check
     from transfer_cli.config.stored import with_values
@@ -278,7 +280,8 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
     perform = _function_of(command)
     import_plugins(request.plugins)  # what they register is there before any work begins
     with computing_threads(config.get("threads")):
-        perform(config)
+        # A run's is stored, and compared by a resume; the others are plain values.
+        perform(config if "loop" in config else OmegaConf.to_object(config))
 
 
 def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Adaptation:
         store: Which weights a run writes: all; only the trained ones, with a reference to the model
             it started from; or all, with every mergeable edit merged.
         teachers: Runs for the losses of a preset that learns from some; see
-            `objectives.distillation`.
+            `objectives.of_main_head`.
     """
 
     plan: Plan

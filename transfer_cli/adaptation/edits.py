@@ -15,14 +15,14 @@ from torch import nn
 from transfer_cli.adaptation.edit import Edit
 from transfer_cli.errors import above_zero, at_least, one_of
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
-from transfer_cli.model.block import ACTIVATIONS, BESIDE, BESIDE_BLOCK, Activation, Block
+from transfer_cli.model.added_embeddings import AddedRows, AddedSegments
+from transfer_cli.model.block import ACTIVATIONS, BESIDE, BESIDE_BLOCK, Block
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
-from transfer_cli.model.new_rows import AddedRows
-from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.pals import ProjectedAttention, SharedProjections
 from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.readout import ScalarMix, TopLayer
+from transfer_cli.model.shape import Activation
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 
 SPECIAL = ("cls", "sep", "mask", "unk", "pad")

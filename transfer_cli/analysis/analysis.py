@@ -175,6 +175,19 @@ class Subject:
             yield numbers, to_device(with_facts(split.data.batch(numbers)), self.precision.device)
 
 
+def check_task(subject: Subject) -> None:
+    """Refuse examples that the model's objective cannot read."""
+    objective, material = subject.objective, subject.material
+    if objective.task is None:
+        return
+    what = f"data: {subject.opened.path} was trained for {objective.task}, and"
+    if material.task is None or material.task.name != objective.task:
+        shown = "text without labels" if material.task is None else material.task.name
+        raise ConfigError(f"{what} this is {shown}; name data of its task (data=)")
+    if material.task.labels != objective.info.labels:
+        raise ConfigError(f"{what} these data have other labels than it knows")
+
+
 def spread(count: int, most: int | None) -> npt.NDArray[np.int64]:
     """Return the numbers below `count`, or `most` of them, evenly spread."""
     if most is None or most >= count:

@@ -69,8 +69,7 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.objectives.base import Loss, TaskInfo, declared_metrics
 from transfer_cli.objectives.language_model import HEAD
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import Schedule
+from transfer_cli.optim.schedules import LRScheduler, Schedule
 from transfer_cli.seeds import derive
 
 DEPTH = "model.depth"

@@ -66,7 +66,7 @@ def check_source(config: DictConfig, start: Pretrained | None, chosen: Adaptatio
 
 def check_rows(shape: BackboneShape, config: DictConfig) -> None:
     """Refuse rows of several texts that sparse attention would take for one."""
-    if not any(shape.sparse_parts):
+    if not shape.is_sparse:
         return
     streams = {f"streams.{name}.data": config.streams[name].data for name in config.streams}
     packed = {

@@ -29,7 +29,8 @@ from transfer_cli.data.shards import encode_text
 from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.text_split import LineRule, TextSplit
-from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo

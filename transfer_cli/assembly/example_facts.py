@@ -19,8 +19,8 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError
 from transfer_cli.objectives.base import Loss
-from transfer_cli.objectives.distillation import Distillation
-from transfer_cli.objectives.slice_heads import SliceHeads
+from transfer_cli.objectives.beside_main_head import SliceHeads
+from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.progress import progress
 from transfer_cli.runs.cache import kept, new_entry
 from transfer_cli.runs.slices import Slice

@@ -5,18 +5,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.data.text_split import LineRule
-from transfer_cli.data.tokenizer import (
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import (
     FromFile,
     Inherited,
-    Tokenizer,
     TokenizerRecipe,
     sentinel_names,
 )
@@ -35,10 +35,10 @@ from transfer_cli.model.weights import (
     LazyTensors,
     LoadReport,
     ModelDescription,
-    TensorFile,
     backbone_hash,
     check_finite,
     load_pretrained,
+    open_tensors,
     read_description,
     read_shapes,
     weights_hash,
@@ -192,7 +192,7 @@ class Pretrained:
         base = self.description.base
         own: Mapping[str, Tensor] = read_shapes(self.weights)
         if values:
-            own = LazyTensors(own, TensorFile(self.weights / WEIGHTS).__getitem__)
+            own = LazyTensors(own, open_tensors(self.weights / WEIGHTS).__getitem__)
         if base is None:
             return own
         place = self.base_place()
@@ -381,7 +381,7 @@ def usual_lines(tokenizer: Tokenizer, direction: str) -> LineRule:
 
 
 def choose_tokenizer(
-    node: DictConfig | None, start: Pretrained | None
+    node: Mapping[str, Any] | None, start: Pretrained | None
 ) -> Tokenizer | TokenizerRecipe:
     """Return the pretrained model's tokenizer, perhaps with further tokens.
 

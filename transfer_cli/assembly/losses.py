@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from transfer_cli.config.build import build
+from transfer_cli.config.build import build, plain
 from transfer_cli.errors import ConfigError, at_least, nearest
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.objectives.with_teachers import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
 
@@ -89,8 +89,7 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     for name, node in nodes.items():
         key = loss_key(name)
         objective = build(objective_options(node, key), key, Objective)
-        plain: Any = OmegaConf.to_container(node, resolve=True)
-        own = {option: plain[option] for option in LOSS_OPTIONS if option in plain}
+        own = {name: value for name, value in plain(node, key).items() if name in LOSS_OPTIONS}
         loss = found[name] = build(own, key, Asked, objective=objective)
         stream = loss.stream
         if stream not in streams:
@@ -119,10 +118,9 @@ def loss_key(name: str) -> str:
 
 def objective_options(node: Any, key: str) -> dict[str, Any]:
     """Return the node of an objective without what belongs to the loss: its weight and stream."""
-    if not isinstance(node, DictConfig):
+    if not isinstance(node, Mapping):
         raise ConfigError(f"{key}: expected an objective, got {node!r}")
-    plain: Any = OmegaConf.to_container(node, resolve=True)
-    return {str(name): plain[name] for name in plain if name not in LOSS_OPTIONS}
+    return {n: value for n, value in plain(node, key).items() if n not in LOSS_OPTIONS}
 
 
 def bind_losses(

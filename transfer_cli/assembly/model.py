@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.adaptation.edit import Edit, make_edit
-from transfer_cli.config.build import build
+from transfer_cli.config.build import build, plain
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -75,11 +74,10 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {name: getattr(tokenizer, name) for name in ("cls", "sep", "mask", "unk", "pad")}
 
 
-def edit_nodes(adaptation: DictConfig) -> dict[str, Any]:
+def edit_nodes(adaptation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nodes of the edits that an adaptation asks for, by name, in order."""
-    node = adaptation.get("edits")
-    plain: Any = OmegaConf.to_container(node, resolve=True) if node else {}
-    return {str(name): found for name, found in plain.items() if found is not None}
+    nodes = plain(adaptation.get("edits") or {}, "adaptation.edits")
+    return {name: node for name, node in nodes.items() if node is not None}
 
 
 def log_loaded(report: LoadReport, weights: Path) -> None:

@@ -12,7 +12,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.objectives.base import Loss
-from transfer_cli.objectives.distillation import Distillation
+from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.runs.directory import TOKENIZER
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from transfer_cli.analysis.analysis import Analysis, Material, Subject
 from transfer_cli.analysis.pictures import drawn
@@ -20,6 +19,7 @@ from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import AnalyzeConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.cloze import ClozeTexts
 from transfer_cli.data.columns import Wanted
@@ -64,7 +64,7 @@ _MOST_CHARACTERS = 100
 _SPLITS = {"auto": ("test", "validation", "input")}
 
 
-def analyze(config: DictConfig) -> None:
+def analyze(config: AnalyzeConfig) -> None:
     """Find out what is asked, write it beside the run, and print it."""
     at_least("batch:", config.batch, 1, ConfigError)
     if config.html is not None:
@@ -116,18 +116,17 @@ def _printed(finding: Finding) -> Iterator[Renderable]:
     yield from (Line(Piece(note, "note")) for note in finding.notes)
 
 
-def _analyses(nodes: DictConfig | None) -> Mapping[str, Analysis]:
+def _analyses(nodes: Mapping[str, Any] | None) -> Mapping[str, Analysis]:
     """Return the analyses that are asked for, by the names of their options."""
     if not nodes:
         raise ConfigError(
             "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "
             "analysis for all"
         )
-    named = {str(name): node for name, node in nodes.items()}
-    return {name: build(node, f"analysis.{name}", Analysis) for name, node in named.items()}
+    return {name: build(node, f"analysis.{name}", Analysis) for name, node in nodes.items()}
 
 
-def _subject(config: DictConfig, precision: Precision, needing: str | None) -> Subject:
+def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -> Subject:
     """Return the model that is looked at, and the other one, where there is one.
 
     Where an analysis is `needing` another and none is named, it is the model that a run began with.
@@ -152,7 +151,7 @@ def _subject(config: DictConfig, precision: Precision, needing: str | None) -> S
     return made(first, made(open_to_look_into(other, precision, key="other")))
 
 
-def _directory(config: DictConfig) -> RunDirectory:
+def _directory(config: AnalyzeConfig) -> RunDirectory:
     """Return the run itself, or a new run directory for what is found."""
     run = RunDirectory(Path(config.run).expanduser())
     if config.output is None and RunDirectory.holds_run(run.path):
@@ -173,7 +172,7 @@ MOST_TEXTS = 100_000
 """Of a file: all of them are in memory."""
 
 
-def material_of(config: DictConfig, opened: Opened, whose: Opened) -> Material:
+def material_of(config: AnalyzeConfig, opened: Opened, whose: Opened) -> Material:
     """Return what `config` names for the model at hand, not yet encoded.
 
     Where nothing is named, it is what the run of `whose` was trained on.
@@ -251,7 +250,7 @@ def _as_known(data: LabelledData, task: Task | None) -> LabelledData:
     return data.numbered_as(task.labels)
 
 
-def _file(config: DictConfig, opened: Opened) -> Material:
+def _file(config: AnalyzeConfig, opened: Opened) -> Material:
     """Return the texts of a file: one a line, or a column of a table."""
     start = opened.start
     task = start.task or ClassificationTask()

@@ -4,23 +4,22 @@ import sys
 from collections.abc import Iterator
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.commands.generate import fit, sampling_of
 from transfer_cli.config.literal import texts_of
+from transfer_cli.config.schema import ChatConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, at_least
-from transfer_cli.generation.sampling import TokenSampler
+from transfer_cli.generation.decoding import TokenSampler
 from transfer_cli.objectives.replies import replies
 from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.dialog.readers import DialogExample
-from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 from transfer_cli.terminal import flush_out
 
 
-def chat(config: DictConfig) -> None:
+def chat(config: ChatConfig) -> None:
     """Print a reply to each line of standard input."""
     at_least("max_tokens:", config.max_tokens, 1, ConfigError)
     sampling, sampler = sampling_of(config), TokenSampler(config.seed, 1)

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 
 from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
+from transfer_cli.config.schema import GenerateConfig, SamplingConfig
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
+from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
-from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -36,11 +36,11 @@ MAX_PROMPT_BYTES = 2**20
 """Of standard input. No model here has positions for as many tokens as that holds."""
 
 
-def generate(config: DictConfig) -> None:
+def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
     for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", config[name], 1, ConfigError)
+        at_least(f"{name}:", getattr(config, name), 1, ConfigError)
     sampling = sampling_of(config)
     stops = texts_of(config.stop, "stop")
     if "" in stops:
@@ -90,7 +90,7 @@ def generate(config: DictConfig) -> None:
         _write(config.output, prompt, texts, whole)
 
 
-def sampling_of(config: DictConfig) -> Sampling:
+def sampling_of(config: SamplingConfig) -> Sampling:
     """Return how tokens are drawn."""
     try:
         return Sampling(config.temperature, config.top_k, config.top_p)

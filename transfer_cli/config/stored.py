@@ -7,6 +7,7 @@ checked by `config.build`, like all others.
 """
 
 import copy
+import dataclasses
 import hashlib
 import json
 import re
@@ -76,10 +77,12 @@ def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
     return changed
 
 
-def as_yaml(config: DictConfig) -> str:
-    """Return a config, resolved, in the form that `read_stored` reads back."""
+def as_yaml(config: Any) -> str:
+    """Return a config, resolved or as `config.schema` declares it, as `read_stored` reads it."""
+    is_typed = dataclasses.is_dataclass(config) and not isinstance(config, type)
+    plain = dataclasses.asdict(config) if is_typed else OmegaConf.to_container(config, resolve=True)
     # Through JSON, since YAML would write an enum or a path with a tag.
-    text = json.dumps(OmegaConf.to_container(config, resolve=True), ensure_ascii=False)
+    text = json.dumps(plain, ensure_ascii=False)
     # As OmegaConf itself writes, but for the other line ends of Unicode, which YAML would merge.
     written: str = yaml.dump(
         json.loads(text),

@@ -28,8 +28,7 @@ from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.optim.lbfgs import LBFGS
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import position_of
+from transfer_cli.optim.schedules import LRScheduler, position_of
 from transfer_cli.seeds import ExampleNoise, derive
 
 

@@ -10,9 +10,7 @@ from transfer_cli.interop.family import Family
 _OURS = {
     "bert": ("Roberta", "XlmRoberta", "Bert", "DistilBert", "Electra", "Albert", "MPNet"),
     "modernbert": ("ModernBert",),
-    "gpt2": ("Gpt2",),
-    "neox": ("GptNeoX",),
-    "llama": ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"),
+    "decoders": ("Gpt2", "GptNeoX", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"),
 }
 """The classes of each module beside this one, in the order in which an export tries them: it takes
 the first that fits, so the family that asks for most comes first."""

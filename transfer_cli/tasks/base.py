@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.data.encoded_task import Truncate
+from transfer_cli.data.encoded_task import EncodedRows, Truncate, encode_texts
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
@@ -405,3 +405,29 @@ def by_example(data: Encoded, rows: Rows) -> dict[int, dict[int, Mapping[str, An
     for row in sorted(rows):
         found.setdefault(int(data.example_of[row]), {})[row] = rows[row]
     return found
+
+
+@dataclass(frozen=True)
+class TextsTask(Task):
+    """A task whose examples have a `text`, perhaps a `pair`, and the `line` that they stand on.
+
+    Args:
+        truncate: Which of two texts is cut where they are too long together.
+    """
+
+    truncate: Truncate = field(default="longest_first", kw_only=True)
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
+        """See `Task`."""
+        return replace(super().read(record, text, pair, name), line=record.line)
+
+    def targets(self, examples: Sequence[Any]) -> Mapping[str, Any] | None:
+        """Return further keys of a batch, see `EncodedRows`; None: the examples' labels."""
+        return None
+
+    def encode(
+        self, examples: Sequence[Any], tokenizer: Tokenizer, length: int, direction: Direction
+    ) -> EncodedRows:
+        """See `Task`; a text that is too long is cut, of two the one that `truncate` says."""
+        targets = self.targets(examples)
+        return encode_texts(examples, tokenizer, length, direction, targets, self.truncate)

@@ -13,7 +13,7 @@ from transfer_cli.config.build import build
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.classification import Classification
 

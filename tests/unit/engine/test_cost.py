@@ -21,14 +21,14 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.patterns import window_mask
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
+from transfer_cli.objectives.beside_main_head import CrossView
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.consistency import Consistency
-from transfer_cli.objectives.cross_view import CrossView
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
-from transfer_cli.objectives.source_distillation import SourceDistillation
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.objectives.with_teachers import SourceDistillation
+from transfer_cli.tasks.choice.task import MultipleChoice
 
 SHAPES = {
     "bert": {

@@ -12,6 +12,7 @@ from tests import reports
 from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.html.charts import cost_charts, label_chart, means, rate_chart
 from transfer_cli.report.html.learning_curves import (
     mean_curve,
     read_curves,
@@ -19,8 +20,7 @@ from transfer_cli.report.html.learning_curves import (
     training_chart,
     validation_chart,
 )
-from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
-from transfer_cli.report.html.measure_charts import cost_charts, label_chart, means, rate_chart
+from transfer_cli.report.html.markup import COLOURS, dashes, shape
 
 
 def shown(report):

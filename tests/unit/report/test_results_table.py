@@ -20,7 +20,6 @@ from transfer_cli.report.contents import (
     SweepProgress,
     TaskRuns,
 )
-from transfer_cli.report.file_formats import as_csv, as_markdown
 from transfer_cli.report.page import page
 from transfer_cli.report.results_table import (
     DIFFERENCE,
@@ -30,7 +29,7 @@ from transfer_cli.report.results_table import (
     explanations,
     results_table,
 )
-from transfer_cli.report.tables import as_page
+from transfer_cli.report.tables import as_csv, as_markdown, as_page
 
 MINUS = "\N{MINUS SIGN}"
 RUN = Run(Path("run"), "run", "finetune", "finished")

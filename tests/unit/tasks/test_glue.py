@@ -16,7 +16,7 @@ from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.glue import TASKS, Glue
-from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.regression import RegressionTask
 
 FILES = {
     "cola": {"train.tsv": "gj04\t1\t\tThey go .\ngj04\t0\t*\tThey goes .\n"},

@@ -10,7 +10,7 @@ from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.portions import Portion
 from transfer_cli.data.split import Split
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.objectives.base import ExampleResults
 from transfer_cli.objectives.classification import Classification

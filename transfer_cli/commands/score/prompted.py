@@ -34,7 +34,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.progress import progress
 from transfer_cli.runs.items import Item, shortened
 from transfer_cli.tasks.base import Task
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 
 SHOWN = 5
 """Labels of which it is told how often they were said."""
