@@ -79,7 +79,7 @@ WAITS = {
     "engine.skipped_steps.HostCopy.__init__": "begins to copy whether a gradient was finite, which "
     "is read a step late; the reading touches the host alone",
     "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
-    "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
+    "engine.handlers.records": "what is written down, each `loop.log_every` steps",
     "engine.lanes.Lanes.state_dict": "what is remembered, for a checkpoint",
     "engine.lanes.Lanes.load_state_dict": "the same, of one",
     # Before the first step.
@@ -738,7 +738,7 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    NOTED, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
+    NOTED, "handlers.records", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     *_OF_LABELS, "Sums.update",
     "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",

@@ -31,7 +31,7 @@ from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.loop import Progress, build_trainer, report_of, run_trainer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.step import StepReport, TrainStep
+from transfer_cli.engine.step import Passes, StepReport, TrainStep, Update
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -279,16 +279,17 @@ def train_step(
     return TrainStep(
         trained,
         losses,
-        recipe.optimizer(made, lr=recipe.rate),
-        LRScheduler(recipe.rate, recipe.schedule, recipe.total),
         Stages(trained, spans, frozen_eval=recipe.frozen_eval),
+        Passes(recipe.precision, _parallel(trained, losses)),
+        Update(
+            recipe.optimizer(made, lr=recipe.rate),
+            LRScheduler(recipe.rate, recipe.schedule, recipe.total),
+            recipe.clip,
+            recipe.max_bad_steps,
+            recipe.penalty,
+        ),
         groups=groups,
         seed=recipe.seed,
-        precision=recipe.precision,
-        clip=recipe.clip,
-        max_bad_steps=recipe.max_bad_steps,
-        penalty=recipe.penalty,
-        parallel=_parallel(trained, losses),
     )
 
 

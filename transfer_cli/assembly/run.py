@@ -39,7 +39,7 @@ from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import frozen_matrices, halve
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.step import TrainStep
+from transfer_cli.engine.step import Passes, TrainStep, Update
 from transfer_cli.model.readout import TopLayer
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
@@ -169,18 +169,19 @@ def build_run(
     step = TrainStep(
         model,
         losses,
-        build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
-        plan.lr_scheduler,
         stages,
+        Passes(
+            precision, parallel, with_rows if loop.pack else with_facts, _lanes(plan, micro_batch)
+        ),
+        Update(
+            build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
+            plan.lr_scheduler,
+            loop.clip,
+            loop.max_bad_steps,
+            plan.adaptation.penalty,
+        ),
         groups=plan.groups,
         seed=config.seed,
-        precision=precision,
-        clip=loop.clip,
-        max_bad_steps=loop.max_bad_steps,
-        penalty=plan.adaptation.penalty,
-        parallel=parallel,
-        lay_out=with_rows if loop.pack else with_facts,
-        lanes=_lanes(plan, micro_batch),
     )
     tally = count(step)
     forgetting = forgetting_of(

@@ -115,7 +115,9 @@ def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTes
             frozen_eval=run.blueprint.adaptation.frozen_eval,
             micro_batch=run.micro_batch,
             mixture=mixture,
-            attach=lambda trainer: handlers.attach_progress(trainer, optimizer, asked.steps, what),
+            attach=lambda trainer: handlers.attach(
+                trainer, handlers.progress_bar(optimizer, asked.steps, what)
+            ),
         )
 
 

@@ -14,9 +14,6 @@ from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
 
-MOST_JUDGED = 1000
-"""Training examples by which a run is judged to have failed."""
-
 MOST_CHARACTERS = 100
 """Of a text: a table's cell shows no more."""
 

@@ -17,8 +17,9 @@ from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE, state_of_today
-from transfer_cli.engine import distributed, handlers
+from transfer_cli.engine import distributed
 from transfer_cli.engine.loop import Progress
+from transfer_cli.engine.metrics_logger import rewind
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, FinishedError, RunError, between
 from transfer_cli.model.weights import DESCRIPTION, read_description
@@ -128,7 +129,7 @@ def take_up(
                 checkpoint.remove(directory.best)
             else:
                 checkpoint.restore_best(newest, directory.best, progress.best_step)
-            handlers.rewind(directory, state["records"])
+            rewind(directory, state["records"])
         if course := rate_ahead(directory, run.blueprint):
             log.info("resume: %s", course)
     log.info("going on after step %d", progress.step)
@@ -175,7 +176,7 @@ def _begin_anew(directory: RunDirectory) -> None:
     log.info("no checkpoint yet: starting from the beginning")
     if distributed.is_main():
         checkpoint.remove(directory.best)
-        handlers.rewind(directory, {})
+        rewind(directory, {})
 
 
 def _check_base(directory: RunDirectory, base_hash: str | None) -> None:

@@ -10,7 +10,7 @@ from ignite.engine import Events
 from tests import tiny
 from tests.fake_runs import write_sweep
 from tests.records import read_metrics
-from transfer_cli.engine import handlers
+from transfer_cli.engine import handlers, metrics_logger
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, Metric, require
@@ -37,17 +37,19 @@ def validated(
 ):
     """Let the run measure these values in turn; return what was said about them."""
     left, said = iter(values), {"measures": [], "best": []}
-    handlers.attach_validation(
+    handlers.attach(
         run.trainer,
-        run.progress,
-        lambda: next(left),
-        every=Length.parse(every),
-        monitor=metrics if monitor is None else require(monitor, metrics, "loop.monitor"),
-        keep_last=keep_last,
-        patience=patience,
-        stages=run.step.stages,
-        on_measures=lambda step, found: said["measures"].append((step, found)),
-        on_best=lambda step: said["best"].append(step),
+        handlers.validation(
+            run.progress,
+            lambda: next(left),
+            every=Length.parse(every),
+            monitor=metrics if monitor is None else require(monitor, metrics, "loop.monitor"),
+            keep_last=keep_last,
+            patience=patience,
+            stages=run.step.stages,
+            on_measures=lambda step, found: said["measures"].append((step, found)),
+            on_best=lambda step: said["best"].append(step),
+        ),
     )
     return said
 
@@ -169,8 +171,9 @@ def test_what_else_happens_at_the_step_that_ends_early_still_happens():
     run = a_run(total=20)
     validated(run, losses(5, 6, 7), patience=1)
     saves = []
-    handlers.attach_checkpoints(
-        run.trainer, lambda: saves.append(run.progress.step), Length.parse("2 steps")
+    handlers.attach(
+        run.trainer,
+        handlers.checkpoints(lambda: saves.append(run.progress.step), Length.parse("2 steps")),
     )
 
     run.go()
@@ -236,11 +239,12 @@ def test_a_resumed_run_keeps_the_rhythm():
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (9, [1])])
 def test_training_is_recorded_in_its_rhythm_and_at_the_first_step(tmp_path, every, steps):
     run = a_run(total=6)
-    logger = handlers.MetricsLogger(RunDirectory(tmp_path))
-    handlers.attach_metrics_logger(
-        run.trainer, logger, run.step.optimizer, lambda: run.step.stages.current,
+    logger = metrics_logger.MetricsLogger(RunDirectory(tmp_path))
+    recorded = handlers.records(
+        logger, run.step.optimizer, lambda: run.step.stages.current,
         every=every, several=len(run.step.losses) > 1,
     )  # fmt: skip
+    handlers.attach(run.trainer, recorded)
 
     run.go()
     logger.close()
@@ -267,7 +271,7 @@ def curve(folder, name="train/loss"):
 
 def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
     run = RunDirectory(tmp_path)
-    first = handlers.MetricsLogger(run)
+    first = metrics_logger.MetricsLogger(run)
     for step in (5, 10):
         first.write("train", step, {"loss": 1.0})
         first.write_speed("train", step, {"tokens_per_second": 9.0})
@@ -275,16 +279,16 @@ def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
     first.write("train", 15, {"loss": 1.0})
     first.write("test", 10, {"loss": 1.0})
     first.close()
-    later = handlers.MetricsLogger(run)  # of a resume that was killed, too
+    later = metrics_logger.MetricsLogger(run)  # of a resume that was killed, too
     later.write("train", 15, {"loss": 1.0})
     later.write_speed("train", 15, {"tokens_per_second": 9.0})
     later.close()
 
-    handlers.rewind(run, mark)
+    metrics_logger.rewind(run, mark)
 
     assert run.metrics.read_bytes() == before
     assert [record["step"] for record in read_metrics(run.speed)] == [5, 10]
-    again = handlers.MetricsLogger(run, purge_step=11)
+    again = metrics_logger.MetricsLogger(run, purge_step=11)
     again.write("train", 15, {"loss": 2.0})
     again.write("test", 10, {"loss": 3.0})
     again.close()
@@ -297,12 +301,12 @@ def test_the_curves_of_a_sweep_are_named_by_what_varies_also_after_a_resume(tmp_
     words = ("init_from=runs/a", "optimizer.lr=1e-3")
     sweep = write_sweep(tmp_path / "sweep", SweepJob(3, words), SweepJob(4, ("x=" + "é" * 300,)))
     run = RunDirectory(sweep.run(3))
-    handlers.MetricsLogger(run).close()
+    metrics_logger.MetricsLogger(run).close()
     # A wider grid tells jobs apart by more.
     sweep.write_job(SweepJob(3, (*words, "seed=0")))
-    again = handlers.MetricsLogger(run, purge_step=1)
+    again = metrics_logger.MetricsLogger(run, purge_step=1)
     again.write("train", 1, {"loss": 2.0})
-    long = handlers.MetricsLogger(RunDirectory(sweep.run(4)))
+    long = metrics_logger.MetricsLogger(RunDirectory(sweep.run(4)))
     again.close()
     long.close()
 
@@ -315,12 +319,12 @@ def test_the_curves_of_a_sweep_are_named_by_what_varies_also_after_a_resume(tmp_
 
 def test_a_run_that_begins_again_has_none_of_its_earlier_records(tmp_path):
     run = RunDirectory(tmp_path)
-    first = handlers.MetricsLogger(run)
+    first = metrics_logger.MetricsLogger(run)
     first.write("train", 1, {"loss": 1.0})
     first.close()
 
-    handlers.rewind(run, {})
-    again = handlers.MetricsLogger(run, purge_step=1)
+    metrics_logger.rewind(run, {})
+    again = metrics_logger.MetricsLogger(run, purge_step=1)
     again.write("train", 1, {"loss": 2.0})
     again.close()
 
@@ -332,15 +336,15 @@ def test_who_is_looking_on_forgets_what_is_written_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = RunDirectory(tmp_path)
-    first = handlers.MetricsLogger(run)
+    first = metrics_logger.MetricsLogger(run)
     first.write("train", 1, {"loss": 1.0})
     mark = first.mark()
     first.write("train", 2, {"loss": 1.0})
     first.close()
     looking_on = EventAccumulator(str(run.tensorboard)).Reload()
 
-    handlers.rewind(run, mark)
-    again = handlers.MetricsLogger(run, purge_step=2)
+    metrics_logger.rewind(run, mark)
+    again = metrics_logger.MetricsLogger(run, purge_step=2)
     again.write("train", 2, {"loss": 2.0})
     again.close()
 
@@ -352,7 +356,7 @@ def test_event_files_are_in_order_whatever_the_clock_says(tmp_path, monkeypatch)
     run = RunDirectory(tmp_path)
     for now, step in ((2000.0, 1), (1000.0, 2)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        logger = handlers.MetricsLogger(run, purge_step=step)
+        logger = metrics_logger.MetricsLogger(run, purge_step=step)
         logger.write("train", step, {"loss": float(step)})
         logger.close()
 
@@ -362,7 +366,7 @@ def test_event_files_are_in_order_whatever_the_clock_says(tmp_path, monkeypatch)
 def test_every_record_is_also_a_point_of_a_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = handlers.MetricsLogger(RunDirectory(tmp_path))
+    logger = metrics_logger.MetricsLogger(RunDirectory(tmp_path))
     logger.write("validation", 7, {"loss": 0.25, "accuracy": 0.5})
     logger.close()
 
@@ -389,8 +393,11 @@ def saved(run, every, minutes=None, *, seconds_to_save=0, **further):
         saves.append(run.progress.step)
         clock["now"] += seconds_to_save
 
-    handlers.attach_checkpoints(
-        run.trainer, save, Length.parse(every), minutes, clock=lambda: clock["now"], **further
+    handlers.attach(
+        run.trainer,
+        handlers.checkpoints(
+            save, Length.parse(every), minutes, clock=lambda: clock["now"], **further
+        ),
     )
     run.go()
     return saves
@@ -445,7 +452,7 @@ def test_without_a_terminal_progress_is_lines_in_the_log(caplog, monkeypatch):
     monkeypatch.setattr(handlers, "SECONDS_BETWEEN_LINES", 0)
     caplog.set_level(logging.INFO, handlers.__name__)
     run = a_run(total=3)
-    handlers.attach_progress(run.trainer, run.step.optimizer, 3, "examples")
+    handlers.attach(run.trainer, handlers.progress_bar(run.step.optimizer, 3, "examples"))
 
     run.go()
 
@@ -456,7 +463,7 @@ def test_without_a_terminal_progress_is_lines_in_the_log(caplog, monkeypatch):
 
 def test_progress_hands_errors_on():
     run = a_run()
-    handlers.attach_progress(run.trainer, run.step.optimizer, 20, "tokens")
+    handlers.attach(run.trainer, handlers.progress_bar(run.step.optimizer, 20, "tokens"))
     validated(run, losses(float("nan")))
 
     with pytest.raises(DivergedError):
@@ -469,8 +476,9 @@ def test_progress_hands_errors_on():
 def bounded(run, minutes, seconds_a_step=6.0):
     """Bound a run by time, each of whose steps takes so long; return the shares that were used."""
     shares = []
-    handlers.attach_time_limit(
-        run.trainer, minutes, lambda: seconds_a_step * run.progress.step, shares.append
+    handlers.attach(
+        run.trainer,
+        handlers.time_limit(minutes, lambda: seconds_a_step * run.progress.step, shares.append),
     )
     run.go()
     return shares
@@ -512,12 +520,14 @@ def test_a_run_without_time_takes_a_step():
 )
 def test_a_run_that_takes_long_says_so_once(seconds_a_step, limit, said):
     run, found = a_run(total=100), []
-    handlers.attach_advice(
+    handlers.attach(
         run.trainer,
-        100,
-        lambda: limit,
-        lambda *seconds: found.append(pytest.approx(seconds)),
-        clock=lambda: seconds_a_step * run.progress.step,
+        handlers.advice(
+            100,
+            lambda: limit,
+            lambda *seconds: found.append(pytest.approx(seconds)),
+            clock=lambda: seconds_a_step * run.progress.step,
+        ),
     )
 
     run.go()
@@ -549,7 +559,7 @@ def signalled(run, numbers, at=3):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stop_signal_finishes_the_step_saves_and_ends_with_code_75(number):
     run = a_run()
-    handlers.attach_progress(run.trainer, run.step.optimizer, 20, "examples")
+    handlers.attach(run.trainer, handlers.progress_bar(run.step.optimizer, 20, "examples"))
     go, saves = signalled(run, [number])
 
     with pytest.raises(StoppedError) as stopped:

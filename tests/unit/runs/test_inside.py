@@ -38,7 +38,7 @@ WRITERS = {
     "data/known_files.py": OWN,
     "data/tokenizer.py": NEW,
     "engine/features/shared_states.py": OWN,
-    "engine/handlers.py": A_RUN,
+    "engine/metrics_logger.py": A_RUN,
     "interop/files.py": NEW,
     "interop/saving.py": NEW,
     "model/weights.py": NEW,
