@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATTERN = "objective.pattern="
-"""The text with braces that any command may take that composes a run."""
-
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP,
     errno.ENAMETOOLONG,
@@ -124,7 +121,7 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
     else:
         close = nearest(first, known)
-        forms = " or ".join(f"transfer {name} {each}" for each in known)
+        forms = " or ".join(f"transfer {name} {command}" for command in known)
         raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
 
 
@@ -169,15 +166,9 @@ def _load(module: str) -> ModuleType:
 
 def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
     """Return overrides in which texts are in quotes, for Hydra's grammar."""
-    from transfer_cli.config.literal import (
-        as_overrides,
-        with_quoted_lists,
-        with_quoted_paths,
-        with_quoted_text,
-    )
+    from transfer_cli.config.literal import as_overrides, with_quotes
 
-    typed = with_quoted_text(with_quoted_lists(typed, command.lists), _PATTERN)
-    typed = with_quoted_paths(typed)
+    typed = with_quotes(typed, command.lists)
     if not command.places:
         return typed
     places = [key for key, _ in command.places]
@@ -187,7 +178,6 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
-    from transfer_cli.config.single_values import refuse_lists
     from transfer_cli.config.variables import check_variables
 
     request = flags.parse(words, name)
@@ -198,7 +188,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         typed = tuple(f"++{w}" if w.startswith(below) else w for w in request.overrides)
         request = replace(request, overrides=typed)
     if not (request.asks_help or request.shows):
-        refuse_lists(request.overrides, name)
+        flags.refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
     _load("transfer_cli.config.compose")  # and Hydra with it
@@ -321,9 +311,8 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 def _sweep(name: str, command: Command, request: "Request") -> None:
     """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
-    from transfer_cli.sweep.folder import chosen_folder
     from transfer_cli.sweep.jobs import Jobs
-    from transfer_cli.sweep.multirun import run_sweep
+    from transfer_cli.sweep.multirun import chosen_folder, run_sweep
 
     task = partial(_perform, name, command, request)
     jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
@@ -351,8 +340,8 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
         ending = job.reason or job.outcome
         if not ending.startswith(job.outcome):
             ending = f"{job.outcome}: {ending}"
-        own = " ".join(word for word in job.words if word not in common) or "(as it is)"
-        lines.append(Line(f"  {job.number}  {own}  {ending}"))
+        words = " ".join(word for word in job.words if word not in common) or "(as it is)"
+        lines.append(Line(f"  {job.number}  {words}  {ending}"))
     for text, numbers in jobs.warned.items():
         if len(numbers) > 1:
             about = printable(text.partition(":")[0])

@@ -127,7 +127,7 @@ def listed(names: Iterable[object], most: int = 3) -> str:
 def pip_install(extra: str) -> str:
     """Return the command that installs the packages of an extra of this one."""
     try:
-        wanted = [each.partition("; ") for each in metadata.requires("transfer-cli") or ()]
+        wanted = [package.partition("; ") for package in metadata.requires("transfer-cli") or ()]
     except metadata.PackageNotFoundError:  # used from a checkout
         return f"pip install '.[{extra}]'"
     return shlex.join(["pip", "install", *(name for name, _, of in wanted if f'"{extra}"' in of)])

@@ -39,8 +39,8 @@ MAX_PROMPT_BYTES = 2**20
 def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
-    for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", getattr(config, name), 1, ConfigError)
+    at_least("max_tokens:", config.max_tokens, 1, ConfigError)
+    at_least("samples:", config.samples, 1, ConfigError)
     sampling = sampling_of(config)
     stops = texts_of(config.stop, "stop")
     if "" in stops:

@@ -11,6 +11,25 @@ from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Render
 SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
 """Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""
 
+CHOICES = {
+    "device": "auto cpu cuda ...", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
+    "parallel": "ddp fsdp", "split": "auto train validation test all ...",
+    "baseline": "none unigram", "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
+    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "cost.energy": "off auto",
+    "forgetting.data": "source ...", "resume": "auto ...", "sweep.on_error": "continue stop",
+    "sweep.sampler": "tpe random", "sweep.workers": "auto ...", "checkpoint.every": "auto ...",
+    "sweep.direction": "auto minimize maximize", "adaptation.store": "all trained merged",
+    "adaptation.schedule_per": "run stage", "evaluation.by": "auto windows memory",
+    "first": "scored given", "prompt.norm": "none token char byte unconditional",
+    "objective.pooling": "auto cls_first cls_last mean max concat",
+    "predict format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
+    "evaluate format": "csv tsv jsonl parquet xlsx",
+}  # fmt: skip
+"""The words that a key takes, some of one command alone; with "..." it takes others, too.
+
+`config.check` refuses what is none of them; a test holds them to what is declared.
+"""
+
 FLAGS = (
     ("--help all", "Show every option and every key, with a line on each."),
     ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
@@ -83,9 +102,7 @@ def guide_of(name: str) -> Guide:
 
     text = (conf_dir() / "commands.yaml").read_text(encoding="utf-8")
     said = PARSER(text).get_single_data()[name]
-    return Guide(
-        said.get("text", ""), tuple((each["type"], each["for"]) for each in said["examples"])
-    )
+    return Guide(said.get("text", ""), tuple((e["type"], e["for"]) for e in said["examples"]))
 
 
 # fmt: off

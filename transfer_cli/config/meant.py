@@ -106,8 +106,8 @@ def meant(name: str, command: str, config_dir: Path | None = None) -> str:
         return f" {absent[0].upper()}{absent[1:]}"
     leaves = {key.rpartition(".")[2] for key in known if key.startswith(_SECTIONS)}
     close = [last] if section else difflib.get_close_matches(name, leaves, n=1, cutoff=0.85)
-    found = next(filter(None, (_meant(each, known) for each in (name, *close))), "")
-    return f" Did you mean {found!r}?" if found else ""
+    key = next(filter(None, (_meant(word, known) for word in (name, *close))), "")
+    return f" Did you mean {key!r}?" if key else ""
 
 
 def options_with(key: str, command: str, config_dir: Path | None = None) -> list[str]:

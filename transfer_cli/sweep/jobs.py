@@ -114,24 +114,24 @@ class Jobs:
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
         following = 1 + max((job.number for job in known.values()), default=-1)
-        found = []
+        asked = []
         common = shared(jobs)
         for words in map(_of_the_run, jobs):
-            own = tuple(word for word in words if word not in common)
-            job = known.get(_identity(own, words))
+            overrides = tuple(word for word in words if word not in common)
+            job = known.get(_identity(overrides, words))
             if job is None:
-                job = SweepJob(following, own, words)
+                job = SweepJob(following, overrides, words)
                 following += 1
                 directory.write_job(job)
             elif set(job.words) != set(words) and job.outcome != JobState.RUNNING:
                 # What a resume may change was changed; a run that gets longer is not done.
-                job = replace(job, overrides=own or job.overrides, words=words, outcome=(
+                job = replace(job, overrides=overrides or job.overrides, words=words, outcome=(
                     job.outcome if _lengths(job.words) == _lengths(words) else JobState.LEFT
                 ))  # fmt: skip
                 directory.write_job(job)
-            found.append(job)
-        self.done += [job for job in found if self._is_done(job)]
-        return [job for job in found if not self._is_done(job)]
+            asked.append(job)
+        self.done += [job for job in asked if self._is_done(job)]
+        return [job for job in asked if not self._is_done(job)]
 
     def _is_done(self, job: SweepJob) -> bool:
         """Return whether nothing is left to do: its run may have been removed since."""
@@ -228,10 +228,10 @@ class Jobs:
     def read_files(self, folder: Path) -> None:
         """Read from their files what became of jobs that ran in other processes."""
         self.sweep_dir = folder
-        found = self.directory.jobs()
-        if not any(job.outcome != JobState.LEFT for job in found):
+        jobs = self.directory.jobs()
+        if not any(job.outcome != JobState.LEFT for job in jobs):
             raise SweepError(f"no job has left word in {folder}; see what its launcher wrote")
-        self.done = found
+        self.done = jobs
 
 
 def _announce(job: SweepJob) -> None:
