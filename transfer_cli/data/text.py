@@ -3,28 +3,23 @@
 Lines are read anew each time, one after the other, so a text may be larger than memory.
 """
 
-import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from transfer_cli.data import catalog, readers, sample, text_files
+from transfer_cli.data import text_files
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
-from transfer_cli.data.labelled import TaskData
 from transfer_cli.data.split import WeightedSource
 from transfer_cli.data.text_split import (
-    TITLE,
     Begins,
     LineRule,
     TextSplit,
-    begins_of,
     digest_of,
-    file_digest,
     joined,
     path_begins,
 )
@@ -111,41 +106,6 @@ class TextData(ABC):
 
 
 @dataclass(kw_only=True)
-class WikiText(TextData):
-    """WikiText-103 or WikiText-2 (Merity et al. 2017).
-
-    Args:
-        name: `wikitext-103` or `wikitext-2`.
-        raw: Read the form with every word; in the other one rare words are `<unk>`, as in
-            published word perplexities.
-    """
-
-    name: Literal["wikitext-103", "wikitext-2"]
-    raw: bool = False
-
-    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; `seed` changes nothing."""
-        named = catalog.WIKITEXT[self.name + ("-raw" if self.raw else "")]
-        parts = {}
-        with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
-            for part in _wanted(catalog.SPLITS, only):
-                path = catalog.find_text(named, part, data_dir)
-                lines = partial(_wikitext_lines, path)
-                digest = known.of(path, "sha256", partial(file_digest, path))
-                whole = _split(part, lines, ["wikitext"], path.name, {path: digest})
-                whole = self._told_apart(whole, partial(begins_of, lines, TITLE), TITLE)
-                size = path.stat().st_size
-                parts[part] = replace(whole, size_bytes=size, about_bytes=size)
-        return parts
-
-
-def _wikitext_lines(path: Path) -> Iterator[str]:
-    # Every line has one space in front and one at its end; an empty line is a single space.
-    for line in readers.read_lines(path):
-        yield line.removeprefix(" ").removesuffix(" ")
-
-
-@dataclass(kw_only=True)
 class TextFiles(TextData):
     """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`, or Parquet.
 
@@ -222,7 +182,7 @@ class TextFiles(TextData):
         with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
             if "validation" not in files:
                 return self._held_out_splits(files, only, known)
-            return {name: self._whole(files[name], name, known) for name in _wanted(files, only)}
+            return {name: self._whole(files[name], name, known) for name in wanted(files, only)}
 
     def _whole(self, paths: list[Path], name: str, known: KnownFiles) -> TextSplit:
         parts, fingerprint = self._parts(paths, name, known)
@@ -270,7 +230,7 @@ class TextFiles(TextData):
             parts, self.validation_share, self.field, known, whole=self.lines in ("keep", "join")
         )
         found = {}
-        for name in _wanted(("train", "validation", *files), only):
+        for name in wanted(("train", "validation", *files), only):
             if name == "test":
                 found[name] = self._whole(files[name], name, known)
                 continue
@@ -293,68 +253,14 @@ def whole_text(paths: str | list[str], name: str) -> TextSplit:
     return joined(parts, fingerprint, listed(found, 1), cores())
 
 
-@dataclass(kw_only=True)
-class SampleText(TextData):
-    """The embedded, made-up encyclopedia.
-
-    Args:
-        world: Which made-up world it describes. The run's seed does not decide it, so that runs of
-            several seeds, and questions about the world, agree on its facts.
-    """
-
-    world: int = 0
-
-    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; neither `data_dir` nor `seed` changes anything."""
-        text = sample.encyclopedia(self.world)
-        return {
-            name: self._told_apart(
-                _split(name, partial(iter, text[name]), text[name], "sample_text"),
-                partial(begins_of, partial(iter, text[name]), TITLE),
-                TITLE,
-            )
-            for name in _wanted(text, only)
-        }
-
-
-@dataclass(kw_only=True)
-class TaskText(TextData):
-    """The texts of a labelled data set without their labels, each a document on a line of its own.
-
-    Howard and Ruder (2018, section 3.2) continue pretraining on them before the labels are learnt:
-    target task language-model fine-tuning. The second text of a pair is the line after the first.
-    A label costs money and a text does not, so leave the task's `labelled` unset to use all texts.
-
-    The splits are those of `finetune` with the same seed, so validation texts stay unread.
-
-    Args:
-        task: The labelled data set.
-    """
-
-    task: TaskData
-
-    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; the seed decides the splits that the task draws."""
-        examples = self.task.load(data_dir, seed).splits
-        texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
-        return {
-            name: replace(
-                _split(name, partial(iter, lines), ["task", *lines], "the task"),
-                begins=partial(itertools.repeat, object=True, times=len(lines)),
-                begins_by="line",
-                apart=self._asks,
-            )
-            for name, lines in texts.items()
-        }
-
-
-def _split(
+def split_of_lines(
     name: str,
     lines: Callable[[], Iterator[str]],
     settings: Iterable[str],
     source: str,
     files: Mapping[Path, str] | None = None,
 ) -> TextSplit:
+    """Return a split of lines, which `settings` and the digests of `files` tell from others."""
     if not any(line and not line.isspace() for line in lines()):
         raise DataError(f"{source}: nothing but empty lines in the {name} text.")
     return TextSplit(
@@ -366,15 +272,6 @@ def _split(
     )
 
 
-def _wanted(names: Iterable[str], only: Only) -> list[str]:
+def wanted(names: Iterable[str], only: Only) -> list[str]:
+    """Return those of the names that are wanted, once each."""
     return [name for name in dict.fromkeys(names) if only is None or name in only]
-
-
-def _task_lines(examples: Sequence[Any]) -> list[str]:
-    if not all(hasattr(example, "text") for example in examples):
-        raise DataError(
-            "data.task: its examples have no text; put their texts into a file, data=text."
-        )
-    texts = (text for each in examples for text in (each.text, getattr(each, "pair", None)))
-    # A text of several lines becomes one line, which ends with one `sep`.
-    return [" ".join(text.splitlines()) for text in texts if text is not None]

@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
+from transfer_cli.data.known_texts import SampleText, TaskText, WikiText
 from transfer_cli.data.labelled import LabelledData, TaskData
-from transfer_cli.data.text import SampleText, TaskText, TextData, TextFiles, WikiText
+from transfer_cli.data.text import TextData, TextFiles
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
 
-SAMPLE_TEXT = "transfer_cli.data.text.SampleText"
+SAMPLE_TEXT = "transfer_cli.data.known_texts.SampleText"
 
 REAL = os.environ.get("TRANSFER_DATA")  # read before functional tests get folders of their own
 
@@ -70,7 +71,7 @@ def test_a_part_can_be_used_where_the_others_are_missing(tmp_path):
 
 
 def test_an_unknown_wikitext_is_refused_with_the_nearest_name():
-    node = {"_target_": "transfer_cli.data.text.WikiText", "name": "wikitext2"}
+    node = {"_target_": "transfer_cli.data.known_texts.WikiText", "name": "wikitext2"}
 
     with pytest.raises(ConfigError, match="Did you mean 'wikitext-2'"):
         build(node, "data", TextData)
@@ -326,7 +327,7 @@ def test_the_examples_of_an_own_task_need_a_text():
 
 
 def test_a_task_that_is_none_is_refused():
-    node = {"_target_": "transfer_cli.data.text.TaskText", "task": {"_target_": SAMPLE_TEXT}}
+    node = {"_target_": "transfer_cli.data.known_texts.TaskText", "task": {"_target_": SAMPLE_TEXT}}
 
     with pytest.raises(ConfigError, match=r"data\.task: expected a TaskData"):
         build(node, "data", TextData)
