@@ -324,7 +324,7 @@ def _watching(watched):
         parts = build_run(*args)
         watched.inherited, watched.spans = (
             parts.blueprint.network.inherited,
-            parts.blueprint.stage_plans,
+            parts.blueprint.course.stage_plans,
         )
         return parts
 

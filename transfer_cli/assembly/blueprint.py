@@ -92,11 +92,28 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class StartingPoint:
+    """The models that a run starts from, and learns from.
+
+    Args:
+        pretrained: What `init_from` names; None for a fresh model.
+        tensors: Its weights, on the meta device for a plan; None for fresh weights, and in a run
+            that has been built.
+        teachers: The models that losses compare with in each step, by the name of the loss.
+    """
+
+    pretrained: Pretrained | None
+    tensors: Mapping[str, Tensor] | None
+    teachers: Mapping[str, Sequence[Pretrained]]
+
+
+@dataclass(frozen=True)
 class Network:
-    """A model at its starting weights, and where these are from.
+    """A model at its starting weights, where these are from, and what it trains for.
 
     Args:
         model: With its edits.
+        losses: What it trains for, the main loss first.
         edits: Config nodes of everything that was added to it, by name.
         inherited: Names of the parameters that keep what was loaded.
         fresh: Names of those that an edit drew anew.
@@ -104,10 +121,45 @@ class Network:
     """
 
     model: TransferModel
+    losses: list[Loss]
     edits: dict[str, Any]
     inherited: frozenset[str]
     fresh: frozenset[str]
     report: LoadReport | None
+
+    @cached_property
+    def groups(self) -> list[LayerGroup]:
+        """Its layer groups, from the bottom to the top."""
+        return layer_groups(self.model, self.inherited)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What an evaluation of its losses measures."""
+        return declared_metrics({loss.name: loss.objective for loss in self.losses})
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long a run is, and what happens when.
+
+    Args:
+        loop: The plain settings of its training.
+        sizes: How long, in steps.
+        lr_scheduler: Sets the learning rate of every parameter group at every step.
+        stage_plans: The stages.
+        monitor: The metric that decides which weights are best; None: what runs are judged by.
+    """
+
+    loop: LoopConfig
+    sizes: Sizes
+    lr_scheduler: LRScheduler
+    stage_plans: tuple[StagePlan, ...]
+    monitor: Metric | None
+
+    @cached_property
+    def ever_trains(self) -> frozenset[str]:
+        """The parameters that train in any stage."""
+        return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
 
 
 @dataclass(frozen=True)
@@ -116,59 +168,35 @@ class Blueprint:
 
     Args:
         config: The run's config with what was decided, which is stored, and compared by a resume.
-        loop: The plain settings of its training.
         adaptation: What is added, what trains when, what pulls back.
-        lr_scheduler: Sets the learning rate of every parameter group at every step.
-        start: What the run starts from; None for a fresh model.
-        teachers: The models that losses compare with in each step, by the name of the loss.
-        tensors: The weights of that, on the meta device for a plan; None for fresh weights, and in
-            a run that has been built.
+        start: The models that it starts and learns from.
         data: Of every stream.
-        network: The model, and what it takes over.
-        losses: What it trains for, the main loss first.
+        network: The model, and what it trains for.
+        course: How long, and in which stages.
         objective: Config node of the main objective, with what it has decided.
-        groups: Layer groups, from the bottom to the top.
-        stage_plans: The stages.
-        sizes: How long, in steps.
         precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
-        metrics: What an evaluation of these losses measures.
-        monitor: The one that decides which weights are best; None: what runs are judged by.
     """
 
     config: DictConfig
-    loop: LoopConfig
     adaptation: Adaptation
-    lr_scheduler: LRScheduler
-    start: Pretrained | None
-    teachers: Mapping[str, Sequence[Pretrained]]
-    tensors: Mapping[str, Tensor] | None
+    start: StartingPoint
     data: RunData
     network: Network
-    losses: list[Loss]
+    course: Course
     objective: dict[str, Any]
-    groups: list[LayerGroup]
-    stage_plans: tuple[StagePlan, ...]
-    sizes: Sizes
     precision: Precision
     sharded: bool
-    metrics: tuple[Metric, ...]
-    monitor: Metric | None
 
     @property
     def model(self) -> TransferModel:
         """The model, with its edits."""
         return self.network.model
 
-    @cached_property
-    def ever_trains(self) -> frozenset[str]:
-        """The parameters that train in any stage."""
-        return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
-
     @property
     def at_most(self) -> str:
         """In words, how long it may take: `, at most 10 minutes`; empty where time is no bound."""
-        minutes = self.loop.minutes
+        minutes = self.course.loop.minutes
         return "" if minutes is None else f", at most {minutes:g} minutes"
 
     @property
@@ -179,13 +207,15 @@ class Blueprint:
     @cached_property
     def left_out(self) -> frozenset[str]:
         """The parameters that are not stored with the run, as `init_from` has them."""
-        is_apart = self.start is not None and self.adaptation.store == "trained"
-        return self.network.inherited - self.ever_trains if is_apart else frozenset()
+        is_apart = self.start.pretrained is not None and self.adaptation.store == "trained"
+        return self.network.inherited - self.course.ever_trains if is_apart else frozenset()
 
     @cached_property
     def training_weights(self) -> frozenset[str]:
         """The weights of heads that the finished model does not keep."""
-        heads = frozenset[str]().union(*(loss.objective.training_heads for loss in self.losses))
+        heads = frozenset[str]().union(
+            *(loss.objective.training_heads for loss in self.network.losses)
+        )
         return frozenset(
             name
             for name in self.model.state_dict()
@@ -230,95 +260,91 @@ def draw(
     model. What the run reads is noted in `origins`, or compared with what is noted there.
     """
     precision = device_and_precision(config.device, config.precision)
-    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
     sharded = is_sharded(config, asked, adaptation)
-    start, teachers = _start(config, command, typed, adaptation), meet_teachers(asked)
-    inherits = _inherits(config, start, asked, adaptation)
-    shape = with_direction(shape_of(config, start, command), asked)
+    start = _start(config, command, typed, asked, adaptation, values=device != "meta")
+    shape = with_direction(shape_of(config, start.pretrained, command), asked)
     check_rows(shape, config)
-    config = with_values(config, _decided(config, command, start, shape))
+    config = with_values(config, _decided(config, command, start.pretrained, shape))
     with distributed.main_first():
-        data = datasets.of_run(config, command, shape, start, origins, main=asked["main"])
-    check_reads_alike(teachers, data.tokenizer, config.data.get("length") or shape.positions)
+        data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
+    check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
+    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
+    losses = _losses(config, start, data, sizes, asked)
+    with without_weights() if device == "meta" else torch.device(device):
+        network = _network(config, shape, start, data, losses, adaptation)
+    check_stored(adaptation.store, network.model, network.losses)
+    if _remembers(shape, data):
+        check_memory(network.model, network.losses)
+    if adaptation.penalty is not None:
+        adaptation.penalty.check(network.inherited)
+    loop = replace(loop, batch=min(loop.batch, data.counts["main"]))
+    course = _course(config, loop, sizes, network, adaptation)
+    decided = _finalize_options(network, course)
+    # For what it refuses: a run asks again once its parameters are where they will stay.
+    parameter_groups(network.model, network.groups, adaptation.layer_scale)
+    objective = {
+        **network.losses[0].objective.described(objective_options(config.objective, "objective")),
+        **decided,
+    }
+    plan = Blueprint(
+        config, adaptation, start, data, network, course, objective, precision, sharded
+    )
+    return _solvable(plan, config)
+
+
+def _losses(
+    config: DictConfig,
+    origin: StartingPoint,
+    data: RunData,
+    sizes: Sizes,
+    asked: Mapping[str, Asked],
+) -> list[Loss]:
+    """Return the losses, told of their data; the main one goes on as it was, if it is the same."""
+    start = origin.pretrained
+    if start is not None and origin.tensors is not None:
+        described, same_task = start.description, start.task == data.info["main"].task
+        if same_task and described.objective["_target_"] == config.objective.get("_target_"):
+            asked["main"].objective.inherit_options(described.objective)
+    return bind_losses(
+        asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
+    )
+
+
+def _course(
+    config: DictConfig,
+    loop: LoopConfig,
+    sizes: Sizes,
+    network: Network,
+    adaptation: Adaptation,
+) -> Course:
+    """Return the stages of a run, and its rates."""
     lr_scheduler = LRScheduler(
         config.optimizer.lr,
         build(config.schedule, "schedule", Schedule),
         sizes.total_steps,
         per_stage=adaptation.schedule_per == "stage",
     )
-
-    tensors = None
-    if start is not None and inherits:
-        tensors = with_parts(start, asked["main"].objective, values=device != "meta")
-        described, same_task = start.description, start.task == data.info["main"].task
-        if same_task and described.objective["_target_"] == config.objective.get("_target_"):
-            asked["main"].objective.inherit_options(described.objective)
-    losses = bind_losses(
-        asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
-    )
-    metrics = declared_metrics({loss.name: loss.objective for loss in losses})
-    monitor = None if loop.monitor == "auto" else require(loop.monitor, metrics, "loop.monitor")
-    with without_weights() if device == "meta" else torch.device(device):
-        model = build_model(shape, data.tokenizer.size, losses, config.seed)
-        network = _network(model, data, start, tensors, config, adaptation)
-    check_stored(adaptation.store, model, losses)
-    if _remembers(shape, data):
-        check_memory(model, losses)
-    if adaptation.penalty is not None:
-        adaptation.penalty.check(network.inherited)
-    groups = layer_groups(model, network.inherited)
-    stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
-    check_bounded_by_time(loop, stage_plans, mixing.target_only)
+    asked, metrics = loop.monitor, network.metrics
+    monitor = None if asked == "auto" else require(asked, metrics, "loop.monitor")
+    stages = adaptation.plan_stages(network.groups, sizes.total_steps, sizes.steps_per_epoch)
+    check_bounded_by_time(loop, stages, config.mixing.target_only)
     if network.report is not None:
-        check_fresh(network.fresh, stage_plans)
-    decided = _finalize_options(losses, model, network.inherited, stage_plans)
-    # For what it refuses: a run asks again once its parameters are where they will stay.
-    parameter_groups(model, groups, adaptation.layer_scale)
-    return _solvable(
-        Blueprint(
-            config=config,
-            loop=replace(loop, batch=min(loop.batch, data.counts["main"])),
-            adaptation=adaptation,
-            lr_scheduler=lr_scheduler,
-            start=start,
-            teachers=teachers,
-            tensors=tensors,
-            data=data,
-            network=network,
-            losses=losses,
-            objective={
-                **losses[0].objective.described(objective_options(config.objective, "objective")),
-                **decided,
-            },
-            groups=groups,
-            stage_plans=stage_plans,
-            sizes=sizes,
-            precision=precision,
-            sharded=sharded,
-            metrics=metrics,
-            monitor=monitor,
-        ),
-        config,
-    )
+        check_fresh(network.fresh, stages)
+    return Course(loop, sizes, lr_scheduler, stages, monitor)
 
 
-def _finalize_options(
-    losses: Sequence[Loss],
-    model: TransferModel,
-    inherited: Set[str],
-    stage_plans: Sequence[StagePlan],
-) -> dict[str, Any]:
+def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
     """Let objectives refuse the start, and decide what depends on what trains.
 
     Returns:
         What the main one has decided.
     """
-    for loss in losses:
-        loss.objective.check_start(model, inherited)
-    ever = frozenset[str]().union(*(stage.trains for stage in stage_plans))
-    main, *_ = [loss.objective.finalize_options(model, ever) for loss in losses]
+    model, objectives = network.model, [loss.objective for loss in network.losses]
+    for objective in objectives:
+        objective.check_start(model, network.inherited)
+    main, *_ = [each.finalize_options(model, course.ever_trains) for each in objectives]
     return main
 
 
@@ -334,8 +360,8 @@ def has_fixed_features(plan: Blueprint) -> bool:
         and bool(plan.model.heads)
         and not plan.remembers
         and plan.network.report is not None
-        and all(loss.objective.keeps_tokens for loss in plan.losses)
-        and not any(name.startswith("backbone.") for name in plan.ever_trains)
+        and all(loss.objective.keeps_tokens for loss in plan.network.losses)
+        and not any(name.startswith("backbone.") for name in plan.course.ever_trains)
         and (plan.adaptation.frozen_eval or not (shape.dropout or shape.attention_dropout))
     )
 
@@ -361,7 +387,7 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
         f"{plan.precision.kind} is too coarse (precision=fp32)": plan.precision.kind != "fp32",
         "no process has the whole head (parallel=ddp)": plan.sharded,
     }
-    if isinstance(strengths, ListConfig) and plan.sizes.total_steps < len(strengths):
+    if isinstance(strengths, ListConfig) and plan.course.sizes.total_steps < len(strengths):
         text = f"a step is for one of {len(strengths)} weight decays (loop.steps={len(strengths)})"
         problems[text] = True
     found = [problem for problem, holds in problems.items() if holds]
@@ -374,25 +400,33 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
 
 
 def _start(
-    config: DictConfig, command: str, typed: Sequence[str], chosen: Adaptation
-) -> Pretrained | None:
-    """Return what the run starts from: in pretraining, perhaps some of its blocks alone."""
-    if command != "pretrain":
-        return open_start(config.init_from, config.get("base"), typed)
-    start = open_start(config.init_from, config.get("base"), typed, {DEPTH})
-    asks = any(word.lstrip("+").partition("=")[0] == DEPTH for word in typed)
-    layers = config.student.layers
-    found = pick_layers(
-        start, None if layers is None else list(layers), config.model.depth if asks else None
-    )
-    if found is None or found.layers is None:
-        return found
-    if chosen.store == "trained":
+    config: DictConfig,
+    command: str,
+    typed: Sequence[str],
+    asked: Mapping[str, Asked],
+    chosen: Adaptation,
+    *,
+    values: bool,
+) -> StartingPoint:
+    """Return what the run starts from, in pretraining perhaps some of its blocks alone."""
+    may_change = {DEPTH} if command == "pretrain" else frozenset[str]()
+    start = open_start(config.init_from, config.get("base"), typed, may_change)
+    if command == "pretrain":
+        asks = any(word.lstrip("+").partition("=")[0] == DEPTH for word in typed)
+        layers = config.student.layers
+        start = pick_layers(
+            start, None if layers is None else list(layers), config.model.depth if asks else None
+        )
+    if start is not None and start.layers is not None and chosen.store == "trained":
         raise ConfigError(
             "adaptation.store: trained leaves weights where init_from has them, and a model of "
             "some of its blocks has them at other places; take adaptation.store=all"
         )
-    return found
+    teachers = meet_teachers(asked)
+    tensors = None
+    if _inherits(config, start, asked, chosen) and start is not None:
+        tensors = with_parts(start, asked["main"].objective, values=values)
+    return StartingPoint(start, tensors, teachers)
 
 
 def _decided(
@@ -501,16 +535,16 @@ def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
 
 
 def _network(
-    model: TransferModel,
-    data: RunData,
-    start: Pretrained | None,
-    tensors: Mapping[str, Tensor] | None,
     config: DictConfig,
+    shape: BackboneShape,
+    origin: StartingPoint,
+    data: RunData,
+    losses: list[Loss],
     adaptation: Adaptation,
 ) -> Network:
-    """Fill the model with what it inherits, and edit it."""
-    before: dict[str, Any] = {}
-    report = None
+    """Return a model for its losses, filled with what it inherits, and edited."""
+    start, tensors, before = origin.pretrained, origin.tensors, dict[str, Any]()
+    model, report = build_model(shape, data.tokenizer.size, losses, config.seed), None
     if start is not None and tensors is not None:
         # What an earlier run added belongs to what it hands on.
         before = dict(start.description.edits)
@@ -535,4 +569,4 @@ def _network(
     fresh, structure = make_edits(model, further, data.tokenizer, adaptation.edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
-    return Network(model, before | structure, inherited, fresh, report)
+    return Network(model, losses, before | structure, inherited, fresh, report)

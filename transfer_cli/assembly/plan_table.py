@@ -19,15 +19,15 @@ _COLUMN = 52
 
 def plan_page(blueprint: Blueprint) -> Page:
     """Return the plan: stages with what trains at which rates, and where tensors come from."""
-    sizes = blueprint.sizes
+    sizes = blueprint.course.sizes
     titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
     blocks: list[Renderable] = [
         Entry(
             [],
             [
                 Piece(f"{sizes.total_steps:,} steps", "heading"),
-                f" of {blueprint.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
-                f"{len(blueprint.stage_plans)} stage(s){blueprint.at_most}",
+                f" of {blueprint.course.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
+                f"{len(blueprint.course.stage_plans)} stage(s){blueprint.at_most}",
             ],
             0,
         ),
@@ -36,7 +36,7 @@ def plan_page(blueprint: Blueprint) -> Page:
     ]
     parameters = {name: p.numel() for name, p in blueprint.model.named_parameters()}
     total = sum(parameters.values())
-    for number, stage in enumerate(blueprint.stage_plans):
+    for number, stage in enumerate(blueprint.course.stage_plans):
         moving = sum(parameters[name] for name in stage.trains)
         steps = f"{stage.begin + 1:,}-{stage.end:,}"
         share = f"{moving:,} ({100 * moving / total:.2f} %)"
@@ -57,7 +57,7 @@ def fact(name: str, text: str) -> Entry:
 
 
 def _shared(blueprint: Blueprint) -> list[Renderable]:
-    shape, start = blueprint.model.backbone.shape, blueprint.start
+    shape, start = blueprint.model.backbone.shape, blueprint.start.pretrained
     if start is not None and start.layers is not None:
         picked = ", ".join(map(str, start.layers))
         return [fact("blocks", f"{picked} of {start.folder} (student.layers)")]
@@ -69,7 +69,7 @@ def _shared(blueprint: Blueprint) -> list[Renderable]:
 
 def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     """Return each run of neighbouring groups that train at the same rates, and those rates."""
-    scheduler = blueprint.lr_scheduler
+    scheduler = blueprint.course.lr_scheduler
     # Thousands of steps in between: the peak of a warm-up is looked for in steps near its end too.
     ahead = scheduler.schedule.warmup_steps(scheduler.total)
     looked_at = {*np.linspace(stage.begin, stage.end - 1, 2000).astype(int).tolist(), ahead - 1}
@@ -79,7 +79,7 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
         if stage.begin <= step < stage.end
     ]
     ends = course[0], course[-1], max(course)
-    top = max(group.depth for group in blueprint.groups)
+    top = max(group.depth for group in blueprint.network.groups)
     own = added_rates(blueprint.model)
 
     def rates_of(group: LayerGroup) -> str:
@@ -98,7 +98,7 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
         return f"{first:.3g} {over}{last:.3g}{part}{times}"
 
     found = []
-    for rates, members in groupby(blueprint.groups, key=rates_of):
+    for rates, members in groupby(blueprint.network.groups, key=rates_of):
         names = [group.name for group in members]
         if rates:
             found.append((names[0] + (f" ... {names[-1]}" if len(names) > 1 else ""), rates))

@@ -62,7 +62,7 @@ def plan(config: DictConfig, command: str) -> None:
         config = config_to_resume(config, resumed, command, typed)
     blueprint = draw(config, command, typed, origins, device="meta")
     config = blueprint.config
-    for loss in blueprint.losses:
+    for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
     for warning in advice(blueprint):
@@ -117,10 +117,12 @@ def _memory_parts(
         processes: Among which a batch is divided.
         shards: Of the weights and of all that is kept of each.
     """
-    chosen, loop = blueprint.adaptation, blueprint.loop
+    chosen, loop = blueprint.adaptation, blueprint.course.loop
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
-    ever = blueprint.ever_trains
-    at_once = max(sum(sizes[name] for name in stage.trains) for stage in blueprint.stage_plans)
+    ever = blueprint.course.ever_trains
+    at_once = max(
+        sum(sizes[name] for name in stage.trains) for stage in blueprint.course.stage_plans
+    )
     copies = 0
     if chosen.penalty is not None:
         copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
@@ -133,7 +135,7 @@ def _memory_parts(
     # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
     blocks = [
         int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
-        for group in blueprint.groups
+        for group in blueprint.network.groups
         if ever & set(group.parameters) and not group.name.startswith("head.")
     ]
     # Gradients pass through the lowest block that trains and all above it.
@@ -204,20 +206,20 @@ def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
         return found
     patience = SECONDS if steps is None else math.inf
     return _by_whole_steps(
-        run, min(steps or MEASURED_STEPS, run.blueprint.sizes.total_steps), patience
+        run, min(steps or MEASURED_STEPS, run.blueprint.course.sizes.total_steps), patience
     )
 
 
 def _time_text(run: "TrainingRun", planned: Blueprint, found: _Measured) -> str:
     """Return how long a run will take, by what some steps took; `planned` is as it will be."""
-    counted = total = run.blueprint.sizes.total_steps
+    counted = total = run.blueprint.course.sizes.total_steps
     rest = ""
     if _keeps_states(planned):
-        counted = min(total, run.blueprint.sizes.steps_per_epoch)
+        counted = min(total, run.blueprint.course.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
     lasts = found.seconds * counted
-    if planned.loop.minutes is not None and lasts > 60 * planned.loop.minutes:
-        lasts, rest = 60 * planned.loop.minutes, ", or what of them fits into loop.minutes"
+    if planned.course.loop.minutes is not None and lasts > 60 * planned.course.loop.minutes:
+        lasts, rest = 60 * planned.course.loop.minutes, ", or what of them fits into loop.minutes"
     return (
         f"{found.seconds:.3g} s a step in the first stage, measured over {found.of_what} on "
         f"{run.blueprint.precision.device}; about {as_time(lasts)} for all {total:,}{rest}, "
@@ -229,7 +231,7 @@ def _of_measured(run: "TrainingRun", found: _Measured) -> tuple[Sequence[Prices]
     """Return what a step computes, by what some have, for texts of the mean length of all."""
     steps, lengths, tally = found.steps, run.data.lengths, run.tally
     if lengths is not None and found.tokens:
-        steps = found.tokens / (run.blueprint.loop.batch * float(lengths.mean()))
+        steps = found.tokens / (run.blueprint.course.loop.batch * float(lengths.mean()))
     amounts = {key: (done / steps, real / steps) for key, (done, real) in tally.amounts().items()}
     return tally.prices, amounts, f"as counted over {found.of_what}"
 
@@ -270,7 +272,7 @@ def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:
 
 
 def _loader(run: "TrainingRun", micro_batch: int) -> StepDataLoader:
-    return StepDataLoader(run.streams, micro_batch, lambda: 0, run.blueprint.sizes.mixture)
+    return StepDataLoader(run.streams, micro_batch, lambda: 0, run.blueprint.course.sizes.mixture)
 
 
 def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], number: int) -> float:
@@ -284,7 +286,7 @@ def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], numb
 
 def _keeps_states(planned: Blueprint) -> bool:
     """Return whether the frozen backbone will be passed once."""
-    return planned.loop.cache_features and has_fixed_features(planned)
+    return planned.course.loop.cache_features and has_fixed_features(planned)
 
 
 def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Amounts, str]:
@@ -293,10 +295,10 @@ def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], A
     Returns:
         The prices of each stage, the amounts of a step, and in words what they are of.
     """
-    planned.model.backbone.recompute(planned.loop.activation_checkpointing)
-    prices = [prices_of(planned.model, stage.trains) for stage in planned.stage_plans]
-    texts = planned.loop.batch
-    scored, main = dict[str, int](), planned.losses[0].objective
+    planned.model.backbone.recompute(planned.course.loop.activation_checkpointing)
+    prices = [prices_of(planned.model, stage.trains) for stage in planned.course.stage_plans]
+    texts = planned.course.loop.batch
+    scored, main = dict[str, int](), planned.network.losses[0].objective
     if main.predicts_tokens:
         tokens = torch.full((texts, length), main.info.vocabulary.size - 1)
         batch = {
@@ -312,7 +314,7 @@ def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], A
 
 def _flops_text(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts, how: str) -> str:
     """Return in words what the steps of each stage compute, and all of them together."""
-    sizes, stages = planned.sizes, planned.stage_plans
+    sizes, stages = planned.course.sizes, planned.course.stage_plans
     each = [flops_of(amounts, of_stage) for of_stage in prices]
     total = sum(found.done * (s.end - s.begin) for found, s in zip(each, stages, strict=True))
     rest = ""

@@ -116,7 +116,7 @@ def test_what_came_from_the_checkpoint_is_inherited_and_holds_its_values(laid_ou
     assert not layout.network.report.new or all(
         n.startswith("heads.") for n in layout.network.report.new
     )
-    assert [group.name for group in layout.groups if not group.inherited] == ["head.class"]
+    assert [group.name for group in layout.network.groups if not group.inherited] == ["head.class"]
 
 
 def start_tensors(run):
@@ -138,7 +138,8 @@ def test_a_classifier_of_the_same_labels_is_inherited_and_pools_as_before(laid_o
 
     assert "heads.class.linear.weight" in layout.network.inherited
     assert (
-        layout.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"] == "max"
+        layout.network.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"]
+        == "max"
     )
 
 
@@ -150,7 +151,8 @@ def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out
     assert not torch.equal(head, start_tensors(classifier)["heads.class.linear.weight"])
     assert "heads.class.linear.weight" in layout.network.report.dropped
     assert (
-        layout.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"] != "max"
+        layout.network.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"]
+        != "max"
     )
 
 
@@ -243,15 +245,15 @@ def test_stages_are_in_steps_of_this_run(laid_out, pretrained):
     layout = laid_out(pretrained, adaptation__plan=thaw, loop__steps=11)
 
     # 20 examples in batches of 8: three steps an epoch; head, then two blocks, then embeddings.
-    assert [(span.begin, span.end) for span in layout.stage_plans] == [
+    assert [(span.begin, span.end) for span in layout.course.stage_plans] == [
         (0, 3),
         (3, 6),
         (6, 9),
         (9, 11),
     ]
-    assert all(name.startswith("heads.") for name in layout.stage_plans[0].trains)
+    assert all(name.startswith("heads.") for name in layout.course.stage_plans[0].trains)
     everything = {name for name, _ in layout.model.named_parameters()}
-    assert layout.stage_plans[-1].trains == everything
+    assert layout.course.stage_plans[-1].trains == everything
 
 
 @pytest.mark.parametrize("edits", [{}, {"lora": LORA}, {"fresh": FRESH_TOP}], ids=str)
@@ -262,8 +264,8 @@ def test_without_weights_a_run_is_laid_out_the_same(laid_out, pretrained, classi
         )
 
         assert all(parameter.is_meta for parameter in meta.model.parameters())
-        assert meta.groups == real.groups
-        assert meta.stage_plans == real.stage_plans
+        assert meta.network.groups == real.network.groups
+        assert meta.course.stage_plans == real.course.stage_plans
         assert meta.network.inherited == real.network.inherited
         assert meta.network.edits == real.network.edits
 
