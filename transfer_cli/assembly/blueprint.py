@@ -265,15 +265,17 @@ def draw(
     start = _start(config, command, typed, asked, adaptation, values=device != "meta")
     shape = with_direction(shape_of(config, start.pretrained, command), asked)
     check_rows(shape, config)
-    config = with_values(config, _decided(config, command, start.pretrained, shape))
+    config = with_values(config, _decided(config.optimizer.get("lr"), start.pretrained, shape))
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
     check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
     loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
-    losses = _losses(config, start, data, sizes, asked)
+    losses = _losses(config.objective.get("_target_"), start, data, sizes, asked)
     with without_weights() if device == "meta" else torch.device(device):
-        network = _network(config, shape, start, data, losses, adaptation)
+        model = build_model(shape, data.tokenizer.size, losses, config.seed)
+        nodes = edit_nodes(config.adaptation)
+        network = _network(model, losses, start, data, nodes, adaptation.edits, config.seed)
     check_stored(adaptation.store, network.model, network.losses)
     if _remembers(shape, data):
         check_memory(network.model, network.losses)
@@ -291,21 +293,21 @@ def draw(
     plan = Blueprint(
         config, adaptation, start, data, network, course, objective, precision, sharded
     )
-    return _solvable(plan, config)
+    return _solvable(plan)
 
 
 def _losses(
-    config: DictConfig,
+    kind: str | None,
     origin: StartingPoint,
     data: RunData,
     sizes: Sizes,
     asked: Mapping[str, Asked],
 ) -> list[Loss]:
-    """Return the losses, told of their data; the main one goes on as it was, if it is the same."""
+    """Return the losses, told of their data; a main one of the `kind` of before goes on as it."""
     start = origin.pretrained
     if start is not None and origin.tensors is not None:
         described, same_task = start.description, start.task == data.info["main"].task
-        if same_task and described.objective["_target_"] == config.objective.get("_target_"):
+        if same_task and described.objective["_target_"] == kind:
             asked["main"].objective.inherit_options(described.objective)
     return bind_losses(
         asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
@@ -366,11 +368,11 @@ def has_fixed_features(plan: Blueprint) -> bool:
     )
 
 
-def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
+def _solvable(plan: Blueprint) -> Blueprint:
     """Return the plan, if the loss of an optimizer that solves is the same at each evaluation."""
-    if not is_solver(config.optimizer):
+    if not is_solver(plan.config.optimizer):
         return plan
-    count, strengths = plan.data.counts["main"], config.optimizer.get("weight_decay")
+    count, strengths = plan.data.counts["main"], plan.config.optimizer.get("weight_decay")
     random = [
         part
         for part in plan.model.heads.modules()
@@ -381,8 +383,8 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
             not has_fixed_features(plan)
         ),
         "its head is random (objective.dropout=0 objective.batch_norm=false)": random,
-        f"a step sees {config.loop.batch} of {count} texts (loop.batch={count})": (
-            config.loop.batch < count
+        f"a step sees {plan.config.loop.batch} of {count} texts (loop.batch={count})": (
+            plan.config.loop.batch < count
         ),
         f"{plan.precision.kind} is too coarse (precision=fp32)": plan.precision.kind != "fp32",
         "no process has the whole head (parallel=ddp)": plan.sharded,
@@ -429,18 +431,16 @@ def _start(
     return StartingPoint(start, tensors, teachers)
 
 
-def _decided(
-    config: DictConfig, command: str, start: Pretrained | None, shape: BackboneShape
-) -> dict[str, Any]:
+def _decided(lr: object, start: Pretrained | None, shape: BackboneShape) -> dict[str, Any]:
     """Return the values of keys of which a config leaves open what they come to.
 
     What is stored, and compared with other runs, is what was used.
     """
     decided: dict[str, Any] = {
-        "optimizer.lr": base_lr(config.optimizer.get("lr"), shape.width),
+        "optimizer.lr": base_lr(lr, shape.width),
         "data_changed": "refuse",  # it holds for one command
     }
-    if command == "pretrain" and start is not None and start.layers is not None:
+    if start is not None and start.layers is not None:
         decided["student.layers"] = list(start.layers)  # a resume types nothing of it
     return decided
 
@@ -535,22 +535,23 @@ def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
 
 
 def _network(
-    config: DictConfig,
-    shape: BackboneShape,
+    model: TransferModel,
+    losses: list[Loss],
     origin: StartingPoint,
     data: RunData,
-    losses: list[Loss],
-    adaptation: Adaptation,
+    nodes: Mapping[str, Any],
+    edits: Mapping[str, Edit],
+    seed: int,
 ) -> Network:
-    """Return a model for its losses, filled with what it inherits, and edited."""
+    """Fill a model with what it inherits, and edit it."""
     start, tensors, before = origin.pretrained, origin.tensors, dict[str, Any]()
-    model, report = build_model(shape, data.tokenizer.size, losses, config.seed), None
+    report = None
     if start is not None and tensors is not None:
         # What an earlier run added belongs to what it hands on.
         before = dict(start.description.edits)
         make_edits(model, before, data.tokenizer)
         fitting = _of_these_labels(tensors, start, data.info)
-        fitting, grown = with_rows(fitting, start.tokenizer, data.tokenizer, config.seed)
+        fitting, grown = with_rows(fitting, start.tokenizer, data.tokenizer, seed)
         report = load_pretrained(model, fitting, start.weights)
         # A table with new rows is no longer that of the model that this one starts from.
         loaded = tuple(name for name in report.loaded if name not in grown)
@@ -558,15 +559,15 @@ def _network(
         dropped = {*report.dropped, *(set(tensors) - set(fitting)), *unread}
         new = {*report.new, *grown}
         report = LoadReport(loaded, tuple(sorted(new)), tuple(sorted(dropped)))
-    torch.manual_seed(derive(config.seed, "edits"))
+    torch.manual_seed(derive(seed, "edits"))
     # Nodes of an earlier version may lack options that it did not have.
     made = {name: build(node, f"adaptation.edits.{name}", Edit) for name, node in before.items()}
     further = {
         name: node
-        for name, node in edit_nodes(config.adaptation).items()
-        if before.get(name) != node and made.get(name) != adaptation.edits[name]
+        for name, node in nodes.items()
+        if before.get(name) != node and made.get(name) != edits[name]
     }
-    fresh, structure = make_edits(model, further, data.tokenizer, adaptation.edits)
+    fresh, structure = make_edits(model, further, data.tokenizer, edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
     return Network(model, losses, before | structure, inherited, fresh, report)

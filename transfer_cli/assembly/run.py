@@ -146,7 +146,7 @@ def build_run(
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
         # On the device, and before a resume loads other weights: some keep a copy.
         loss.objective.on_train_start(model, network.inherited)
-    source = _source(config, plan, place, origins, typed)
+    source = _source(plan, place, origins, typed)
     if plan.adaptation.penalty is not None:
         fisher = partial(fisher_of, source, model, tensors)
         with distributed.main_first():
@@ -223,10 +223,10 @@ def _log_start(plan: Blueprint) -> None:
 
 
 def _source(
-    config: DictConfig, plan: Blueprint, place: DataPlace, origins: Origins, typed: Sequence[str]
+    plan: Blueprint, place: DataPlace, origins: Origins, typed: Sequence[str]
 ) -> Source | None:
     """Return what the run starts from, for what goes back to it; None for fresh weights."""
-    asked = config.source.data
+    asked = plan.config.source.data
     named = None if asked is None else build(asked, "source.data", TextData)
     if plan.start.pretrained is None:
         return None
