@@ -13,12 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
-from transfer_cli.engine.cost import TOKEN, count, pairs_seen, prices_of, training_flops
+from transfer_cli.engine.cost import count, pairs_seen, prices_of, training_flops
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.patterns import window_mask
+from transfer_cli.model.products import TOKEN
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.objectives.beside_main_head import CrossView
