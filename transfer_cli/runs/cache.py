@@ -112,7 +112,6 @@ def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
         return
     try:
         if not is_there(entry):
-            remove(entry)  # it may be one of an early version, without a seal
             make()
     finally:
         lock.release()
@@ -177,10 +176,7 @@ def _lock_of(path: Path) -> Lock:
 def _clear(entry: Path) -> None:
     """Remove a damaged entry, under its lock."""
     if entry.exists():
-        if (entry / _SEAL).exists():
-            log.warning("%s in the cache is damaged and is made again", entry)
-        else:
-            log.info("%s in the cache has no checksums and is made again", entry)
+        log.warning("%s in the cache is damaged and is made again", entry)
         remove(entry)
 
 
