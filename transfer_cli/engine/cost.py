@@ -58,17 +58,19 @@ Amounts = Mapping[tuple[str, bool], Sequence[float]]
 
 def prices_of(model: TransferModel, trains: Set[str]) -> dict[str, Price]:
     """Return the price of each unit of a model in which the named parameters train."""
-    return _prices(model, {id(each) for name, each in model.named_parameters() if name in trains})
+    return _prices(
+        model, {id(parameter) for name, parameter in model.named_parameters() if name in trains}
+    )
 
 
 def _prices(model: TransferModel, trained: Set[int]) -> dict[str, Price]:
     counted = Products(trained)
     moves = counted.through(model.backbone, moves=False)
     _count_heads(counted, model, moves=counted.through(model.readout, moves=moves))
-    found = {unit: Price(*price) for unit, price in counted.prices.items()}
+    prices = {unit: Price(*price) for unit, price in counted.prices.items()}
     for prefix, inner in models_inside(model):
-        found |= {f"{prefix}{unit}": price for unit, price in _prices(inner, trained).items()}
-    return found
+        prices |= {f"{prefix}{unit}": price for unit, price in _prices(inner, trained).items()}
+    return prices
 
 
 def models_inside(model: TransferModel) -> Iterator[tuple[str, TransferModel]]:
@@ -80,7 +82,7 @@ def models_inside(model: TransferModel) -> Iterator[tuple[str, TransferModel]]:
 
 def simple_heads(model: TransferModel) -> Iterator[tuple[str, nn.Module]]:
     """Yield all other heads, by name."""
-    yield from (each for each in model.heads.items() if not isinstance(each[1], TransferModel))
+    yield from (named for named in model.heads.items() if not isinstance(named[1], TransferModel))
 
 
 def flops_of(amounts: Amounts, prices: Prices) -> Flops:
@@ -107,20 +109,20 @@ def amounts_of_texts(
         earlier: Positions that a memory holds of each.
     """
     shape, tokens = model.backbone.shape, texts * length
-    found = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
-    found[REMEMBERED] = texts * earlier, texts * earlier
-    found[DISTANCE] = earlier + length, earlier + length
+    counted = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
+    counted[REMEMBERED] = texts * earlier, texts * earlier
+    counted[DISTANCE] = earlier + length, earlier + length
     for unit, seen in kinds_of_pairs(shape).items():
         pairs = seen.pairs([length], length, causal=model.backbone.causal, earlier=earlier)
-        found[unit] = texts * pairs[0], texts * pairs[1]
+        counted[unit] = texts * pairs[0], texts * pairs[1]
     for name, head in simple_heads(model):
         rows = scored.get(name, texts)
         units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
-        found |= dict.fromkeys(units, (rows, rows))
-    amounts: dict[tuple[str, bool], Sequence[float]] = {(u, True): n for u, n in found.items()}
+        counted |= dict.fromkeys(units, (rows, rows))
+    amounts: dict[tuple[str, bool], Sequence[float]] = {(u, True): n for u, n in counted.items()}
     for prefix, inner in models_inside(model):
-        own = {name: scored.get(prefix.split(".")[1], texts) for name in inner.heads}
-        for (unit, learns), counts in amounts_of_texts(inner, texts, length, own).items():
+        rows_inside = {name: scored.get(prefix.split(".")[1], texts) for name in inner.heads}
+        for (unit, learns), counts in amounts_of_texts(inner, texts, length, rows_inside).items():
             amounts[f"{prefix}{unit}", learns] = counts
     return amounts
 
@@ -224,19 +226,19 @@ class Tally:
         before, self._amounts = self._amounts, {}
         _, note = self._watched[-1]
         with torch.no_grad(), self.counting(0):
-            for each in passes:
-                note(each)
-        found, self._amounts = self.counted(), before
-        return found
+            for made in passes:
+                note(made)
+        flops, self._amounts = self.counted(), before
+        return flops
 
     def amounts(self) -> dict[tuple[str, bool], list[int]]:
         """Return what was counted, of all stages together, and forget nothing."""
-        found: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0])
+        total: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0])
         for amounts in self._amounts.values():
             for key, (done, real) in amounts.items():
-                found[key][0] += done
-                found[key][1] += real
-        return dict(found)
+                total[key][0] += done
+                total[key][1] += real
+        return dict(total)
 
     def _watch(self, model: TransferModel, prefix: str) -> None:
         for inside, inner in models_inside(model):
@@ -272,14 +274,14 @@ class Tally:
         if self._stage is None:
             return
         amounts = self._amounts.setdefault(self._stage, {})
-        found = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
-        found[0] += done
-        found[1] += done if real is None else real
+        counts = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
+        counts[0] += done
+        counts[1] += done if real is None else real
 
 
 def count(step: TrainStep) -> Tally:
     """Return what counts all that a step computes from now on, in this process."""
-    others = {id(each): each for loss in step.losses for each in loss.objective.other_models}
+    others = {id(model): model for loss in step.losses for model in loss.objective.other_models}
     trains = [span.trains for span in step.stages.spans]
     tally = Tally(step.model, trains, [*others.values()])
     step.counting = tally.counting
@@ -309,12 +311,12 @@ class SeenPairs(NamedTuple):
 
 def kinds_of_pairs(shape: BackboneShape) -> dict[str, SeenPairs]:
     """Return the units that are pairs in the blocks of this shape."""
-    found = {part.name: SeenPairs(part=part) for parts in parts_of(shape) for part in parts}
-    if not found:
-        found[PAIR] = SeenPairs()
+    kinds = {part.name: SeenPairs(part=part) for parts in parts_of(shape) for part in parts}
+    if not kinds:
+        kinds[PAIR] = SeenPairs()
     if any(shape.has_window):
-        found[NEAR] = SeenPairs(shape.window)
-    return found
+        kinds[NEAR] = SeenPairs(shape.window)
+    return kinds
 
 
 def pairs_seen(
@@ -339,4 +341,4 @@ def pairs_seen(
     # Keys that are farther off than the window reaches, on either side.
     reach = window - 1 if causal else window // 2
     beyond = (length - 1 - reach for length in lengths if length - 1 > reach)
-    return all_seen - sum(each * (each + 1) for each in beyond) // (2 if causal else 1)
+    return all_seen - sum(keys * (keys + 1) for keys in beyond) // (2 if causal else 1)

@@ -68,8 +68,10 @@ class Progress:
             TypeError: A value has the wrong type.
         """
         for name, value in state.items():
-            own = getattr(self, name)
-            if not isinstance(value, type(own)) and not (own is None and type(value) is float):
+            present = getattr(self, name)
+            if not isinstance(value, type(present)) and not (
+                present is None and type(value) is float
+            ):
                 raise TypeError(f"progress.{name} is {value!r}")
         vars(self).update(state)
 

@@ -54,7 +54,7 @@ from transfer_cli.training.measurements import (
     layer_shares,
     peak_memory,
 )
-from transfer_cli.training.resume import note_overrides, take_up
+from transfer_cli.training.resume import note_overrides, restore
 from transfer_cli.training.spending import SPENT, Spending
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Trainer:
         """
         if self._main:
             self._spending.go_on(self._directory)
-        self._before = take_up(self._run, self._directory, self._checkpoints, self._progress)
+        self._before = restore(self._run, self._directory, self._checkpoints, self._progress)
         if self._main:
             note_overrides(self._directory, as_yaml(self._config), typed)
             self._run.origins.save(self._directory)
@@ -341,9 +341,9 @@ class Trainer:
             command=self._command,
             presets=self._directory.read_presets(),
             seed=self._config.seed,
-            measures={name: each.measures for name, each in scores.items()},
+            measures={name: of_split.measures for name, of_split in scores.items()},
             metrics=self._blueprint.metrics,
-            tables={name: each.tables for name, each in scores.items() if each.tables},
+            tables={name: of_split.tables for name, of_split in scores.items() if of_split.tables},
             labels=tuple(run.data.labels),
             task=None if task is None else task.name,
             expected=None if task is None else task.expected,
