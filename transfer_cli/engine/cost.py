@@ -58,9 +58,7 @@ Amounts = Mapping[tuple[str, bool], Sequence[float]]
 
 def prices_of(model: TransferModel, trains: Set[str]) -> dict[str, Price]:
     """Return the price of each unit of a model in which the named parameters train."""
-    return _prices(
-        model, {id(parameter) for name, parameter in model.named_parameters() if name in trains}
-    )
+    return _prices(model, {id(p) for name, p in model.named_parameters() if name in trains})
 
 
 def _prices(model: TransferModel, trained: Set[int]) -> dict[str, Price]:

@@ -126,7 +126,6 @@ class Sums(Metric):
 
 
 def _over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return each sum over all processes."""
     # A process without examples has no names; the first one always has some. Gathered, since a
     # broadcast waits without limit for a process that hangs in its share.
     shapes_here = json.dumps({name: list(value.shape) for name, value in sums.items()})

@@ -296,16 +296,6 @@ def time_limit(
     return [(START | EACH_STEP, look)]
 
 
-def notes(is_due: Callable[[], bool], note: Callable[[], None]) -> Handlers:
-    """Call `note` after a step by which it is due."""
-
-    def maybe(engine: Engine) -> None:
-        if is_due():
-            note()
-
-    return [(EACH_STEP, maybe)]
-
-
 def advice(
     total_steps: int,
     seconds_left: Callable[[], float],

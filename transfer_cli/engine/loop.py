@@ -68,10 +68,8 @@ class Progress:
             TypeError: A value has the wrong type.
         """
         for name, value in state.items():
-            present = getattr(self, name)
-            if not isinstance(value, type(present)) and not (
-                present is None and type(value) is float
-            ):
+            now = getattr(self, name)
+            if not isinstance(value, type(now)) and not (now is None and type(value) is float):
                 raise TypeError(f"progress.{name} is {value!r}")
         vars(self).update(state)
 

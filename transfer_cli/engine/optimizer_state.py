@@ -20,10 +20,8 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
     Raises:
         ValueError: The saved averages belong to other parameters.
     """
-    groups = optimizer.state_dict()["param_groups"]
-    if [group["params"] for group in saved["param_groups"]] != [
-        group["params"] for group in groups
-    ]:
+    ours = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in ours]:
         raise ValueError("its optimizer has other parameters")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not _complete(optimizer, saved["state"]):
@@ -37,7 +35,7 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
                 fits = (name, type(value)) in _PLAIN_AVERAGES
             if not fits:
                 raise ValueError(f"{name} of its optimizer's parameter {number}")
-    return {"state": saved["state"], "param_groups": groups}
+    return {"state": saved["state"], "param_groups": ours}
 
 
 def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:

@@ -251,7 +251,6 @@ class TrainStep:
             self._lanes.load_state_dict(state["lanes"])
 
     def _weights(self, step: int) -> dict[str, float]:
-        """Return the weight of each loss term at a step."""
         return {
             f"{loss.name}/{term}": loss.weight_at(step) * weight
             for loss in self.losses

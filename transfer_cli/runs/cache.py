@@ -174,7 +174,6 @@ def _lock_of(path: Path) -> Lock:
 
 
 def _clear(entry: Path) -> None:
-    """Remove a damaged entry, under its lock."""
     if entry.exists():
         log.warning("%s in the cache is damaged and is made again", entry)
         remove(entry)

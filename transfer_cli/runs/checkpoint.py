@@ -98,8 +98,7 @@ def restore_best(checkpoint: Path, folder: Path, step: int) -> None:
     with writing(folder), replaced_folder(folder) as temporary:
         _copy_files(checkpoint / BEST, temporary)
         known = {
-            name.removeprefix(f"{BEST}/"): fingerprint
-            for name, fingerprint in _best_of(checkpoint).items()
+            name.removeprefix(f"{BEST}/"): entry for name, entry in _best_of(checkpoint).items()
         }
         _write_meta(temporary, step, known)
 
@@ -141,9 +140,7 @@ def _take_along(best: Path, temporary: Path, older: Sequence[Path]) -> dict[str,
         known = _fingerprints(best)
         _write_meta(best, meta["step"], known)
     files = {f"{BEST}/{name}": fingerprint for name, fingerprint in known.items()}
-    twins = (
-        checkpoint / BEST for checkpoint in reversed(older) if _has_its_sizes(checkpoint, files)
-    )
+    twins = (old / BEST for old in reversed(older) if _has_its_sizes(old, files))
     _copy_files(best, temporary / BEST, next(twins, None))
     return files
 
@@ -206,19 +203,17 @@ def newest_good(folder: Path) -> Path | None:
     """Return the newest undamaged checkpoint of a run, None without one; log damaged ones."""
     problem, left = None, find_all(folder)
     while left:
-        newest = left.pop()
+        last = left.pop()
         if problem is not None:
-            log.warning(
-                "%s; trying step %d, with %d more left", problem, step_of(newest), len(left)
-            )
+            log.warning("%s; trying step %d, with %d more left", problem, step_of(last), len(left))
         try:
-            verify(newest)
+            verify(last)
         except _LaterFormatError:
             raise
         except CheckpointError as error:
             problem = error
         else:
-            return newest
+            return last
     if problem is not None:
         best = folder / BEST
         cure = f"begin a new run with its best weights by init_from={best}, or " * _is_whole(best)
@@ -280,11 +275,7 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     if not keep:
         return
     checkpoints = _folders(folder)
-    whole = [
-        checkpoint
-        for checkpoint in checkpoints
-        if step_of(checkpoint) <= newest and _has_its_sizes(checkpoint)
-    ]
+    whole = [path for path in checkpoints if step_of(path) <= newest and _has_its_sizes(path)]
     for old in checkpoints:
         if old not in whole[-keep:]:
             remove(old)

@@ -83,7 +83,6 @@ class Lock:
         return (self._by_system and not is_shared(self._path)) or self._become_holder()
 
     def _become_holder(self) -> bool:
-        """Make the file that says who holds the lock."""
         self._own = f"{_machine()} {os.getpid()} {_started(os.getpid())} {secrets.randbits(64)}"
         while True:
             try:
@@ -248,7 +247,6 @@ def _is_of_this_machine(holder: str) -> bool:
 
 
 def _lives(holder: str) -> bool:
-    """Return whether a holder of this machine lives."""
     try:
         _, process, started, _ = holder.split()
         os.kill(int(process), 0)

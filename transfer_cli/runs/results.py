@@ -183,7 +183,6 @@ def _count(stored: Mapping[str, Any], key: str) -> int | None:
 
 
 def _mappings(stored: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
-    """Return the mappings that a mapping of a file holds."""
     values = mapping(stored, key).items()
     return {name: value for name, value in values if isinstance(value, dict)}
 

@@ -196,7 +196,6 @@ class CheckpointWriter:
 
 
 def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
-    """Return what writes tensors into the folder that it is given."""
     return lambda folder: save_tensors(tensors, folder / WEIGHTS)
 
 

@@ -217,7 +217,7 @@ class Trainer:
             share=SAVING if saving.every == "auto" else None,
             agree=lambda now: bool(distributed.all_reduce_max(now and self._main)),
         )
-        yield handlers.notes(self._spending.is_due, self._note_spending)
+        yield [(handlers.EACH_STEP, self._note_spending_if_due)]
         if loop.minutes is not None:
             use = partial(setattr, step, "time_used")
             yield handlers.time_limit(loop.minutes, self._seconds, use)
@@ -264,6 +264,10 @@ class Trainer:
         """Return after how many seconds the run ends, however many steps it has taken."""
         minutes = self._blueprint.loop.minutes
         return math.inf if minutes is None else 60 * minutes - self._seconds()
+
+    def _note_spending_if_due(self) -> None:
+        if self._spending.is_due():
+            self._note_spending()
 
     def _note_spending(self) -> None:
         if self._main:

@@ -56,7 +56,6 @@ def shard_model(model: TransferModel, device: torch.device) -> None:
 def _replicate_numbers(
     model: TransferModel, mesh: DeviceMesh, device: torch.device
 ) -> set[nn.Parameter]:
-    """Replicate each parameter that is a scalar; return them."""
     numbers = set()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
