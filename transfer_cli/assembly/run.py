@@ -32,11 +32,11 @@ from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
+from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.cost import Flops, Tally, count
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
-from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import frozen_matrices, halve
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Passes, TrainStep, Update
@@ -249,12 +249,12 @@ def _parallel(
     return Replicated(model, some_unused=some_unused)
 
 
-def _lanes(plan: Blueprint, micro_batch: int) -> Lanes | None:
+def _lanes(plan: Blueprint, micro_batch: int) -> CarriedMemory | None:
     """Return what remembers the text of the main stream from step to step, if anything does."""
     if not plan.remembers:
         return None
     shape, epoch = plan.model.backbone.shape, plan.course.sizes.steps_per_epoch
-    return Lanes(shape, plan.course.loop.batch, micro_batch, epoch, plan.precision.device)
+    return CarriedMemory(shape, plan.course.loop.batch, micro_batch, epoch, plan.precision.device)
 
 
 def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:

@@ -286,24 +286,14 @@ def time_limit(
     """
 
     def look(engine: Engine) -> None:
-        own = spent() / (60 * minutes) if distributed.is_main() else 0.0
-        share = min(1.0, distributed.all_reduce_max(int(own * _PARTS)) / _PARTS)
+        used = spent() / (60 * minutes) if distributed.is_main() else 0.0
+        share = min(1.0, distributed.all_reduce_max(int(used * _PARTS)) / _PARTS)
         use(share)
         if share >= 1 and engine.state.iteration:
             log.info("loop.minutes: time is up after step %d: ending", engine.state.iteration)
             engine.terminate()
 
     return [(START | EACH_STEP, look)]
-
-
-def notes(is_due: Callable[[], bool], note: Callable[[], None]) -> Handlers:
-    """Call `note` after a step by which it is due."""
-
-    def maybe(engine: Engine) -> None:
-        if is_due():
-            note()
-
-    return [(EACH_STEP, maybe)]
 
 
 def advice(
@@ -329,10 +319,10 @@ def advice(
             began, first = now, step
         elif not over and step - first >= MEASURED_STEPS and now - began >= SECONDS_BETWEEN_LINES:
             over = True
-            each = (now - began) / (step - first)
-            left = min(each * (total_steps - step), seconds_left())
+            seconds = (now - began) / (step - first)
+            left = min(seconds * (total_steps - step), seconds_left())
             if left > LONG:
-                say(left, each)
+                say(left, seconds)
 
     return [(EACH_STEP, measure)]
 

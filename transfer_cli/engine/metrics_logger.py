@@ -78,5 +78,5 @@ def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
 
 
 def _record_files(run: RunDirectory) -> dict[str, Path]:
-    found = [run.metrics, run.speed, *event_files(run.tensorboard)]
-    return {path.relative_to(run.path).as_posix(): path for path in found if path.is_file()}
+    files = [run.metrics, run.speed, *event_files(run.tensorboard)]
+    return {path.relative_to(run.path).as_posix(): path for path in files if path.is_file()}

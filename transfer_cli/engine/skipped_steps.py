@@ -118,13 +118,13 @@ class SkippedSteps:
 
 def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
     """Return which examples a step saw, on all processes."""
-    own = [
+    seen_here = [
         f"{stream} {number}"
         for micro in micro_batches
         for stream, batch in micro.items()
         if not isinstance(batch, PaddingBatch)
         for number in batch["index"].tolist()
     ]
-    gathered = distributed.all_gather_text("\n".join(own))
+    gathered = distributed.all_gather_text("\n".join(seen_here))
     words = [word for text in gathered for word in text.splitlines()]
     return f"examples {listed(words, _SHOWN_EXAMPLES)}"

@@ -14,12 +14,12 @@ from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, size, to_device, with_facts
 from transfer_cli.data.loader import PaddingBatch
 from transfer_cli.engine import distributed
+from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import (
     Parallel,
     average_statistics,
     full_tensor,
 )
-from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
@@ -91,7 +91,7 @@ class Passes:
     precision: Precision
     parallel: Parallel | None = None
     lay_out: Callable[[Batch], Batch] = with_facts
-    lanes: Lanes | None = None
+    lanes: CarriedMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,6 @@ class TrainStep:
             self._lanes.load_state_dict(state["lanes"])
 
     def _weights(self, step: int) -> dict[str, float]:
-        """Return the weight of each loss term at a step."""
         return {
             f"{loss.name}/{term}": loss.weight_at(step) * weight
             for loss in self.losses

@@ -100,7 +100,7 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
 
 def _one_label_each(metrics: Sequence[Metric]) -> bool:
     """Return whether examples have one label each, so that shares of labels are shares of them."""
-    return any(each.per_example and each.unit in ("fraction", "percent") for each in metrics)
+    return any(metric.per_example and metric.unit in ("fraction", "percent") for metric in metrics)
 
 
 def in_words(

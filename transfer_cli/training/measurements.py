@@ -27,8 +27,8 @@ def hyperparameters(config: DictConfig, presets: Mapping[str, str]) -> dict[str,
     Lists and paths are left out, and so is what only names the run or says where it works.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    found = {key: _shown(value) for key, value in flat(plain) if _is_listed(key, value)}
-    return found | {group: _shown(option) for group, option in presets.items()}
+    values = {key: _shown(value) for key, value in flat(plain) if _is_listed(key, value)}
+    return values | {group: _shown(option) for group, option in presets.items()}
 
 
 def _is_listed(key: str, value: Any) -> bool:

@@ -40,8 +40,8 @@ def as_before(directory: RunDirectory, config: DictConfig, *, strict: bool) -> I
     What else differs from then is said in one line: the run goes on, and is no longer bit for bit
     the one without a break.
     """
-    found = json.dumps(_surroundings(directory)) if distributed.is_main() else ""
-    then: dict[str, Any] | None = json.loads(distributed.broadcast_text(found))
+    surroundings = json.dumps(_surroundings(directory)) if distributed.is_main() else ""
+    then: dict[str, Any] | None = json.loads(distributed.broadcast_text(surroundings))
     asked = config.threads or (then or {}).get("threads")
     with computing_threads(asked):
         if distributed.is_main():
@@ -60,9 +60,9 @@ def _surroundings(directory: RunDirectory) -> dict[str, Any] | None:
 
     Where there is no checkpoint it is empty.
     """
-    for found in reversed(checkpoint.find_all(directory.checkpoints)):
+    for folder in reversed(checkpoint.find_all(directory.checkpoints)):
         try:
-            read: dict[str, Any] = read_json(found / RECORD)
+            read: dict[str, Any] = read_json(folder / RECORD)
             between("threads", int(read["threads"]), 1, MOST_THREADS)
         except FileNotFoundError:
             return None
@@ -87,7 +87,7 @@ def _compare(then: dict[str, Any] | None, now: dict[str, Any], *, strict: bool) 
         )  # fmt: skip
 
 
-def take_up(
+def restore(
     run: TrainingRun,
     directory: RunDirectory,
     checkpoints: CheckpointWriter,
@@ -142,7 +142,7 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
     "" where there is nothing to say: no step was taken, or there are as many as before. A schedule
     is a function of the step and of how many there are, so the rate may jump.
     """
-    taken = [checkpoint.step_of(found) for found in checkpoint.find_all(directory.checkpoints)]
+    taken = [checkpoint.step_of(folder) for folder in checkpoint.find_all(directory.checkpoints)]
     step, sizes = max(taken, default=0), blueprint.course.sizes
     loop = build(read_stored(directory.config, directory.read_command(), "resume").loop,
                  "loop", LoopConfig)  # fmt: skip
@@ -154,7 +154,7 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
         stages = blueprint.adaptation.plan_stages(
             blueprint.network.groups, steps, sizes.steps_per_epoch
         )
-        now = next(each for each in stages if number < each.end)
+        now = next(stage for stage in stages if number < stage.end)
         scheduler = replace(blueprint.course.lr_scheduler, total=steps)
         return scheduler.get_lr(number, begin=now.begin, end=now.end, factor=now.rate)
 

@@ -54,7 +54,7 @@ from transfer_cli.training.measurements import (
     layer_shares,
     peak_memory,
 )
-from transfer_cli.training.resume import note_overrides, take_up
+from transfer_cli.training.resume import note_overrides, restore
 from transfer_cli.training.spending import SPENT, Spending
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Trainer:
         """
         if self._main:
             self._spending.go_on(self._directory)
-        self._before = take_up(self._run, self._directory, self._checkpoints, self._progress)
+        self._before = restore(self._run, self._directory, self._checkpoints, self._progress)
         if self._main:
             note_overrides(self._directory, as_yaml(self._config), typed)
             self._run.origins.save(self._directory)
@@ -220,7 +220,7 @@ class Trainer:
             share=SAVING if saving.every == "auto" else None,
             agree=lambda now: bool(distributed.all_reduce_max(now and self._main)),
         )
-        yield handlers.notes(self._spending.is_due, self._note_spending)
+        yield [(handlers.EACH_STEP, self._note_spending_if_due)]
         if loop.minutes is not None:
             use = partial(setattr, step, "time_used")
             yield handlers.time_limit(loop.minutes, self._seconds, use)
@@ -269,6 +269,10 @@ class Trainer:
         """Return after how many seconds the run ends, however many steps it has taken."""
         minutes = self._blueprint.course.loop.minutes
         return math.inf if minutes is None else 60 * minutes - self._seconds()
+
+    def _note_spending_if_due(self) -> None:
+        if self._spending.is_due():
+            self._note_spending()
 
     def _note_spending(self) -> None:
         if self._main:
@@ -346,9 +350,9 @@ class Trainer:
             command=self._command,
             presets=self._directory.read_presets(),
             seed=self._config.seed,
-            measures={name: each.measures for name, each in scores.items()},
+            measures={name: of_split.measures for name, of_split in scores.items()},
             metrics=self._blueprint.network.metrics,
-            tables={name: each.tables for name, each in scores.items() if each.tables},
+            tables={name: of_split.tables for name, of_split in scores.items() if of_split.tables},
             labels=tuple(run.data.labels),
             task=None if task is None else task.name,
             expected=None if task is None else task.expected,

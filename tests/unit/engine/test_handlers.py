@@ -61,87 +61,56 @@ def losses(*values):
 # Validation.
 
 
-def test_validation_happens_in_its_rhythm_and_once_at_the_end():
-    run = a_run(total=7)
-    said = validated(run, losses(5, 4, 3, 2), every="2 steps")
+@pytest.mark.parametrize(
+    ("total", "every", "steps"), [(7, "2 steps", [2, 4, 6, 7]), (6, "3 steps", [3, 6])]
+)
+def test_validation_happens_in_its_rhythm_and_once_at_the_end(total, every, steps):
+    run = a_run(total)
+    said = validated(run, losses(5, 4, 3, 2), every=every)
 
     run.go()
 
-    assert [step for step, _ in said["measures"]] == [2, 4, 6, 7]
+    assert [step for step, _ in said["measures"]] == steps
 
 
-def test_an_end_that_falls_on_the_rhythm_is_measured_once():
-    run = a_run(total=6)
-    said = validated(run, losses(5, 4, 3), every="3 steps")
-
-    run.go()
-
-    assert [step for step, _ in said["measures"]] == [3, 6]
-
-
-def test_the_best_is_kept_at_each_improvement_and_only_then():
-    run = a_run(total=10)
-    said = validated(run, losses(5, 4, 4, 4.5, 3))
-
-    run.go()
-
-    assert said["best"] == [2, 4, 10]
-    assert (run.progress.best, run.progress.best_step, run.progress.waited) == (3, 10, 0)
+ACCURACY = Metric("accuracy", higher_is_better=True, headline=True)
+PEARSON = Metric("pearson", higher_is_better=True, headline=True)
+TIES = [
+    {"accuracy": accuracy, "loss": loss}
+    for accuracy, loss in ((0.8, 1.0), (0.9, 3.0), (0.9, 2.0), (0.9, 2.5))
+]
+UNDEFINED = [{"loss": 2.0}, {"loss": 1.0}, {"loss": 3.0, "pearson": -0.5}, {"loss": 0.5}]
 
 
-@pytest.mark.parametrize("monitor", ["accuracy", "macro_f1", "accuracy/animal", "exact_match"])
-def test_higher_is_better_where_the_metric_says_so(monitor):
-    run = a_run(total=6)
-    said = validated(run, [{monitor: value} for value in (0.5, 0.4, 0.6)], monitor=monitor)
-
-    run.go()
-
-    assert said["best"] == [2, 6]
-    assert run.progress.best == 0.6
-
-
-def test_lower_is_better_for_the_error_rate():
-    run = a_run(total=4)
-    said = validated(run, [{"error_rate": 9.0}, {"error_rate": 9.5}], monitor="error_rate")
-
-    run.go()
-
-    assert said["best"] == [2]
-
-
-@pytest.mark.parametrize("monitor", ["accuracy", None])
-def test_of_equal_values_that_of_the_lower_loss_is_kept(monitor):
-    run = a_run(total=8)
-    accuracies, both = (0.8, 0.9, 0.9, 0.9), (1.0, 3.0, 2.0, 2.5)
-    measured = [{"accuracy": a, "loss": b} for a, b in zip(accuracies, both, strict=True)]
-    metrics = (Metric("accuracy", higher_is_better=True, headline=True), LOSS)
-    said = validated(run, measured, monitor=monitor, metrics=metrics, patience=2)
+@pytest.mark.parametrize(
+    ("values", "options", "best", "progress"),
+    [
+        (losses(5, 4, 4, 4.5, 3), {}, [2, 4, 10], (3, 10, 0)),
+        ([{"error_rate": 9.0}, {"error_rate": 9.5}], {"monitor": "error_rate"}, [2], (9.0, 2, 1)),
+        *(
+            ([{name: value} for value in (0.5, 0.4, 0.6)], {"monitor": name}, [2, 6], (0.6, 6, 0))
+            for name in ("accuracy", "macro_f1", "accuracy/animal", "exact_match")
+        ),
+        # Of equal values that of the lower loss.
+        *(
+            (TIES, {"monitor": name, "metrics": (ACCURACY, LOSS)}, [2, 4, 6], (0.9, 6, 1))
+            for name in ("accuracy", None)
+        ),
+        # Where the last is kept, the best value still counts for patience.
+        (losses(3, 4, 5, 6), {"patience": 3, "keep_last": True}, [2, 4, 6, 8], (3, 8, 3)),
+        # What is not defined is worse than anything measured.
+        (UNDEFINED, {"monitor": None, "metrics": (PEARSON, LOSS)}, [2, 4, 6], (-0.5, 6, 1)),
+        (losses(float("inf"), 9.0), {}, [2, 4], (9.0, 4, 0)),
+    ],
+)
+def test_the_best_is_kept_at_each_improvement_and_only_then(values, options, best, progress):
+    run = a_run(total=2 * len(values))
+    said = validated(run, values, **options)
 
     run.go()
 
-    assert said["best"] == [2, 4, 6]
-    assert (run.progress.best, run.progress.best_loss, run.progress.waited) == (0.9, 2.0, 1)
-
-
-def test_where_the_last_is_kept_the_best_value_still_counts_for_patience():
-    run = a_run(total=8)
-    said = validated(run, losses(3, 4, 5, 6), patience=3, keep_last=True)
-
-    run.go()
-
-    assert said["best"] == [2, 4, 6, 8]
-    assert (run.progress.best, run.progress.best_step, run.progress.waited) == (3, 8, 3)
-
-
-def test_what_is_not_defined_is_worse_than_anything_measured():
-    run = a_run(total=8)
-    pearson = Metric("pearson", higher_is_better=True, headline=True)
-    measured = [{"loss": 2.0}, {"loss": 1.0}, {"loss": 3.0, "pearson": -0.5}, {"loss": 0.5}]
-    said = validated(run, measured, monitor=None, metrics=(pearson, LOSS))
-
-    run.go()
-
-    assert said["best"] == [2, 4, 6]
+    assert said["best"] == best
+    assert (run.progress.best, run.progress.best_step, run.progress.waited) == progress
 
 
 def test_a_value_noted_without_its_loss_by_an_earlier_version_is_beaten_by_a_better_one_alone():
@@ -203,15 +172,6 @@ def test_a_measure_that_is_not_a_number_ends_the_run():
 
     with pytest.raises(DivergedError, match="step 4: validation loss is not a number"):
         run.go()
-
-
-def test_an_infinite_first_measure_can_be_beaten():
-    run = a_run(total=4)
-    said = validated(run, losses(float("inf"), 9.0))
-
-    run.go()
-
-    assert said["best"] == [2, 4]
 
 
 # Rhythms.
@@ -484,28 +444,15 @@ def bounded(run, minutes, seconds_a_step=6.0):
     return shares
 
 
-def test_a_run_ends_with_the_step_by_which_its_time_is_used():
+@pytest.mark.parametrize(("minutes", "steps"), [(1, 10), (60, 20), (1e-9, 1)])
+def test_a_run_ends_with_the_step_by_which_its_time_is_used_and_takes_one(minutes, steps):
     run = a_run(total=20)
 
-    shares = bounded(run, minutes=1)
+    shares = bounded(run, minutes)
 
-    assert run.progress.step == 10
-    assert shares == pytest.approx([step / 10 for step in range(11)], abs=1e-9)
-
-
-def test_a_run_that_is_done_before_its_time_takes_all_its_steps():
-    run = a_run(total=20)
-
-    assert bounded(run, minutes=60)[-1] < 1
-    assert run.progress.step == 20
-
-
-def test_a_run_without_time_takes_a_step():
-    run = a_run(total=20)
-
-    bounded(run, minutes=1e-9)
-
-    assert run.progress.step == 1
+    assert run.progress.step == steps
+    used = [min(1.0, step / (10 * minutes)) for step in range(steps + 1)]
+    assert shares == pytest.approx(used, abs=1e-9)
 
 
 @pytest.mark.parametrize(
