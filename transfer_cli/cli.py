@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             return EXIT_DONE
         except (KeyboardInterrupt, Exception) as error:
             if "--job" in words[:-1] and not isinstance(error, PeerError):
-                # Tells the sweep of which this is a job why it failed or was stopped.
+                # Tells its sweep why this job failed or was stopped.
                 with contextlib.suppress(OSError):
                     file = Path(words[words.index("--job") + 1])
                     file.write_text(_one_line(error), encoding="utf-8")
@@ -139,7 +139,6 @@ def _asks_help(words: list[str]) -> bool:
 
 
 def _function_of(command: Command) -> Callable[[Any], None]:
-    """Import what does the work of a command."""
     module, _, name = command.function.rpartition(".")
     function: Callable[[Any], None] = getattr(_load(module), name)
     return function
@@ -217,7 +216,6 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
 
 
 def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
-    """Return what a run of this config measures."""
     _load("transfer_cli.assembly.losses")
     from transfer_cli.assembly.losses import build_objectives
     from transfer_cli.objectives.base import declared_metrics
@@ -275,7 +273,6 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
 
 
 def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys that name a run, each with the best run of a sweep in the place of the sweep."""
     from transfer_cli.report.best_of_sweep import run_of
 
     runs: dict[str, Any] = {}
@@ -310,7 +307,7 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 
 def _sweep(name: str, command: Command, request: "Request") -> None:
-    """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
+    """Run the jobs of a sweep, and print the outcome of each, also after Ctrl-C."""
     from transfer_cli.sweep.jobs import Jobs
     from transfer_cli.sweep.multirun import chosen_folder, run_sweep
 
@@ -330,7 +327,6 @@ def _sweep(name: str, command: Command, request: "Request") -> None:
 
 
 def _end_sweep(jobs: "Jobs", folder: Path) -> None:
-    """Print what became of each job of a sweep."""
     from transfer_cli.sweep.jobs import shared
 
     if jobs.makes_runs or not jobs.done:

@@ -89,7 +89,7 @@ class WorkerError(TransferError):
     """A process that was started to work on a run has ended before the run did.
 
     Args:
-        message: What became of it.
+        message: What happened to it.
         exit_code: The exit code of the run, as a shell would call what happened.
     """
 

@@ -210,7 +210,6 @@ class TextTable:
         return lines
 
     def _blocks(self, cells: Sequence[Sequence[Piece]], console: "Console") -> list["Text"]:
-        """Return each row as lines of title and cell."""
         room = 2 + max(len(column.title) for column in self.columns)
         lines: list[Text] = []
         for row in cells:

@@ -93,16 +93,16 @@ def modules_of(line):
 @pytest.mark.parametrize(
     ("line", "modules"),
     [
-        ("--help", {"torch", "hydra", "omegaconf"}),
+        ("--help", {"torch", "hydra", "omegaconf", "rich"}),
         ("--version", {"torch", "hydra", "omegaconf"}),
-        ("-sc query=bash", {"torch", "hydra", "omegaconf", "yaml"}),
+        ("-sc query=bash", {"torch", "hydra", "omegaconf", "yaml", "rich"}),
         ("finetune --help", {"torch"}),
-        ("presets", {"torch"}),
+        ("presets", {"torch", "rich"}),
         ("evaluate run=nowhere", {"transfer_cli.sweep.jobs"}),
     ],
 )
 def test_what_a_command_does_not_need_is_not_imported(line, modules, monkeypatch):
-    monkeypatch.setenv("COMP_LINE", "transfer finetune model=")
+    monkeypatch.setenv("COMP_LINE", "transfer finetune data=table adaptation=lora data.t")
 
     imported, err = modules_of(line)
 

@@ -215,7 +215,6 @@ def _path(maker: type) -> str:
 
 
 def _options(maker: type) -> dict[str, inspect.Parameter]:
-    """Return the parameters of the constructor that can be given by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(maker).parameters
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
@@ -290,7 +289,6 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
 
 
 def _is_container(kind: Any) -> bool:
-    """Return whether `kind` is one of Python's own lists, tuples, sets and mappings."""
     if not isinstance(kind, type) or kind in (str, bytes):
         return False
     return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Iterable)

@@ -8,7 +8,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 
 from transfer_cli.config import commands
 from transfer_cli.config.check_training import check_training
-from transfer_cli.config.commands import CHOICES, SPOKEN
+from transfer_cli.config.commands import CHOICES, DECLARED
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.errors import ConfigError, nearest, one_of
@@ -58,7 +58,6 @@ def check(config: DictConfig, command: str) -> None:
 
 
 def _check_numbers(node: Any) -> None:
-    """Refuse numbers that are none (nan), or too large for the arithmetic of any part."""
     for key, values in flat(node):
         for value in values if isinstance(values, list) else [values]:
             if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
@@ -71,9 +70,7 @@ def _check_choices(config: DictConfig, command: str) -> None:
         config.cost.energy = "off"
     for place, words in CHOICES.items():
         *of, spoken = place.split()
-        section, _, name = next((k for k, t in SPOKEN.items() if t == spoken), spoken).rpartition(
-            "."
-        )
+        section, _, name = DECLARED.get(spoken, spoken).rpartition(".")
         node = OmegaConf.select(config, section) if section else config
         is_plain = node is not None and dataclasses.is_dataclass(OmegaConf.get_type(node))
         value = node.get(name) if is_plain and of in ([], [command]) else None

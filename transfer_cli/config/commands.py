@@ -11,6 +11,8 @@ from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Render
 SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
 """Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""
 
+DECLARED = {typed: key for key, typed in SPOKEN.items()}
+
 CHOICES = {
     "device": "auto cpu cuda ...", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
     "parallel": "ddp fsdp", "split": "auto train validation test all ...",

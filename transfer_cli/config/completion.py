@@ -261,7 +261,6 @@ def _nothing(entry: "os.DirEntry[str]") -> bool:
 
 
 def _runs(folder: Path, depth: int) -> Iterator[str]:
-    """Yield the runs in a folder and in those below it."""
     for entry in _entries(folder) if depth else ():
         if entry.is_dir():
             if _is_run(entry):

@@ -22,7 +22,7 @@ from omegaconf.errors import (
 
 from transfer_cli.config import describe
 from transfer_cli.config.flags import Request, quoted, takes_one
-from transfer_cli.config.meant import meant, options_with
+from transfer_cli.config.suggest import options_with, suggest
 from transfer_cli.errors import listed, nearest
 from transfer_cli.safe_files import UnreadableError, read_text
 
@@ -146,7 +146,6 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
 
 
 def _reads(file: str, command: str) -> str:
-    """Return the words by which a command trains on a file."""
     option = "text" if command in ("pretrain", "prepare") else "table"
     return f"data={option} data.train={file}"
 
@@ -160,7 +159,7 @@ def _broken_override(override: str, command: str, request: Request) -> str:
     if "=" not in override:
         if Path(override).is_file():
             return f"{override}: say what it is for, such as {_reads(override, command)}"
-        close = meant(override, command, request.config_dir)
+        close = suggest(override, command, request.config_dir)
         named = [o for o in describe.options(request.config_dir) if o.name == override]
         if not close and named:
             close = f" Did you mean '{named[0].group}={override}'?"
@@ -194,7 +193,7 @@ def _unknown_key(
     # A slip beside what is meant comes before what others call so.
     near = 0.85 if parent else 0.8
     close = nearest(str(cause.key), choices, near) if parent or key == cause.full_key else ""
-    close = close or ("" if owners else meant(key, command, request.config_dir))
+    close = close or ("" if owners else suggest(key, command, request.config_dir))
     close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"

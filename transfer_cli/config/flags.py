@@ -11,7 +11,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transfer_cli.config.commands import SPOKEN
+from transfer_cli.config.commands import DECLARED
 from transfer_cli.config.describe import declared
 from transfer_cli.errors import ConfigError, nearest
 
@@ -91,9 +91,7 @@ _ONE_OPTION = {
     "data", "model", "tokenizer", "objective", "optimizer", "schedule", "adaptation",
     "adaptation/plan", "adaptation/layer_scale", "adaptation/penalty",
 }  # fmt: skip
-"""Groups of which one option is chosen; of two, Hydra would make a mixture."""
-
-_SPOKEN = {typed: key for key, typed in SPOKEN.items()}
+"""Groups that take one option; Hydra would merge two into a mixture."""
 
 
 def read(words: list[str], known: Flags) -> argparse.Namespace:
@@ -125,9 +123,9 @@ def _read(
 
 def _as_key(command: str, name: str) -> str:
     """Return what to type where a flag was typed that is a key."""
-    from transfer_cli.config.meant import meant  # which reads all configs
+    from transfer_cli.config.suggest import suggest  # which reads all configs
 
-    hint = meant(name.lstrip("-").replace("-", "_"), command) if command else ""
+    hint = suggest(name.lstrip("-").replace("-", "_"), command) if command else ""
     return f" Keys are typed KEY=VALUE, without dashes.{hint}" if hint else ""
 
 
@@ -159,11 +157,10 @@ def parse(arguments: list[str], command: str = "") -> Request:
 
 
 def _declared(word: str) -> str:
-    """Return an override with its key as it is declared."""
     key, equals, value = word.partition("=")
-    if key.startswith("resume.") and key not in _SPOKEN:
-        raise ConfigError(f"{key}: no such key.{nearest(key, _SPOKEN)}")
-    return f"{_SPOKEN.get(key, key)}{equals}{value}"
+    if key.startswith("resume.") and key not in DECLARED:
+        raise ConfigError(f"{key}: no such key.{nearest(key, DECLARED)}")
+    return f"{DECLARED.get(key, key)}{equals}{value}"
 
 
 def _chooses_sweep(words: list[str]) -> bool:
@@ -177,7 +174,6 @@ def _chooses_sweep(words: list[str]) -> bool:
 
 
 def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
-    """Yield flags as they are typed, those of `names` that were given."""
     for name in names:
         given = getattr(found, name)
         for value in given if isinstance(given, list) else [given]:

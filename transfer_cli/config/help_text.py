@@ -118,7 +118,6 @@ def _usage(command: Command, found: list[Option]) -> str:
 
 
 def _entry(head: Pieces, text: str) -> Entry:
-    """Return `head` and `text` in two columns."""
     return Entry(head, [text], COLUMN, WIDTH)
 
 

@@ -79,10 +79,10 @@ def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
 
 def plain_values(config: Any) -> dict[str, Any]:
     """Return a config, composed or as `config.schema` declares it, as plain values, resolved."""
-    if isinstance(config, DictConfig):
-        values: Any = OmegaConf.to_container(config, resolve=True)
-        return values
-    return dataclasses.asdict(config)
+    is_composed = OmegaConf.is_config(config)
+    plain: Any = OmegaConf.to_container(config, resolve=True) if is_composed else config
+    values: dict[str, Any] = plain if is_composed else dataclasses.asdict(plain)
+    return values
 
 
 def as_yaml(config: Any) -> str:
@@ -129,7 +129,6 @@ def _literal(value: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Escape `${` so that it is not read as the start of an interpolation."""
     return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 

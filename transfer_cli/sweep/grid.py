@@ -29,7 +29,7 @@ _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 """Parts whose options are all their classes' own."""
 
 _SCHEME = "adaptation"
-"""The key whose values in a preset of `sweep` are all that there are: some do not fit each run."""
+"""A preset of `sweep` lists every value of this key; some do not fit every run."""
 
 _DECIDE = ("data", "tokenizer", "streams")
 """The parts of a config that decide how text is encoded."""

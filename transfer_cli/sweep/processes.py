@@ -148,7 +148,6 @@ class SideBySide:
             process.send_signal(self._told)
 
     def _collect(self, left: int) -> None:
-        """Record the jobs that have ended since the last look."""
         for ended in [ended for ended in self._running if ended.process.poll() is not None]:
             self._running.remove(ended)
             self._slots.append(ended.slot)

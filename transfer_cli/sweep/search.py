@@ -99,7 +99,6 @@ class Search(Planner):
         return made
 
     def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
-        """Return the settings with the direction in which their measure is better."""
         if settings.direction != AUTO:
             return settings
         measure = _MEASURE.fullmatch(settings.objective)
@@ -155,7 +154,6 @@ class Search(Planner):
         return Path(study).expanduser() if study else self.folder / STUDY
 
     def _open(self, seed: int) -> "Study":
-        """Return the study, new or as it was left."""
         from optuna import samplers
         from optuna.distributions import distribution_to_json
 
@@ -321,7 +319,6 @@ def _words(params: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Return the first thing in which two searches differ."""
     for key in ("objective", "direction"):
         if found.get(key) != asked[key]:
             return f"its {key} is {found.get(key)}, not {asked[key]}"

@@ -153,21 +153,6 @@ def test_the_words_of_a_key_are_those_that_its_meaning_names():
 # --- the shell ---------------------------------------------------------------------------------
 
 
-def test_a_key_press_imports_no_library(monkeypatch):
-    monkeypatch.setenv("COMP_LINE", "transfer finetune data=table adaptation=lora data.t")
-    program = (
-        "import sys; from transfer_cli.cli import main; main(['-sc', 'query=bash']); "
-        "sys.exit(bool({'torch', 'hydra', 'omegaconf', 'yaml', 'rich'} & set(sys.modules)))"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "data.train=" in done.stdout.split()
-
-
 @pytest.fixture
 def transfer(tmp_path):
     """A folder with a command `transfer`."""
