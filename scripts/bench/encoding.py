@@ -51,7 +51,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from transfer_cli.data.corpus import TextBlocks
-from transfer_cli.data.shards import encode_text
+from transfer_cli.data.corpus import encode_text
 from transfer_cli.data.text import whole_text
 from transfer_cli.data.tokenizer import Tokenizer
 tokenizer, cache, files = sys.argv[1:]

@@ -76,7 +76,7 @@ def source_in(folder: Path) -> Path | None:
 
 def ours(arrive: Gate, text: str, tokenizer: str, folder: str) -> None:
     """Encode a text file into a cache that is empty, as `transfer prepare` does."""
-    from transfer_cli.data.shards import encode_text
+    from transfer_cli.data.corpus import encode_text
     from transfer_cli.data.text import whole_text
     from transfer_cli.data.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
-from transfer_cli.data.text_split import LineRule
+from transfer_cli.data.documents import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import (
     FromFile,

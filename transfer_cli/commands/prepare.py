@@ -5,7 +5,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.datasets import DataPlace, source_of, whole_texts
 from transfer_cli.assembly.init_from import choose_tokenizer, open_start
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.data.encoded_text import EncodedText
+from transfer_cli.data.corpus import EncodedText
 from transfer_cli.data.labelled import TaskData
 from transfer_cli.terminal import print_line
 

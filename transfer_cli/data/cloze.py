@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data import readers
+from transfer_cli.data.documents import expand
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import text_of
-from transfer_cli.data.text_files import expand
 from transfer_cli.errors import DataError
 
 GAP = "[MASK]"
@@ -62,7 +63,7 @@ class ClozeTexts:
         return [word for word in dict.fromkeys(found) if word]
 
     def _read(self, path: Path) -> Iterator[ClozeExample]:
-        for record in readers.json_records(readers.numbered_lines(path), str(path)):
+        for record in json_rows(path):
             text = text_of(record, self.text, str(path)).strip()
             place = f"{path}, line {record.line}"
             if GAP not in text:

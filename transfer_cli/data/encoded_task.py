@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.batch import Batch
-from transfer_cli.data.corpus import gather
+from transfer_cli.batch import Batch, gather
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.progress import progress

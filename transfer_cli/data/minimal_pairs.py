@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from transfer_cli.data import readers
+from transfer_cli.data.documents import expand
+from transfer_cli.data.json_tables import json_rows
+from transfer_cli.data.readers import numbered_lines
 from transfer_cli.data.records import text_of
-from transfer_cli.data.text_files import expand
 from transfer_cli.errors import DataError, between
 
 
@@ -54,16 +56,16 @@ class MinimalPairs(PairsOfSentences):
         """See `PairsOfSentences`."""
         found: list[MinimalPair] = []
         for path in expand(self.files):
-            lines = readers.numbered_lines(path)
             read = self._objects if path.suffix == ".jsonl" else _cells
             before = len(found)
-            found += read(lines, str(path))
+            found += read(path)
             if len(found) == before:
                 raise DataError(f"{path} has no pairs.")
         return found
 
-    def _objects(self, lines: Iterator[tuple[int, str]], name: str) -> Iterator[MinimalPair]:
-        for record in readers.json_records(lines, name):
+    def _objects(self, path: Path) -> Iterator[MinimalPair]:
+        name = str(path)
+        for record in json_rows(path):
             group = record.fields.get(self.group, "")
             about = group if isinstance(group, str) else ""
             if "prefix" in record.fields and self.good not in record.fields:
@@ -76,14 +78,14 @@ class MinimalPairs(PairsOfSentences):
                 yield MinimalPair(good, bad, about)
 
 
-def _cells(lines: Iterator[tuple[int, str]], name: str) -> Iterator[MinimalPair]:
-    for number, line in lines:
+def _cells(path: Path) -> Iterator[MinimalPair]:
+    for number, line in numbered_lines(path):
         cells = line.split("\t")
         if not line.strip():
             continue
         if len(cells) != 2 or not all(map(str.strip, cells)):
             raise DataError(
-                f"{name}, line {number} has {len(cells)} columns, expected two that a tab parts: "
+                f"{path}, line {number} has {len(cells)} columns, expected two that a tab parts: "
                 "the good sentence and the bad one. Files of JSON lines end in .jsonl."
             )
         yield MinimalPair(*cells)

@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transfer_cli.errors import DataError, listed, nearest
@@ -16,6 +17,9 @@ MAX_LABELS = 10_000
 
 FEW_ROWS = 20
 """In fewer rows, labels that occur once are no sign of anything."""
+
+MAX_COLUMNS = 10_000
+"""Wider tables are refused: no column can be found in one, and each row is a mapping of all."""
 
 _MOST_LISTED = 20
 _MISSING = object()
@@ -128,3 +132,12 @@ def json_kind(value: object) -> str:
         return "null"
     names = {dict: "an object", list: "a list", bool: "true or false", str: "a string"}
     return names.get(type(value), "a number")
+
+
+def check_columns(columns: Sequence[str], where: str) -> None:
+    """Raise `DataError` if there are too many columns, or two of one name."""
+    if len(columns) > MAX_COLUMNS:
+        raise DataError(f"{where}: {len(columns):,} columns, the most is {MAX_COLUMNS:,}.")
+    twice = sorted(column for column, count in Counter(columns).items() if count > 1)
+    if twice:
+        raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")

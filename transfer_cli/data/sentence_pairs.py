@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.batch import Batch
-from transfer_cli.data.corpus import gather
+from transfer_cli.batch import Batch, gather
+from transfer_cli.data.corpus import EncodedText
 from transfer_cli.data.encoded_task import SHORTEST, kept, specials_around, specials_between
-from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.text import Pairs, Units
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError

@@ -14,7 +14,7 @@ from tests.published import TEXT, config_of, publish, reference, sentence_pieces
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained, usual_lines
-from transfer_cli.data.shards import encode_text
+from transfer_cli.data.corpus import encode_text
 from transfer_cli.data.text import TextFiles
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece

@@ -7,6 +7,7 @@ from typing import Any
 
 from transfer_cli.data import readers
 from transfer_cli.data.columns import other_data
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
@@ -43,8 +44,7 @@ def read_turns(path: Path) -> dict[str, list[DialogExample]]:
                 for name, theirs in _SPLITS.items()
                 if theirs in whole
             }
-    records = readers.json_records(readers.numbered_lines(path), str(path))
-    turns = [_answered(record.fields, f"{path}, line {record.line}") for record in records]
+    turns = [_answered(record.fields, f"{path}, line {record.line}") for record in json_rows(path)]
     if not turns:
         raise DataError(f"{path} has no turns.")
     return {"train": turns}

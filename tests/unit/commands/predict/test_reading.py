@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from transfer_cli.commands.predict import reading as predict_input
 from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, rows_of, windows
-from transfer_cli.data import any_table
-from transfer_cli.data.any_table import MOST_NAMED, Refuse, Skipped
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
+from transfer_cli.data.table import MOST_NAMED, Refuse, Skipped, table_of_lines
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.classification import ClassificationTask
 
@@ -32,7 +31,7 @@ def table_of(content, table_format="csv"):
 
 
 def of_stream(stream, table_format, content, given=RECOGNISED):
-    return any_table.of_lines(content, stream, "a", table_format, given, TYPED)
+    return table_of_lines(content, stream, "a", table_format, given, TYPED)
 
 
 def read(content, table_format="csv", columns=TEXT):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import FORMATS, format_of
-from transfer_cli.data import readers
 from transfer_cli.data.labelled import Example
+from transfer_cli.data.readers import all_lines
+from transfer_cli.data.table import table_records
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
 
@@ -28,8 +29,8 @@ def written(table_format, row, columns=KEPT):
     row = answers.renamed(row)
     assert answers.problem_of(row) is None
     answers.write_window([row], ANSWERS)
-    lines = readers.all_lines(io.BytesIO(out.getvalue().encode()), "a")
-    [record] = readers.table_records(lines, "a", table_format)
+    lines = all_lines(io.BytesIO(out.getvalue().encode()), "a")
+    [record] = table_records(lines, "a", table_format)
     return dict(record.fields)
 
 
@@ -123,8 +124,8 @@ def test_an_answer_does_not_break_a_row(answer):
 
     assert out.getvalue() == ""
     FORMATS["csv"](out, spoken).write_window([row], [{"probabilities": answer}])
-    lines = readers.all_lines(io.BytesIO(out.getvalue().encode()), "a")
-    [record] = readers.table_records(lines, "a", "csv")
+    lines = all_lines(io.BytesIO(out.getvalue().encode()), "a")
+    [record] = table_records(lines, "a", "csv")
     assert record.fields == {"text": "a", "label": answer}
 
 
