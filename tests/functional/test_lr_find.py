@@ -217,7 +217,7 @@ def test_a_sweep_is_refused(transfer, pretrained, word):
 
 
 def test_a_full_disk_leaves_nothing(transfer, tmp_path, pretrained, monkeypatch):
-    from transfer_cli.commands.lr_find import lr_find
+    from transfer_cli.commands import lr_find
 
     def fail(*_):
         raise OSError(28, "No space left on device")

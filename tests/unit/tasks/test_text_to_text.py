@@ -14,8 +14,8 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.text_to_text.objective import PrefixLM
-from transfer_cli.tasks.text_to_text.scoring import rouge_l
 from transfer_cli.tasks.text_to_text.task import TextPairsTable, TextToTextExample, TextToTextTask
 
 WORDS = "the old bridge is red blue over a river and new"

@@ -25,9 +25,8 @@ from transfer_cli.data.vocabulary import Vocabulary
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.objectives.replies import text_until
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.span.scoring import exact
+from transfer_cli.tasks.scoring import exact, rouge_l
 from transfer_cli.tasks.table import Table, TableRow
-from transfer_cli.tasks.text_to_text.scoring import rouge_l
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
