@@ -95,9 +95,9 @@ def find_text(named: NamedText, split: str, data_dir: Path) -> Path:
     or into the cache folder if that is read-only.
     """
     folder = writable_folder(data_dir)
-    found = _first_file((data_dir, folder, home_cache()), named.places(split))
-    if found is not None:
-        return found
+    path = _first_file((data_dir, folder, home_cache()), named.places(split))
+    if path is not None:
+        return path
     local = _first_file((data_dir,), (named.archive.name, f"{named.folder}/{named.archive.name}"))
     return fetch_member(named.archive, named.member(split), folder, local)
 
@@ -107,8 +107,8 @@ def find_trec(split: str, data_dir: Path) -> Path:
     remote = TREC[split]
     folder = writable_folder(data_dir)
     places = [f"{place}/{remote.name}" for place in _TREC_FOLDERS]
-    found = _first_file((data_dir, folder, home_cache()), places)
-    return found or fetch(remote, folder / _TREC_FOLDERS[0])
+    path = _first_file((data_dir, folder, home_cache()), places)
+    return path or fetch(remote, folder / _TREC_FOLDERS[0])
 
 
 def _first_file(folders: Sequence[Path], places: Sequence[str]) -> Path | None:

@@ -57,12 +57,12 @@ class JoinedTokens:
         """Return a copy of the tokens at some places, from 0."""
         if isinstance(places, slice):
             return self._piece(*places.indices(len(self)))
-        found = np.empty(places.shape, self.dtype)
+        tokens = np.empty(places.shape, self.dtype)
         shard = np.searchsorted(self.begins, places, side="right") - 1
         for number in np.unique(shard).tolist():
             here = shard == number
-            found[here] = self._mapped(number)[places[here] - self.begins[number]]
-        return found
+            tokens[here] = self._mapped(number)[places[here] - self.begins[number]]
+        return tokens
 
     def _piece(self, start: int, stop: int, step: int) -> npt.NDArray[Any]:
         first, last = np.searchsorted(self.begins, [start, max(start, stop - 1)], side="right") - 1
@@ -126,16 +126,16 @@ class EncodedText:
 
 def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
     """Return the tokens of a text, from the cache if they are there."""
-    shards = [Shard(each, tokenizer, cache_dir) for each in split.shards]
+    shards = [Shard(part, tokenizer, cache_dir) for part in split.shards]
     with ThreadPoolExecutor(cores()) as beside:
-        found = list(beside.map(Shard.stored, shards))
+        tokens = list(beside.map(Shard.stored, shards))
     missing = {
-        shard.entry: shard for shard, each in zip(shards, found, strict=True) if each is None
+        shard.entry: shard for shard, entry in zip(shards, tokens, strict=True) if entry is None
     }
     if missing:
         made = make_missing(split, list(missing.values()))
-        found = [each or made[shard.entry] for shard, each in zip(shards, found, strict=True)]
-    stored = [each for each in found if each is not None]
+        tokens = [entry or made[shard.entry] for shard, entry in zip(shards, tokens, strict=True)]
+    stored = [entry for entry in tokens if entry is not None]
     text = replace(EncodedText.of(stored), part_of=split.part_of)
     if split.size_bytes is not None:
         text = replace(text, num_bytes=split.size_bytes)
@@ -156,8 +156,8 @@ def _starts(
         return shards[0].starts(stored[0])
     return np.concatenate(
         [
-            shard.starts(each) + begin - (number > 0 and tokens.shared)
-            for number, (shard, each, begin) in enumerate(
+            shard.starts(entry) + begin - (number > 0 and tokens.shared)
+            for number, (shard, entry, begin) in enumerate(
                 zip(shards, stored, tokens.begins[:-1], strict=True)
             )
         ]
@@ -197,19 +197,19 @@ class TextBlocks:
     @property
     def sources(self) -> list[WeightedSource]:
         """Weighted sources of the text: a block belongs to the one in which it begins."""
-        found: list[WeightedSource] = []
+        sources: list[WeightedSource] = []
         tokens = 0
-        for each in self.text.sources:
-            tokens += each.size
-            begin = sum(source.size for source in found)
+        for counted in self.text.sources:
+            tokens += counted.size
+            begin = sum(source.size for source in sources)
             end = min(-(-tokens // self.length), len(self))
             if end == begin:
                 raise DataError(
-                    f"data.weights: {each.name} has {each.size:,} tokens, less than a block; leave "
-                    "it out of data.train, or take a smaller data.length"
+                    f"data.weights: {counted.name} has {counted.size:,} tokens, less than a block; "
+                    "leave it out of data.train, or take a smaller data.length"
                 )
-            found.append(WeightedSource(each.name, end - begin, each.weight))
-        return found
+            sources.append(WeightedSource(counted.name, end - begin, counted.weight))
+        return sources
 
     @property
     def num_targets(self) -> int:

@@ -326,18 +326,18 @@ def expand(patterns: str | list[str]) -> list[Path]:
             raise DataError("A name of a file is empty, expected a path, folder or glob.")
         path = located(pattern)
         if path.is_dir():
-            found = _in_folder(path, pattern)
+            files = _in_folder(path, pattern)
         elif glob.has_magic(pattern) and not path.exists():
             # `Path.glob` takes no absolute pattern.
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above
-            found = [Path(name) for name in names if Path(name).is_file()]
-            if not found:
+            files = [Path(name) for name in names if Path(name).is_file()]
+            if not files:
                 raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")
         else:
-            found = [path]
-        for each in found:
-            readers.check_readable(each)
-        paths += found
+            files = [path]
+        for file in files:
+            readers.check_readable(file)
+        paths += files
     return list(dict.fromkeys(paths))
 
 
@@ -345,18 +345,18 @@ def _in_folder(folder: Path, pattern: str) -> list[Path]:
     """Return the text files in a folder and those below it, without hidden ones."""
     if pattern.startswith(HUB):
         return sorted(folder.glob("*.parquet"))
-    found = [
+    files = [
         path
         for path in _below(folder, set())
         # A link to a file that is gone is refused later: its text would be missing.
         if readers.suffix_of(path) in _SUFFIXES and (path.is_file() or path.is_symlink())
     ]
-    if not found:
+    if not files:
         raise DataError(
             f"{folder} is a folder without a file of text ({listed(_SUFFIXES, len(_SUFFIXES))}, "
             "also packed). Name the files, or a glob."
         )
-    return found
+    return files
 
 
 def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
@@ -420,17 +420,17 @@ def _count(lines: Lines, enough: int) -> int:
 
 def _digests(paths: Sequence[Path], known: KnownFiles) -> dict[Path, str]:
     sizes = {path: path.stat().st_size for path in paths}
-    found: dict[Path, str] = {}
+    digests: dict[Path, str] = {}
     same = defaultdict(list)
     with progress(f"reading {listed(paths, 1)}", sum(sizes.values()), "B") as more:
         for path, size in sizes.items():
-            found[path] = known.of(path, "sha256", partial(file_digest, path))
-            same[found[path]].append(path)
+            digests[path] = known.of(path, "sha256", partial(file_digest, path))
+            same[digests[path]].append(path)
             more(size)
     twice = next((names for names in same.values() if len(names) > 1), None)
     if twice is not None:
         log.warning("%s hold the same text, which is read as often", listed(twice, 3))
-    return found
+    return digests
 
 
 def held_out_parts(

@@ -142,7 +142,9 @@ def say_overlap(
         texts: Returns the texts of an example, the one to show first.
     """
     hashes = {
-        name: np.fromiter((hash(tuple(texts(each))) for each in examples), np.int64, len(examples))
+        name: np.fromiter(
+            (hash(tuple(texts(example))) for example in examples), np.int64, len(examples)
+        )
         for name, examples in splits.items()
     }
     for names in itertools.combinations(splits, 2):

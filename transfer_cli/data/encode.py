@@ -194,8 +194,8 @@ class DocumentEncoder:
     def _place(self) -> int | None:
         """Return where the text can be cut; None: nowhere so far."""
         places = _PLACE.finditer(self._text, _PIECE, len(self._text) - _AROUND)
-        for found in itertools.islice(places, _TRIES):
-            place = found.start()
+        for match in itertools.islice(places, _TRIES):
+            place = match.start()
             before = self._text[place - _AROUND : place]
             alone, whole = self._tokenizer.encode_batch(
                 [before, before + self._text[place : place + _AROUND]]

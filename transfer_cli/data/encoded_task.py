@@ -120,10 +120,10 @@ class EncodedRows:
             batch["segment"] = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
         for name, values in self._targets.items():
             if name in self._fill:
-                found, _ = gather(values, starts_B, lengths_B, self._fill[name])
+                rows, _ = gather(values, starts_B, lengths_B, self._fill[name])
             else:
-                found = values[index_B]
-            batch[name] = torch.from_numpy(found)
+                rows = values[index_B]
+            batch[name] = torch.from_numpy(rows)
         return batch
 
 

@@ -208,7 +208,7 @@ def _rows_in(whole: Mapping[str, object]) -> Iterator[object] | None:
     columns, data = whole.get("columns"), whole.get("data")
     if isinstance(columns, list) and isinstance(data, list):
         return (dict(zip(map(str, columns), row, strict=False)) for row in data)
-    for key in (each for each in whole if each in _ROWS or len(whole) == 1):
+    for key in (name for name in whole if name in _ROWS or len(whole) == 1):
         rows = whole[key]
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             return iter(rows)

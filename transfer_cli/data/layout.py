@@ -119,7 +119,7 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
         lines: The first lines, with their ends.
         usual: What it is unless another is better.
     """
-    best, found = (0.0, False, 0, True), usual
+    best, delimiter = (0.0, False, 0, True), usual
     for mark in DELIMITERS.values():
         rows = [row for _, row in rows_of(lines, mark)]
         width = _usual(map(len, rows))
@@ -128,8 +128,8 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
             is_named = any(map(is_known, (cell for row in rows[:_MOST_ABOVE] for cell in row)))
             score = (share, is_named, width, mark == usual)
             if score > best:
-                best, found = score, mark
-    return found
+                best, delimiter = score, mark
+    return delimiter
 
 
 def quotes_of(lines: Sequence[str], delimiter: str) -> str:
@@ -260,15 +260,15 @@ def _heads_texts(cell: str, below: Sequence[str]) -> bool | None:
     """Return whether a cell is the name of the only column; a text among texts is none."""
     if "_" in cell and len(cell.split()) == 1:
         return True
-    num_words = sum(len(each.split()) for each in below) / max(len(below), 1)
+    num_words = sum(len(text.split()) for text in below) / max(len(below), 1)
     return None if len(cell.split()) == 1 or num_words >= 2 * len(cell.split()) else False
 
 
 def _is_unlike(cell: str, below: Sequence[str]) -> bool:
     """Return whether a cell is surely no value: numbers, long or the same texts are below it."""
-    if len(below) > 1 and all(_NUMBER.fullmatch(each.strip()) for each in below):
+    if len(below) > 1 and all(_NUMBER.fullmatch(text.strip()) for text in below):
         return True
-    num_words = sum(len(each.split()) for each in below) / max(len(below), 1)
+    num_words = sum(len(text.split()) for text in below) / max(len(below), 1)
     is_repeated = len(below) > 3 and 2 * len(set(below)) <= len(below)
     return is_repeated or (len(cell.split()) == 1 and num_words >= 3)
 

@@ -54,14 +54,14 @@ class MinimalPairs(PairsOfSentences):
 
     def load(self) -> list[MinimalPair]:
         """See `PairsOfSentences`."""
-        found: list[MinimalPair] = []
+        pairs: list[MinimalPair] = []
         for path in expand(self.files):
             read = self._objects if path.suffix == ".jsonl" else _cells
-            before = len(found)
-            found += read(path)
-            if len(found) == before:
+            before = len(pairs)
+            pairs += read(path)
+            if len(pairs) == before:
                 raise DataError(f"{path} has no pairs.")
-        return found
+        return pairs
 
     def _objects(self, path: Path) -> Iterator[MinimalPair]:
         name = str(path)
@@ -137,11 +137,11 @@ def _agreeing(number: int, group: str, between: int, is_other: bool) -> MinimalP
     plural = number % 2
     subject = _NOUNS[number // 2 % len(_NOUNS)]
     words = ["The", subject[plural]]
-    for each in range(1, between + 1):
-        noun = _NOUNS[(number // 2 + 3 * each + number // 5) % len(_NOUNS)]
+    for place in range(1, between + 1):
+        noun = _NOUNS[(number // 2 + 3 * place + number // 5) % len(_NOUNS)]
         if noun is subject:
             noun = _NOUNS[(_NOUNS.index(noun) + 1) % len(_NOUNS)]
-        preposition = _PREPOSITIONS[(number // 3 + each) % len(_PREPOSITIONS)]
+        preposition = _PREPOSITIONS[(number // 3 + place) % len(_PREPOSITIONS)]
         words += [preposition, "the", noun[plural != is_other]]
     forms = _VERBS[number // 4 % len(_VERBS)]
     good, bad = (" ".join([*words, forms[which], forms[2]]) for which in (plural, 1 - plural))

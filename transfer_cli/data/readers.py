@@ -237,7 +237,7 @@ def _missing(path: Path) -> DataError:
         return DataError(f"{path} does not exist, and a pattern of names is read for text alone.")
     if path.is_symlink():
         return DataError(f"{path} is a link to {path.readlink()}, which does not exist.")
-    folder = next(each for each in path.parents if each.is_dir())
+    folder = next(parent for parent in path.parents if parent.is_dir())
     name = path.relative_to(folder).parts[0]
     hint = nearest(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)
     place = f" (in {folder})" if hint else ""
@@ -322,9 +322,9 @@ class _LookedAt(io.RawIOBase):
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
         """Fill a buffer; return how many bytes that are, 0 at the end."""
-        found = self._start.read(len(buffer)) or self._rest.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        content = self._start.read(len(buffer)) or self._rest.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def looked_at(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedReader]:
@@ -366,7 +366,7 @@ def recognised(
         reading, *others = encoding_of(start)
         encoding = reading.encoding
         if others:
-            ways = " or ".join(f"{each.encoding} ({each.sample!r})" for each in (reading, *others))
+            ways = " or ".join(f"{way.encoding} ({way.sample!r})" for way in (reading, *others))
             cure = f"Say {key}={encoding}" if key else f"iconv -f {encoding} -t utf-8 writes UTF-8"
             raise DataError(f"{name} is not UTF-8; it may be {ways}. {cure}, if that is right.")
         if encoding != "utf-8":
@@ -419,9 +419,9 @@ class _Recoded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        found = self._text.read(len(buffer) // 4).encode(self._encoding)
-        buffer[: len(found)] = found
-        return len(found)
+        content = self._text.read(len(buffer) // 4).encode(self._encoding)
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def _with_line_ends(

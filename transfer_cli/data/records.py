@@ -64,7 +64,7 @@ def label_of(record: Record, column: str, name: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{where} is {value}. Leave rows without a label out.")
     if isinstance(value, list) and [*map(type, value)] != [str]:
-        is_names = all(isinstance(each, str) for each in value)
+        is_names = all(isinstance(part, str) for part in value)
         data = "labels objective=multilabel" if is_names else "conll objective=tagging"
         what = f"{len(value)} labels" if is_names else "a list of entities"
         raise DataError(f"{where} is {what}, which data={data} reads.")
@@ -102,13 +102,13 @@ def value_of(record: Record, column: str, name: str) -> object:
     """Return what is in a column; `a.b` is `b` in the object that is `a`."""
     if column in record.fields:
         return record.fields[column]
-    found: object = record.fields
+    value: object = record.fields
     for part in column.split("."):
-        found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
-    if found is not _MISSING:
-        return found
+        value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+    if value is not _MISSING:
+        return value
     columns = nested_names(record.fields)
-    shown = listed((repr(each[:80]) for each in columns), _MOST_LISTED)
+    shown = listed((repr(known[:80]) for known in columns), _MOST_LISTED)
     raise DataError(
         f"{name}, line {record.line}: no column {column!r}; there are "
         f"{shown or 'none'}.{nearest(column, columns)}"
@@ -117,13 +117,13 @@ def value_of(record: Record, column: str, name: str) -> object:
 
 def nested_names(fields: Mapping[str, object], depth: int = 4) -> list[str]:
     """Return the names of all values, those in objects as `value_of` takes them."""
-    found = []
+    names = []
     for name, value in fields.items():
         within = []
         if isinstance(value, Mapping) and depth > 1:
             within = nested_names(value, depth - 1)
-        found += [f"{name}.{each}" for each in within] or [name]
-    return found
+        names += [f"{name}.{inner}" for inner in within] or [name]
+    return names
 
 
 def json_kind(value: object) -> str:

@@ -133,12 +133,12 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
     at_W, end_W, document_W = _walks(units, copies)
     if kind == "nsp" and units.num_documents < 2:
         raise DataError("is one document, and second texts are taken from others")
-    walk_W, num_left_out, found = np.arange(len(at_W)), 0, []
+    walk_W, num_left_out, rounds = np.arange(len(at_W)), 0, []
     while True:
         num_left_out += int((end_W - at_W == 1).sum())
         goes_on = end_W - at_W > 1
         walk_W, at_W, end_W, document_W = (
-            each[goes_on] for each in (walk_W, at_W, end_W, document_W)
+            values_W[goes_on] for values_W in (walk_W, at_W, end_W, document_W)
         )
         if not len(walk_W):
             break
@@ -154,13 +154,13 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
         else:
             rest_W = wanted_W - units.reached[middle_W] + units.reached[at_W]
             spans_W4[is_1, 2:] = _elsewhere(
-                units, document_W[is_1], rest_W[is_1], [each[is_1] for each in other]
+                units, document_W[is_1], rest_W[is_1], [place_W[is_1] for place_W in other]
             )
             at_W = np.where(is_1, middle_W, stop_W)
-        found.append((walk_W, spans_W4.astype(np.int32), is_1.astype(np.int8)))
-    if not found:
+        rounds.append((walk_W, spans_W4.astype(np.int32), is_1.astype(np.int8)))
+    if not rounds:
         raise DataError("has no document of two units")
-    walk_N, spans_N4, label_N = (np.concatenate(each) for each in zip(*found, strict=True))
+    walk_N, spans_N4, label_N = (np.concatenate(parts) for parts in zip(*rounds, strict=True))
     order_N = np.argsort(walk_N, kind="stable")
     return DrawnPairs(units, spans_N4[order_N], label_N[order_N], num_left_out)
 
@@ -175,13 +175,13 @@ def _walks(units: TextUnits, copies: int) -> list[npt.NDArray[np.int64]]:
         units.first[document_W] + size_D[document_W] * part // parts_D[document_W]
         for part in (part_W, part_W + 1)
     )
-    return [np.tile(each, copies) for each in (begin_W, end_W, document_W)]
+    return [np.tile(values_W, copies) for values_W in (begin_W, end_W, document_W)]
 
 
 def _up_to(draw: npt.NDArray[np.float64], count: Any) -> npt.NDArray[np.int64]:
     """Return draws from 0, ..., count - 1, given some from [0, 1)."""
-    found: npt.NDArray[np.int64] = (draw * count).astype(np.int64)
-    return found
+    number: npt.NDArray[np.int64] = (draw * count).astype(np.int64)
+    return number
 
 
 def _after(
@@ -267,8 +267,8 @@ class SentencePairs:
         """Return the tokens of the units from `first` to before `stop`."""
         units = self.drawn.units
         size = units.reached[stop] - units.reached[stop - 1]
-        found = self.text.tokens[units.starts[first] : units.starts[stop - 1] + size]
-        whole: npt.NDArray[np.int64] = np.asarray(found[found != self.tokenizer.sep], np.int64)
+        tokens = self.text.tokens[units.starts[first] : units.starts[stop - 1] + size]
+        whole: npt.NDArray[np.int64] = np.asarray(tokens[tokens != self.tokenizer.sep], np.int64)
         return whole
 
 

@@ -149,10 +149,10 @@ class Shard:
             encoder: That of the tokenizer.
             more: Is told how many bytes more are done.
         """
-        found = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
+        tokens = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
-            self.starts(found)
-        return found
+            self.starts(tokens)
+        return tokens
 
     def kept_if_free(self, encoder: "TextEncoder", more: More) -> None:
         """Make what is missing of it, unless another process is at it; else as `kept`."""
@@ -183,12 +183,12 @@ class Shard:
         if self.split.rule == "end":
             begins_N = np.fromiter((begins for _, begins in self.split.marked_lines()), np.bool_)
             self.split.check_unchanged()
-            found = _starts(tokens.mapped(), begins_N, self.tokenizer.sep)
+            starts = _starts(tokens.mapped(), begins_N, self.tokenizer.sep)
         else:
-            found = _document_starts(tokens.mapped(), self.tokenizer)
+            starts = _document_starts(tokens.mapped(), self.tokenizer)
         with new_entry(self.documents) as unfinished:
-            found.tofile(unfinished / _STARTS)
-        return found
+            starts.tofile(unfinished / _STARTS)
+        return starts
 
 
 def _read_starts(entry: Path) -> npt.NDArray[np.int64]:
@@ -199,12 +199,12 @@ def _starts(
     tokens: npt.NDArray[Any], begins_N: npt.NDArray[np.bool_], sep: int
 ) -> npt.NDArray[np.int64]:
     """Return where documents begin, given whether one does with each line."""
-    found, line = [], 0
+    starts, line = [], 0
     for first in range(0, len(tokens), _PORTION):
         ends = first + np.flatnonzero(tokens[first : first + _PORTION] == sep)
         # The end of the line before is what the first token is predicted from.
         here = begins_N[line : line + len(ends)]
-        found.append(ends[: len(here)][here])
+        starts.append(ends[: len(here)][here])
         line += len(ends)
     if line != len(begins_N) + 1:
         raise DataError(
@@ -212,7 +212,7 @@ def _starts(
             f"token that ends them, number {sep}, stands {line - 1:,} times behind the first; "
             "with this tokenizer lines cannot be told apart. Leave both out."
         )
-    return np.concatenate(found)
+    return np.concatenate(starts)
 
 
 def _document_starts(tokens: npt.NDArray[Any], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
@@ -322,9 +322,9 @@ def make_missing(split: TextSplit, missing: Sequence[Shard]) -> dict[Path, Store
     log.info(
         "Encoded the %s text: %s tokens in %.1f s (%.1f MB/s)",
         split.name,
-        f"{sum(each.counts['num_tokens'] - 1 for each in made.values()):,}",
+        f"{sum(entry.counts['num_tokens'] - 1 for entry in made.values()):,}",
         seconds,
-        sum(each.counts["num_bytes"] for each in made.values()) / 1e6 / max(seconds, 1e-9),
+        sum(entry.counts["num_bytes"] for entry in made.values()) / 1e6 / max(seconds, 1e-9),
     )
     return made
 
@@ -370,9 +370,9 @@ def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, 
             process.start()
             theirs.close()
             at_work[ours] = process
-        for each in at_work:
+        for pipe in at_work:
             with suppress(OSError):  # it has died, and is heard to
-                each.send(shards)
+                pipe.send(shards)
         while at_work:
             for connection in wait(list(at_work)):
                 if isinstance(connection, Connection):

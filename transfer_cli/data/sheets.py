@@ -98,17 +98,17 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):  # it was not written by that library
         return {}
-    found = {}
+    names = {}
     for column, feature in features.items():
         inner = feature.get("feature", feature) if isinstance(feature, dict) else None
         if isinstance(inner, dict) and inner.get("_type") == "ClassLabel":
-            found[column] = [str(name) for name in inner.get("names") or ()]
-    return found
+            names[column] = [str(name) for name in inner.get("names") or ()]
+    return names
 
 
 def _named(value: object, names: list[str]) -> object:
     if isinstance(value, list):
-        return [_named(each, names) for each in value]
+        return [_named(number, names) for number in value]
     if not isinstance(value, int):
         return value
     return names[value] if 0 <= value < len(names) else None

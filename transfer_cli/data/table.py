@@ -65,21 +65,21 @@ class OpenTable:
     unusual: Mapping[str, str]
     is_uneven: bool = False
 
-    def columns(self, asked: Wanted, own: Wanted = ANY) -> Chosen:
+    def columns(self, asked: Wanted, other: Wanted = ANY) -> Chosen:
         """Return the columns to read; say in one line what was recognised of the table.
 
         Args:
             asked: What was typed.
-            own: The columns of another table, which are taken where this one has them.
+            other: The columns of another table, which are taken where this one has them.
         """
-        asked = asked.or_like(own, self.names)
-        found = choose(self.names, self.sample, asked, self.name)
-        said = [*self.unusual.values(), *found.said]
+        asked = asked.or_like(other, self.names)
+        chosen = choose(self.names, self.sample, asked, self.name)
+        said = [*self.unusual.values(), *chosen.said]
         if said:
-            keys = [*self.unusual, *(each.partition(" ")[0] for each in found.said)]
+            keys = [*self.unusual, *(words.partition(" ")[0] for words in chosen.said)]
             others = ", ".join(f"{asked.keys}{key}" for key in keys)
             log.info("%s: %s; otherwise say %s", printable(self.name), ", ".join(said), others)
-        return found
+        return chosen
 
 
 @contextmanager
@@ -213,19 +213,19 @@ def _beginning(
         raise DataError(f"{name} has no rows from line {begins} on, see {asked.keys}header.")
     if given.header is not None:
         return Beginning(begins, given.header is not False)
-    found = layout.beginning_of(rows, asked.names)
-    if not found.is_sure:
+    beginning = layout.beginning_of(rows, asked.names)
+    if not beginning.is_sure:
         line, row = rows[0]
         shown = printable(", ".join(row))[:_LONGEST_SHOWN]
         raise DataError(
             f"{name}: line {line} ({shown}) may be the header or not; say {asked.keys}header={line}"
             f", the line of another, or {asked.keys}header=false."
         )
-    if not found.header:
+    if not beginning.header:
         unusual["header"] = "no header, so columns have numbers"
-    elif rows and found.line > rows[0][0]:
-        unusual["header"] = f"header in line {found.line}"
-    return found
+    elif rows and beginning.line > rows[0][0]:
+        unusual["header"] = f"header in line {beginning.line}"
+    return beginning
 
 
 def _names(rows: layout.Rows, beginning: Beginning) -> list[str]:
@@ -246,8 +246,8 @@ def _open(
     whole = partial(_without_headers, records, name) if header else records
     begun = _without_headers(lambda _: first(), name, _ignore) if header else first()
     sample = [record.fields for record in _first(lambda: begun)]
-    found = dict.fromkeys(name for fields in sample for name in fields)
-    names = list(found) or names
+    seen = dict.fromkeys(name for fields in sample for name in fields)
+    names = list(seen) or names
     return OpenTable(name, names, sample, whole, unusual, is_uneven)
 
 
@@ -299,10 +299,10 @@ def _not_empty(
 
 def _first(records: Callable[[], Iterator[T]]) -> list[T]:
     """Return the first rows, up to one that cannot be read: all of them are read again."""
-    found: list[T] = []
+    rows: list[T] = []
     with suppress(DataError):
-        found.extend(islice(records(), LOOKED_AT_ROWS))
-    return found
+        rows.extend(islice(records(), LOOKED_AT_ROWS))
+    return rows
 
 
 def _ignore(error: DataError) -> None:
@@ -426,9 +426,9 @@ def named_rows(
         if len(row) == len(columns):
             yield Record(number, dict(zip(columns, row, strict=True)))
             continue
-        found = "1 column" if len(row) == 1 else f"{len(row)} columns"
+        width = "1 column" if len(row) == 1 else f"{len(row)} columns"
         note(
-            DataError(f"{name}, line {number}: {found}, but {expected} has {len(columns)}. {cure}")
+            DataError(f"{name}, line {number}: {width}, but {expected} has {len(columns)}. {cure}")
         )
 
 
@@ -454,12 +454,12 @@ class _LinesOfRows:
 
     def __next__(self) -> str:
         # Unlike a generator, this goes on after its end where lines were taken back.
-        found = self._again.popleft() if self._again else next(self._new)
-        self.row.append(found)
-        self._size += len(found[1]) + 1
+        numbered = self._again.popleft() if self._again else next(self._new)
+        self.row.append(numbered)
+        self._size += len(numbered[1]) + 1
         if self._size > MAX_LINE_BYTES:
             raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
-        return f"{found[1]}\n"
+        return f"{numbered[1]}\n"
 
     def begin_row(self) -> None:
         self._spare += _REREAD * self._size
@@ -565,11 +565,11 @@ def sound_rows(
     """Yield what is made of each record; `on_error` receives the faults of rows."""
     for record in table.records(on_error):
         try:
-            found = made(record)
+            row = made(record)
         except DataError as error:
             # JSON lines may each have other names.
             if not table.is_uneven and not {*nested_names(record.fields)} >= set(columns):
                 raise
             on_error(error)
         else:
-            yield found
+            yield row

@@ -222,7 +222,7 @@ class TextFiles(TextData):
         files = {name: expand(paths) for name, paths in given.items() if paths}
         check_disjoint(files)
         if self.weights is not None:
-            check_disjoint({each: expand(each) for each in self._sources})
+            check_disjoint({source: expand(source) for source in self._sources})
         with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
             if "validation" not in files:
                 return self._held_out_splits(files, only, known)
@@ -254,17 +254,17 @@ class TextFiles(TextData):
         return replace(whole, sources=self._weighed(self.weights, whole))
 
     def _weighed(self, weights: Sequence[float], whole: TextSplit) -> list[WeightedSource]:
-        found = []
+        weighed = []
         for source, weight in zip(self._sources, weights, strict=True):
-            own = set(map(str, expand(source)))
-            count = sum(own.issuperset(part.files) for part in whole.shards)
+            names = set(map(str, expand(source)))
+            count = sum(names.issuperset(part.files) for part in whole.shards)
             if count == 0:
                 raise DataError(
                     f"data.weights: all of {source} is held out for validation; name "
                     "data.validation, or leave it out of data.train"
                 )
-            found.append(WeightedSource(source, count, weight))
-        return found
+            weighed.append(WeightedSource(source, count, weight))
+        return weighed
 
     def _held_out_splits(
         self, files: dict[str, list[Path]], only: Only, known: KnownFiles
@@ -275,26 +275,26 @@ class TextFiles(TextData):
         )
         held_out = f"{100 * self.validation_share:g} % of its lines are held out for validation"
         others = "its other lines are trained on"
-        found = {}
+        splits = {}
         for name in _wanted(("train", "validation", *files), only):
             if name == "test":
-                found[name] = self._whole(files[name], name, known)
+                splits[name] = self._whole(files[name], name, known)
                 continue
             keeps = name == "validation"
             kept = [replace(part, name=name) for part in (validation if keeps else train)]
             fingerprint = digest_of(part.fingerprint for part in kept)
-            found[name] = replace(
+            splits[name] = replace(
                 self._joined(kept, files["train"], fingerprint),
                 part_of=Whole(listed(files["train"], 1), None, (others if keeps else held_out,)),
             )
-        return found
+        return splits
 
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return some files as one split, to score and not to train on."""
-    found = expand(paths)
-    parts, fingerprint = file_parts(found, name, "text", KnownFiles(None))
-    return joined(parts, fingerprint, listed(found, 1), cores())
+    files = expand(paths)
+    parts, fingerprint = file_parts(files, name, "text", KnownFiles(None))
+    return joined(parts, fingerprint, listed(files, 1), cores())
 
 
 @dataclass(kw_only=True)
@@ -379,6 +379,8 @@ def _task_lines(examples: Sequence[Any]) -> list[str]:
         raise DataError(
             "data.task: its examples have no text; put their texts into a file, data=text."
         )
-    texts = (text for each in examples for text in (each.text, getattr(each, "pair", None)))
+    texts = (
+        text for example in examples for text in (example.text, getattr(example, "pair", None))
+    )
     # A text of several lines becomes one line, which ends with one `sep`.
     return [" ".join(text.splitlines()) for text in texts if text is not None]

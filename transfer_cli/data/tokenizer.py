@@ -157,13 +157,13 @@ class Tokenizer(Vocabulary):
         with library_errors(f"{self._source} cannot encode the text"):
             self._growth.check(named)
             encodings = self._backend.encode_batch(named, add_special_tokens=False)
-        found = []
+        encoded = []
         for text, other, encoding in zip(texts, named, encodings, strict=True):
             ids = [self.unk if t in self._leaking else t for t in encoding.ids]
             at = range(len(text) + 1) if other == text else _places(text, self._unknown)
             spans = [_trimmed(text, at[start], at[end]) for start, end in encoding.offsets]
-            found.append((ids, spans))
-        return found
+            encoded.append((ids, spans))
+        return encoded
 
     def units(self, line: str) -> list[str]:
         """Cut a line into units: their tokens, one after the other, are the tokens of the line.
@@ -201,8 +201,8 @@ class Tokenizer(Vocabulary):
 
     def token(self, piece: str) -> int | None:
         """Return the number of an entry of the vocabulary, or None."""
-        found: int | None = self._backend.token_to_id(piece)
-        return found
+        number: int | None = self._backend.token_to_id(piece)
+        return number
 
     def with_added(self, names: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with further tokens behind its own, which no text is read as."""
@@ -277,7 +277,7 @@ def check_numbers(data: dict[str, Any]) -> None:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict | list) or not isinstance(added, list):
         raise UnreadableError("it has no vocabulary")
-    numbers: list[Any] = [each.get("id") for each in added if isinstance(each, dict)]
+    numbers: list[Any] = [token.get("id") for token in added if isinstance(token, dict)]
     numbers += vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary)]
     for number in numbers:
         if not isinstance(number, int) or not 0 <= number <= MAX_VOCABULARY:
@@ -310,7 +310,7 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
     """
     data: dict[str, Any] = json.loads(backend.to_str())
     unknown = names["unk"] if names["unk"] not in _ENDS_OF_TEXT else None
-    added = [each for each in data["added_tokens"] if each["content"] not in names.values()]
+    added = [token for token in data["added_tokens"] if token["content"] not in names.values()]
     added += [
         {
             "id": backend.token_to_id(name),
@@ -324,7 +324,7 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
         }
         for name in dict.fromkeys(names.values())
     ]
-    added.sort(key=lambda each: int(each["id"]))
+    added.sort(key=lambda token: int(token["id"]))
     return data | {"added_tokens": added, "truncation": None, "padding": None}
 
 
@@ -405,7 +405,7 @@ def _splits_at_spaces(data: dict[str, Any]) -> bool:
 def _are_known(added: list[dict[str, Any]]) -> bool:
     """Return whether the added tokens are ours, of which a text has none but the unknown one."""
     known = {SENTINEL.format(number) for number in range(len(added))}
-    return len([each for each in added if each["content"] not in known]) == len(_NAMES)
+    return len([token for token in added if token["content"] not in known]) == len(_NAMES)
 
 
 def _is_byte_level(data: dict[str, Any]) -> bool:

@@ -75,8 +75,8 @@ class WordPiece(TokenizerRecipe):
 
     def key(self) -> str:
         """Describe everything but the text that changes the tokenizer."""
-        own = f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
-        return own + _key_of(self.sentinels)
+        key = f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
+        return key + _key_of(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
