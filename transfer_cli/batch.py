@@ -76,6 +76,10 @@ from transfer_cli.errors import ConfigError
 Batch = dict[str, Tensor]
 
 
+class PaddingBatch(dict[str, Tensor]):
+    """A batch of weight 0, which keeps a process in step with the others."""
+
+
 class Indexed(Protocol):
     """An array, or what is read as one."""
 

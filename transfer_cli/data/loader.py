@@ -11,16 +11,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, PaddingBatch
 from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Dataset
-
-
-class PaddingBatch(dict[str, Tensor]):
-    """A batch of weight 0, which keeps a process in step with the others."""
 
 
 @dataclass(frozen=True)
