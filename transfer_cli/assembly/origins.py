@@ -14,6 +14,7 @@ from typing import Any
 
 from transfer_cli.data.documents import LineRule, TextSplit
 from transfer_cli.data.labelled import LabelledData
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
@@ -142,7 +143,10 @@ class Origins:
             return found
         own, place = found, "init_from"
         if not isinstance(own, Tokenizer):
-            own, place = Tokenizer.load(self._folder / TOKENIZER), str(self._folder / TOKENIZER)
+            own, place = (
+                LibraryTokenizer.load(self._folder / TOKENIZER),
+                str(self._folder / TOKENIZER),
+            )
         if own.hash != self._model.tokenizer_hash:
             raise CheckpointError(
                 f"{place}: this is not the tokenizer that the run began with; put the original back"

@@ -12,7 +12,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.tokenizer import SPECIALS, Tokenizer
+from transfer_cli.data.library_tokenizer import SPECIALS, LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import BytePairs, FromFile, TokenizerRecipe, WordPiece
 from transfer_cli.errors import DataError
 
@@ -206,7 +207,7 @@ def test_training_is_the_same_in_every_process():
 @both
 def test_save_and_load_is_the_identity(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path / "tokenizer.json")
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    loaded = LibraryTokenizer.load(tmp_path / "tokenizer.json")
 
     assert loaded.hash == tokenizer.hash
     assert loaded.encode_batch(TEXT) == tokenizer.encode_batch(TEXT)
@@ -221,19 +222,19 @@ def test_hash_ignores_the_format_of_the_file_and_sees_its_content(tmp_path: Path
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content))
 
-    compact = Tokenizer.load(path).hash
+    compact = LibraryTokenizer.load(path).hash
     content["normalizer"]["lowercase"] = True
     path.write_text(json.dumps(content))
 
     assert compact == WORDPIECE.hash
-    assert Tokenizer.load(path).hash != WORDPIECE.hash
+    assert LibraryTokenizer.load(path).hash != WORDPIECE.hash
 
 
 def test_a_file_with_berts_names_keeps_our_promises(tmp_path: Path):
     path = tmp_path / "bert.json"
     path.write_text(strange_file())
 
-    tokenizer = Tokenizer.load(path)
+    tokenizer = LibraryTokenizer.load(path)
 
     assert tokenizer.pieces(tokenizer.encode("a <unk> ab")) == ["a", "[UNK]", "a", "##b"]
     assert not {tokenizer.cls, tokenizer.mask} & set(tokenizer.encode("[CLS] [MASK]"))
@@ -243,7 +244,7 @@ def test_a_file_that_does_not_split_brackets_keeps_special_names_out(tmp_path: P
     path = tmp_path / "words.json"
     path.write_text(strange_file(pre_tokenizer={"type": "WhitespaceSplit"}))
 
-    tokenizer = Tokenizer.load(path)
+    tokenizer = LibraryTokenizer.load(path)
 
     assert tokenizer.encode("[CLS] a") == [tokenizer.unk, 5]
 
@@ -256,7 +257,7 @@ def test_padding_and_truncation_of_a_file_are_switched_off(tmp_path: Path):
     backend.enable_padding()
     backend.save(str(path))
 
-    assert Tokenizer.load(path).encode_batch(["a a a", "b"]) == [[5, 5, 5], [6]]
+    assert LibraryTokenizer.load(path).encode_batch(["a a a", "b"]) == [[5, 5, 5], [6]]
 
 
 def test_a_file_without_a_special_token_is_refused_by_name(tmp_path: Path):
@@ -266,7 +267,7 @@ def test_a_file_without_a_special_token_is_refused_by_name(tmp_path: Path):
     with pytest.raises(
         DataError, match=r"bert\.json has no token `\[SEP\]`.*, no token `\[MASK\]`"
     ):
-        Tokenizer.load(path)
+        LibraryTokenizer.load(path)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b"\xff\xfe"])
@@ -276,7 +277,7 @@ def test_a_missing_or_damaged_file_is_refused_by_name(tmp_path: Path, content: b
         path.write_bytes(content)
 
     with pytest.raises(DataError, match=r"tokenizer\.json"):
-        Tokenizer.load(path)
+        LibraryTokenizer.load(path)
 
 
 def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
@@ -336,7 +337,7 @@ def published(tokenizer):
     """Return the tokenizer as others write it: what is unknown is called `[UNK]`."""
     data = json.loads(tokenizer._backend.to_str())
     text = json.dumps(data, ensure_ascii=False).replace("<unk>", "[UNK]")
-    return Tokenizer(type(tokenizer._backend).from_str(text))
+    return LibraryTokenizer(type(tokenizer._backend).from_str(text))
 
 
 TOKENIZERS = {
