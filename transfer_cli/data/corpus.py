@@ -50,7 +50,6 @@ class JoinedTokens:
         self._mapped = lru_cache(maxsize=MOST_MAPPED)(self._map)
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return int(self.begins[-1])
 
     def __getitem__(self, places: slice | npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
@@ -217,7 +216,6 @@ class TextBlocks:
         return len(self.text.tokens) - 1
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return -(-self.num_targets // self.length)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:

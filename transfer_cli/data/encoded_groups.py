@@ -58,7 +58,6 @@ class EncodedGroups:
         self.add(name, values)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.examples)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:

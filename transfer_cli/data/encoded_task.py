@@ -102,7 +102,6 @@ class EncodedRows:
         self.add(name, values)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.lengths)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:

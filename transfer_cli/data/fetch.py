@@ -198,7 +198,6 @@ class _ToHttpAlone(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
-        """Return the next request."""
         if not newurl.startswith(_SCHEMES):
             raise _AddressError(f"it sends to {newurl[:200]}, which is no http or https address")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -124,7 +124,6 @@ class _Lines:
         self._left = b""
 
     def readline(self, size: int, /) -> bytes:
-        """Return the bytes up to the end of the line, at most `size`; none at the end."""
         line = self._left or next(self._lines, b"")
         self._left = line[size:]
         return line[:size]

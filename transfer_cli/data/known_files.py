@@ -40,7 +40,6 @@ class KnownFiles:
         self._changed: set[Path] = set()
 
     def __enter__(self) -> "KnownFiles":
-        """Begin to find things out."""
         return self
 
     def __exit__(

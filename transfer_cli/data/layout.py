@@ -290,8 +290,7 @@ class Reader(Protocol):
     def line_num(self) -> int:
         """How many lines were taken."""
 
-    def __iter__(self) -> "Reader":
-        """Return itself."""
+    def __iter__(self) -> "Reader": ...
 
     def __next__(self) -> list[str]:
         """Return the next row; after a `csv.Error` it can be called again."""

@@ -317,11 +317,9 @@ class _LookedAt(io.RawIOBase):
         self._rest = rest
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        """Fill a buffer; return how many bytes that are, 0 at the end."""
         content = self._start.read(len(buffer)) or self._rest.read(len(buffer))
         buffer[: len(content)] = content
         return len(content)

@@ -58,7 +58,6 @@ class TextUnits:
     first: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Return U."""
         return len(self.starts)
 
     @property
@@ -226,7 +225,6 @@ class SentencePairs:
     length: int
 
     def __len__(self) -> int:
-        """Return N."""
         return len(self.drawn.labels)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
