@@ -16,11 +16,10 @@ from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import InspectConfig, PrepareConfig
-from transfer_cli.data.corpus import TextBlocks
-from transfer_cli.data.encoded_text import EncodedText
+from transfer_cli.data.corpus import EncodedText, TextBlocks
+from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.sentence_pairs import SentencePairs
-from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.data.folders import cache_folder
+from transfer_cli.data.catalog import cache_folder
+from transfer_cli.data.documents import TITLE, TextSplit, begins_of, file_digest
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.labelled import TaskData
 from transfer_cli.data.text import Only, TextData, split_of_lines, wanted
-from transfer_cli.data.text_split import TITLE, TextSplit, begins_of, file_digest
 from transfer_cli.errors import DataError
 
 
@@ -111,6 +111,8 @@ def _task_lines(examples: Sequence[Any]) -> list[str]:
         raise DataError(
             "data.task: its examples have no text; put their texts into a file, data=text."
         )
-    texts = (text for each in examples for text in (each.text, getattr(each, "pair", None)))
+    texts = (
+        text for example in examples for text in (example.text, getattr(example, "pair", None))
+    )
     # A text of several lines becomes one line, which ends with one `sep`.
     return [" ".join(text.splitlines()) for text in texts if text is not None]

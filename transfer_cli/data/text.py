@@ -11,18 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from transfer_cli.data import text_files
-from transfer_cli.data.folders import cache_folder
-from transfer_cli.data.known_files import KnownFiles
-from transfer_cli.data.split import WeightedSource
-from transfer_cli.data.text_split import (
+from transfer_cli.data.catalog import cache_folder
+from transfer_cli.data.documents import (
     Begins,
     LineRule,
     TextSplit,
+    check_disjoint,
     digest_of,
+    expand,
+    file_parts,
+    held_out_parts,
     joined,
     path_begins,
 )
+from transfer_cli.data.known_files import KnownFiles
+from transfer_cli.data.split import WeightedSource, Whole
 from transfer_cli.errors import DataError, above_zero, at_least, listed, one_of
 from transfer_cli.runs.environment import cores
 
@@ -175,10 +178,10 @@ class TextFiles(TextData):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; `seed` changes nothing, and of `data_dir` the cache alone is used."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
-        files = {name: text_files.expand(paths) for name, paths in given.items() if paths}
-        text_files.check_disjoint(files)
+        files = {name: expand(paths) for name, paths in given.items() if paths}
+        check_disjoint(files)
         if self.weights is not None:
-            text_files.check_disjoint({each: text_files.expand(each) for each in self._sources})
+            check_disjoint({source: expand(source) for source in self._sources})
         with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
             if "validation" not in files:
                 return self._held_out_splits(files, only, known)
@@ -191,7 +194,7 @@ class TextFiles(TextData):
     def _parts(
         self, paths: list[Path], name: str, known: KnownFiles
     ) -> tuple[list[TextSplit], str]:
-        parts, fingerprint = text_files.file_parts(paths, name, self.field, known)
+        parts, fingerprint = file_parts(paths, name, self.field, known)
         if self._asks or self.heading is not None:
             by = "a row" if self.heading is None else self.heading
             parts = [
@@ -210,47 +213,47 @@ class TextFiles(TextData):
         return replace(whole, sources=self._weighed(self.weights, whole))
 
     def _weighed(self, weights: Sequence[float], whole: TextSplit) -> list[WeightedSource]:
-        found = []
+        weighed = []
         for source, weight in zip(self._sources, weights, strict=True):
-            own = set(map(str, text_files.expand(source)))
-            count = sum(own.issuperset(part.files) for part in whole.shards)
+            names = set(map(str, expand(source)))
+            count = sum(names.issuperset(part.files) for part in whole.shards)
             if count == 0:
                 raise DataError(
                     f"data.weights: all of {source} is held out for validation; name "
                     "data.validation, or leave it out of data.train"
                 )
-            found.append(WeightedSource(source, count, weight))
-        return found
+            weighed.append(WeightedSource(source, count, weight))
+        return weighed
 
     def _held_out_splits(
         self, files: dict[str, list[Path]], only: Only, known: KnownFiles
     ) -> dict[str, TextSplit]:
         parts, _ = self._parts(files["train"], "train", known)
-        train, validation = text_files.held_out_parts(
+        train, validation = held_out_parts(
             parts, self.validation_share, self.field, known, whole=self.lines in ("keep", "join")
         )
-        found = {}
+        held_out = f"{100 * self.validation_share:g} % of its lines are held out for validation"
+        others = "its other lines are trained on"
+        splits = {}
         for name in wanted(("train", "validation", *files), only):
             if name == "test":
-                found[name] = self._whole(files[name], name, known)
+                splits[name] = self._whole(files[name], name, known)
                 continue
             keeps = name == "validation"
-            kept = text_files.of_name(validation if keeps else train, name)
+            kept = [replace(part, name=name) for part in (validation if keeps else train)]
             fingerprint = digest_of(part.fingerprint for part in kept)
-            found[name] = replace(
+            splits[name] = replace(
                 self._joined(kept, files["train"], fingerprint),
-                part_of=text_files.part_of(
-                    files["train"], self.validation_share, keeps_held_out=keeps
-                ),
+                part_of=Whole(listed(files["train"], 1), None, (others if keeps else held_out,)),
             )
-        return found
+        return splits
 
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return some files as one split, to score and not to train on."""
-    found = text_files.expand(paths)
-    parts, fingerprint = text_files.file_parts(found, name, "text", KnownFiles(None))
-    return joined(parts, fingerprint, listed(found, 1), cores())
+    files = expand(paths)
+    parts, fingerprint = file_parts(files, name, "text", KnownFiles(None))
+    return joined(parts, fingerprint, listed(files, 1), cores())
 
 
 def split_of_lines(

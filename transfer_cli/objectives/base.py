@@ -26,7 +26,7 @@ from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
 if TYPE_CHECKING:
-    from transfer_cli.data.vocabulary import Vocabulary
+    from transfer_cli.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TaskInfo:
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
     """
 
-    vocabulary: "Vocabulary"
+    vocabulary: "Tokenizer"
     labels: tuple[str, ...] = ()
     name: str = "main"
     task: Any = None

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.dialog.task import DialogExample, Dialogs, DialogTask, read_turns, turn_of
 from transfer_cli.tasks.samples import EmbeddedSample
@@ -28,7 +28,7 @@ def tokenizer():
     vocabulary = {word: number for number, word in enumerate([*names, *WORDS.split()])}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, names[1]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return Tokenizer(backend)
+    return LibraryTokenizer(backend)
 
 
 def encoded(example, tokenizer, length=64, **options):
