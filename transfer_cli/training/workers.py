@@ -69,11 +69,11 @@ def in_process_group(config: DictConfig | EvaluateConfig | PredictConfig) -> Ite
 
 def _check_alike(config: Mapping[str, Any]) -> None:
     digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8).hexdigest()
-    found = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
-    other = [number for number, each in enumerate(found) if each != found[0]]
+    digests = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
+    other = [number for number, other_digest in enumerate(digests) if other_digest != digests[0]]
     if other:
         raise RunError(
-            f"process {other[0]} of {len(found)} has another config or version than process 0; "
+            f"process {other[0]} of {len(digests)} has another config or version than process 0; "
             "give all of them the same command line, config folders and package"
         )
 

@@ -230,7 +230,7 @@ def test_other_packages_are_refused_before_they_are_imported(imported, target):
     [
         "transfer_cli.runs.sweep.SweepDirectory",
         "transfer_cli.runs.tensorboard.SummaryWriter",
-        "transfer_cli.engine.handlers.MetricsLogger",
+        "transfer_cli.engine.metrics_logger.MetricsLogger",
         "transfer_cli.cli.os.system",
         "transfer_cli.config.build.importlib.import_module",
         "transfer_cli.errors.EXIT_DONE",

@@ -12,8 +12,8 @@ from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.sampler import LaneSampler
 from transfer_cli.data.split import Split, TextContext
 from transfer_cli.engine import distributed
+from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.evaluation import EachExample, evaluate
-from transfer_cli.engine.lanes import Lanes
 from transfer_cli.objectives.causal_lm import CausalLM
 
 XL = {"position_kind": "relative", "residual": "post", "recurrence": 20}
@@ -29,7 +29,7 @@ def trained(steps, *, micro_batch=5, first=0, state=None):
     sampler = LaneSampler(len(data), BATCH, 0)
     device = torch.device("cpu")
     shape, epoch = model.backbone.shape, sampler.steps_per_epoch
-    step._lanes = Lanes(shape, BATCH, micro_batch, epoch, device)
+    step._lanes = CarriedMemory(shape, BATCH, micro_batch, epoch, device)
     if state is not None:
         model.load_state_dict(state["model"])
         step.load_state_dict(state["step"])

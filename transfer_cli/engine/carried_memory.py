@@ -18,7 +18,7 @@ from transfer_cli.model.memory import Memory
 from transfer_cli.model.shape import BackboneShape
 
 
-class Lanes:
+class CarriedMemory:
     """The memory of each micro-batch of this process, whose n-th example is always of one lane.
 
     Args:
@@ -39,8 +39,8 @@ class Lanes:
     ) -> None:
         self._places, self._width = shape.depth, shape.width
         self._batch, self._steps_per_epoch, self._device = batch, steps_per_epoch, device
-        own = shard(np.arange(batch), distributed.rank(), distributed.world_size())
-        self._parts = micro_batches(own, micro_batch)
+        lanes = shard(np.arange(batch), distributed.rank(), distributed.world_size())
+        self._parts = micro_batches(lanes, micro_batch)
         self._memories = [Memory(shape.recurrence) for _ in self._parts]
         self._next = 0
 
@@ -53,9 +53,9 @@ class Lanes:
 
     def memory(self, micro_batch: int, rows: int) -> Memory:
         """Return that of a micro-batch of so many lanes, by its number in the step."""
-        found = self._memories[micro_batch]
-        found.of_first(rows)
-        return found
+        memory = self._memories[micro_batch]
+        memory.of_first(rows)
+        return memory
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what all lanes remember, on the CPU; all processes call this.
@@ -74,10 +74,10 @@ class Lanes:
             if memory.document is not None:
                 has_documents = True
                 document[lanes] = memory.document
-        found = {"states": distributed.all_reduce_tensor(states).cpu()}
+        state = {"states": distributed.all_reduce_tensor(states).cpu()}
         if distributed.all_reduce_max(int(has_documents)):
-            found["document"] = distributed.all_reduce_tensor(document).cpu()
-        return found
+            state["document"] = distributed.all_reduce_tensor(document).cpu()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up where `state_dict` left off, on any number of processes.
