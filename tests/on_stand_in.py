@@ -66,13 +66,13 @@ from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.cloze.objective import Cloze
+from transfer_cli.tasks.cloze.task import Cloze
 from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
-from transfer_cli.tasks.text_to_text.objective import PrefixLM
+from transfer_cli.tasks.text_to_text.task import PrefixLM
 
 WAITS = {
     # A step.
@@ -104,8 +104,8 @@ WAITS = {
     "objectives.classification.Classification.shown": "the same",
     "tasks.regression.Regression.shown": "the same",
     "tasks.choice.task.MultipleChoice.shown": "the same",
-    "tasks.multilabel.objective.Multilabel.shown": "the same",
-    "tasks.multilabel.objective.Multilabel.results": "how many labels are said at most, so "
+    "tasks.multilabel.Multilabel.shown": "the same",
+    "tasks.multilabel.Multilabel.results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",
     "tasks.span.objective.SpanExtraction.shown": "the same",
     "tasks.tagging.objective.TokenTagging.shown": "the same",
@@ -471,7 +471,7 @@ for _name, _make in STUDENTS.items():
     def _(device: torch.device, make: Callable[[], WithTeachers] = _make) -> list[float]:
         objective, teacher = make(), tiny.model(MaskedLM(), seed=1, **BOTH_SIDES)
         teacher.to(device).eval().requires_grad_(requires_grad=False)
-        objective.lend([teacher] * len(objective.teachers))
+        objective.set_teachers([teacher] * len(objective.teachers))
         return losses_of(objective, device, tiny.Questions(causal=False), shape=BOTH_SIDES)
 
 

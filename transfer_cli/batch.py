@@ -96,16 +96,16 @@ def with_facts(batch: Batch) -> Batch:
 
     To read a tensor on a device, the host waits for all work queued there.
     """
-    found = {**_of_masks(batch, _facts_of), **batch}
+    facts = {**_of_masks(batch, _facts_of), **batch}
     if batch["mask"].dim() > 2:
-        found["sequences"] = real_sequences(batch)
+        facts["sequences"] = real_sequences(batch)
     if "target" in batch or "next_tokens" in batch:
-        found["target_rows"] = rows_with_target(batch)
+        facts["target_rows"] = rows_with_target(batch)
     if "compared" in batch:
-        found["compared_rows"] = rows_compared(batch)
+        facts["compared_rows"] = rows_compared(batch)
     if "word" in batch:
-        found["word_rows"] = rows_with_word(batch)
-    return found
+        facts["word_rows"] = rows_with_word(batch)
+    return facts
 
 
 def with_rows(batch: Batch) -> Batch:
@@ -113,15 +113,15 @@ def with_rows(batch: Batch) -> Batch:
 
     Running text is in rows already, and cached features are not computed.
     """
-    found = with_facts(batch)
-    if "prefix" in found:
+    facts = with_facts(batch)
+    if "prefix" in facts:
         raise ConfigError(
             "loop.pack: texts of which all positions see a prefix have rows of their own; "
             "leave loop.pack out"
         )
-    if found.keys() & {"document", "next_tokens", "states", "pooled"}:
-        return found
-    return {**found, **_of_masks(batch, _rows_of)}
+    if facts.keys() & {"document", "next_tokens", "states", "pooled"}:
+        return facts
+    return {**facts, **_of_masks(batch, _rows_of)}
 
 
 def view_of(batch: Batch, view: str) -> Batch:
@@ -129,9 +129,9 @@ def view_of(batch: Batch, view: str) -> Batch:
 
     It has the batch's own tokens, or mask, where it has none itself.
     """
-    own = ("mask", *_OF_MASK) if f"mask_{view}" in batch else ()
-    kept = {key: value for key, value in batch.items() if key not in own}
-    others = {key: batch.get(f"{key}_{view}") for key in ("tokens", *own)}
+    derived = ("mask", *_OF_MASK) if f"mask_{view}" in batch else ()
+    kept = {key: value for key, value in batch.items() if key not in derived}
+    others = {key: batch.get(f"{key}_{view}") for key in ("tokens", *derived)}
     return kept | {key: value for key, value in others.items() if value is not None}
 
 
@@ -147,10 +147,10 @@ def _of_masks(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
 
 def _facts_of(mask_ST: Tensor) -> Batch:
     lengths_S = mask_ST.sum(1)
-    found = {"padded": ~mask_ST.all(), "lengths": lengths_S}
+    facts = {"padded": ~mask_ST.all(), "lengths": lengths_S}
     if lengths_S.sum() < PACKED_BELOW * mask_ST.numel():
-        found["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
-    return found
+        facts["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
+    return facts
 
 
 def _rows_of(mask_ST: Tensor) -> Batch:

@@ -22,7 +22,7 @@ from transfer_cli.data.tokenizer_recipes import (
 )
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
-from transfer_cli.interop.hub import fetch
+from transfer_cli.interop.files import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD
 from transfer_cli.model.borrowing import as_head

@@ -34,7 +34,7 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
         key, paths = loss_key(name), loss.objective.teachers
         teachers = [open_pretrained(path, f"{key}.teachers") for path in paths]
         if isinstance(loss.objective, WithTeachers):
-            loss.objective.introduce([each.description.shape for each in teachers], key)
+            loss.objective.check_teachers([each.description.shape for each in teachers], key)
             found[name] = tuple(teachers)
             continue
         for path, each in zip(paths, teachers, strict=True):
@@ -78,7 +78,7 @@ def lend_teachers(
         objective = loss.objective
         if not isinstance(objective, WithTeachers):
             continue
-        lent, digest = [], hashlib.blake2b(digest_size=8)
+        models, digest = [], hashlib.blake2b(digest_size=8)
         key = f"{loss_key(loss.name)}.teachers"
         for start in teachers[loss.name]:
             tensors = start.tensors()
@@ -89,6 +89,6 @@ def lend_teachers(
                     f"{key}: {start.weights} has no language-model head ({listed(report.new)} "
                     "missing); give a run of transfer pretrain, or a published language model"
                 )
-            lent.append(model.to(precision.device).eval().requires_grad_(requires_grad=False))
+            models.append(model.to(precision.device).eval().requires_grad_(requires_grad=False))
         origins.weights(key, teachers[loss.name][0].weights, digest.hexdigest())
-        objective.lend(lent)
+        objective.set_teachers(models)

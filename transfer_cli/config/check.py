@@ -7,8 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
-from transfer_cli.config.commands import SPOKEN
-from transfer_cli.config.describe import CHOICES
+from transfer_cli.config.commands import CHOICES, DECLARED
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.config.variables import MOST_THREADS
@@ -60,9 +59,8 @@ def check(config: DictConfig, command: str) -> None:
 
 
 def _check_numbers(node: Any) -> None:
-    """Refuse numbers that are none (nan), or too large for the arithmetic of any part."""
-    for key, found in flat(node):
-        for value in found if isinstance(found, list) else [found]:
+    for key, values in flat(node):
+        for value in values if isinstance(values, list) else [values]:
             if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
                 raise ConfigError(f"{key}: must be a number below {MAX_NUMBER:.0e}, got {value}")
 
@@ -73,9 +71,7 @@ def _check_choices(config: DictConfig, command: str) -> None:
         config.cost.energy = "off"
     for place, words in CHOICES.items():
         *of, spoken = place.split()
-        section, _, name = next((k for k, t in SPOKEN.items() if t == spoken), spoken).rpartition(
-            "."
-        )
+        section, _, name = DECLARED.get(spoken, spoken).rpartition(".")
         node = OmegaConf.select(config, section) if section else config
         is_plain = node is not None and dataclasses.is_dataclass(OmegaConf.get_type(node))
         value = node.get(name) if is_plain and of in ([], [command]) else None
@@ -125,7 +121,7 @@ def _refuse_undeclared(node: DictConfig, key: str) -> None:
     kind = OmegaConf.get_type(node)
     declared = None
     if dataclasses.is_dataclass(kind):
-        declared = [each.name for each in dataclasses.fields(kind)]
+        declared = [field.name for field in dataclasses.fields(kind)]
     for name in map(str, node):
         path = f"{key}.{name}" if key else name
         if declared is not None and name not in declared:

@@ -26,14 +26,18 @@ _NEW = {
     f"{_OBJECTIVES}.source_distillation": f"{_OBJECTIVES}.with_teachers",
     f"{_TASKS}.choice.data": f"{_TASKS}.choice.task",
     f"{_TASKS}.choice.objective": f"{_TASKS}.choice.task",
+    f"{_TASKS}.cloze.objective": f"{_TASKS}.cloze.task",
     f"{_TASKS}.dialog.data": f"{_TASKS}.dialog.task",
-    f"{_TASKS}.multilabel.data": f"{_TASKS}.multilabel.task",
+    f"{_TASKS}.multilabel.data": f"{_TASKS}.multilabel",
+    f"{_TASKS}.multilabel.objective": f"{_TASKS}.multilabel",
+    f"{_TASKS}.multilabel.task": f"{_TASKS}.multilabel",
     f"{_TASKS}.regression.data": f"{_TASKS}.regression",
     f"{_TASKS}.regression.objective": f"{_TASKS}.regression",
     f"{_TASKS}.regression.task": f"{_TASKS}.regression",
     f"{_TASKS}.span.data": f"{_TASKS}.span.task",
     f"{_TASKS}.tagging.data": f"{_TASKS}.tagging.files",
     f"{_TASKS}.text_to_text.data": f"{_TASKS}.text_to_text.task",
+    f"{_TASKS}.text_to_text.objective": f"{_TASKS}.text_to_text.task",
 }
 """Modules that became a part of another, and classes that alone were moved."""
 

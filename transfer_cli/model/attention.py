@@ -256,7 +256,7 @@ class SelfAttention(nn.Module):
             # Of one token, heads that share keys are like so many tokens: nothing is copied.
             grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
             return self._mix(grouped_BGTW, key, value, inputs).view_as(query)
-        key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
+        key, value = (states.repeat_interleave(self.sharing, dim=1) for states in (key, value))
         return self._mix(query, key, value, inputs)
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:

@@ -181,7 +181,7 @@ class Backbone(nn.Module):
         hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
         for place, number in enumerate(self.shape.visits):
             seen = replace(
-                inputs[place],
+                inputs[self.attention_pattern.kinds[place]],
                 kv_cache=None if kv_cache is None else kv_cache.layers[place],
                 memory=remembered[place] if remembered else None,
                 packing=packing,
@@ -273,8 +273,8 @@ class Backbone(nn.Module):
 
     def embeddings_of(self, tokens_BT: Tensor) -> Tensor:
         """Return the embeddings of tokens alone, `[B, T, E]`: without positions and segments."""
-        found: Tensor = self.token_embedding(tokens_BT)
-        return found if self.new_rows is None else found + self.new_rows(tokens_BT)
+        token_BTE: Tensor = self.token_embedding(tokens_BT)
+        return token_BTE if self.new_rows is None else token_BTE + self.new_rows(tokens_BT)
 
 
 def _check_memory(size_bytes: int) -> None:

@@ -54,8 +54,8 @@ class PrefixAttention(Added):
         batch, heads = query_BHTW.shape[:2]
         sharing = heads // self.key.shape[0]
         key, value = (
-            each.to(query_BHTW.dtype).repeat_interleave(sharing, dim=0).expand(batch, -1, -1, -1)
-            for each in (self.key, self.value)
+            learned.to(query_BHTW.dtype).repeat_interleave(sharing, dim=0).expand(batch, -1, -1, -1)
+            for learned in (self.key, self.value)
         )
         attended = F.scaled_dot_product_attention(query_BHTW, key, value)
         return self.gate.tanh().to(attended.dtype)[:, None, None] * attended

@@ -68,7 +68,7 @@ def replies(
     if is_padded:
         packing = Packing.of(mask_RT, mask_RT.flatten().nonzero().squeeze(1))
     last_R = begin_R.cumsum(0) - 1
-    said = list[Tensor]()
+    predicted = list[Tensor]()
     for number in range(most):
         if longest + number > positions:  # a pass all the same, whose answer nobody reads
             kv_cache = KVCache(model.backbone.shape.depth, most)
@@ -76,10 +76,10 @@ def replies(
             read_RT, mask_RT, kind_RT, padded=packing is not None, kv_cache=kv_cache,
             prefix_B=prefix_R, packing=packing,
         )  # fmt: skip
-        ends = [each[:, -1:] if packing is None else each[0, last_R, None] for each in states]
+        ends = [state[:, -1:] if packing is None else state[0, last_R, None] for state in states]
         top_RD, packing = model.readout(ends)[:, 0], None
         logits_RV = model.heads[HEAD](top_RD, model.backbone.token_embedding.weight)
-        said.append(pick(logits_RV.float()))
-        read_RT = said[-1][:, None]
+        predicted.append(pick(logits_RV.float()))
+        read_RT = predicted[-1][:, None]
         mask_RT, kind_RT = torch.ones_like(read_RT, dtype=torch.bool), read_RT * 0 + segment
-    return torch.stack(said, dim=1)
+    return torch.stack(predicted, dim=1)

@@ -193,8 +193,8 @@ class Table(LabelledFiles):
                 where, next(label for label in labels if mark in label)[:80], delimiter_name(mark),
             )  # fmt: skip
         super().check(task, train, where)
-        found = Counter(example.label for example in train)
-        counts = {label: found[number] for number, label in enumerate(labels)}
+        given = Counter(example.label for example in train)
+        counts = {label: given[number] for number, label in enumerate(labels)}
         look_over(counts, where)
         say_numbers(counts, where)
 
@@ -262,9 +262,9 @@ class HubTable(Table):
         super().__post_init__()
 
 
-def sorted_labels(found: Iterable[str]) -> tuple[str, ...]:
+def sorted_labels(names: Iterable[str]) -> tuple[str, ...]:
     """Return all labels, sorted: as numbers when all are whole numbers."""
-    labels = sorted(set(found))
+    labels = sorted(set(names))
     # 18 digits always fit; a longer "number" is an identifier.
     if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
         labels.sort(key=int)
@@ -276,8 +276,8 @@ def numbers_of(
 ) -> list[tuple[int, ...]]:
     """Return the numbers of each row's labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
-    unknown = {each: row.line for row in reversed(rows) for each in row.labels
-               if each not in numbers}  # fmt: skip
+    unknown = {label: row.line for row in reversed(rows) for label in row.labels
+               if label not in numbers}  # fmt: skip
     if unknown:
         first, others = min(unknown, key=unknown.__getitem__), len(unknown) - 1
         more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
@@ -285,4 +285,4 @@ def numbers_of(
             f"{path}, line {unknown[first]}: the label {first!r}{more} of {split} is not among "
             f"the {len(labels)} labels of train.{nearest(first, labels)}"
         )
-    return [tuple(numbers[each] for each in row.labels) for row in rows]
+    return [tuple(numbers[label] for label in row.labels) for row in rows]

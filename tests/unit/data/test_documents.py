@@ -12,7 +12,7 @@ from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import SampleText, TextFiles
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.tasks.text_to_text.objective import PrefixLM
+from transfer_cli.tasks.text_to_text.task import PrefixLM
 
 WORDS = WordPiece(60).make(lambda: iter(["a b c d e f"]))
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.published import HARD_TEXT, LLAMAS, ROBERTAS, publish, reference, sentence_pieces
+from tests.published import (
+    FAMILIES,
+    HARD_TEXT,
+    LLAMAS,
+    ROBERTAS,
+    publish,
+    reference,
+    sentence_pieces,
+)
 from tests.unit.interop.test_import import batch_of, opened
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
@@ -61,8 +69,8 @@ VARIANTS = {
     "own blocks, relu": {"num_hidden_groups": 3, "hidden_act": "relu"},
     "untied": {"tie_word_embeddings": False, "decoder_bias": False},
 }
-ENCODERS = ("modernbert", "xlm-roberta", "albert", "mpnet")
-CASES = [(family, "plain") for family in (*LLAMAS[1:], *ENCODERS)]
+ENCODERS = (*FAMILIES[:4], "modernbert", "xlm-roberta", "albert", "mpnet")
+CASES = [(family, "plain") for family in ("gpt2", *LLAMAS[1:], *ENCODERS)]
 CASES += [("llama", name) for name in ("plain", "tied", "wide heads", "linear", "llama3")]
 CASES += [("gemma3_text", name) for name in ("wide heads", "other scale", "all local", "scaled")]
 CASES += [("gpt_neox", name) for name in ("one after the other", "whole heads", "half heads")]
@@ -92,7 +100,8 @@ def ours_of(folder, head=LANGUAGE_MODEL):
 )
 def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, family, variant):
     kind = "MaskedLM" if family in ENCODERS else "CausalLM"
-    theirs = publish(tmp_path / "first", family, kind, **VARIANTS[variant])
+    published_kind = "LMHeadModel" if family == "gpt2" else kind
+    theirs = publish(tmp_path / "first", family, published_kind, **VARIANTS[variant])
     start, ours, report = opened(tmp_path / "first")
     tokens, mask = batch_of(start.description.vocabulary)
     if family in ROBERTAS:

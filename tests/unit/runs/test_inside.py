@@ -51,7 +51,7 @@ WRITERS = {
     "runs/sweep.py": A_SWEEP,
     "runs/tensorboard.py": A_RUN,
     "sweep/cluster.py": A_SWEEP,
-    "sweep/folder.py": NEW,
+    "sweep/multirun.py": NEW,
     "sweep/jobs.py": A_SWEEP,
     "sweep/processes.py": A_SWEEP,
     "sweep/search.py": A_SWEEP,

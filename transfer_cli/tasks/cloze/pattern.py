@@ -115,7 +115,7 @@ def words_of_labels(
     lacking = [label for label in labels if typed and label not in typed]
     if lacking:
         raise ConfigError(f"{key}: says nothing of {listed(lacking)}")
-    found: list[tuple[str, ...]] = []
+    by_label: list[tuple[str, ...]] = []
     for label in labels:
         words: Any = typed.get(label, label)
         several = [words] if isinstance(words, str) else words
@@ -124,8 +124,8 @@ def words_of_labels(
         )
         if not are_words or not several:
             raise ConfigError(f"{key}.{label}: expected a word or a list of words")
-        found.append(tuple(several))
-    return tuple(found)
+        by_label.append(tuple(several))
+    return tuple(by_label)
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,11 @@ class PatternEncoder:
         Where they are too many, its texts alone lose some, at their ends.
         """
         for portion in in_portions(examples):
-            chunks = [self._chunks(each.text, each.pair) for each in portion]
-            flat = [chunk for own in chunks for chunk in own]
-            found = iter(zip(flat, self._encoded(flat), strict=True))
-            for example, own in zip(portion, chunks, strict=True):
-                tokens = [pair for _ in own for pair in _opened(*next(found))]
+            chunks = [self._chunks(example.text, example.pair) for example in portion]
+            flat = [chunk for parts in chunks for chunk in parts]
+            encoded = iter(zip(flat, self._encoded(flat), strict=True))
+            for example, parts in zip(portion, chunks, strict=True):
+                tokens = [pair for _ in parts for pair in _opened(*next(encoded))]
                 yield self._cut(example, tokens, length, truncate)
 
     def _chunks(self, text: str, pair: str | None) -> list[_Chunk]:
@@ -208,8 +208,8 @@ class PatternEncoder:
         word = self.tokenizer.encode("a")
         # A comma is encoded as after a word, so that it has no space before it.
         written = [f"a{chunk.text}" if chunk.is_glued else chunk.text for chunk in chunks]
-        found = self.tokenizer.encode_with_offsets(written)
-        for chunk, (tokens, spans) in zip(chunks, found, strict=True):
+        encoded = self.tokenizer.encode_with_offsets(written)
+        for chunk, (tokens, spans) in zip(chunks, encoded, strict=True):
             shift = 0
             if chunk.is_glued and tokens[: len(word)] == word:
                 tokens, spans, shift = tokens[len(word) :], spans[len(word) :], 1
@@ -256,5 +256,5 @@ def _owner(owners: str, begin: int, end: int) -> str:
     if begin >= end:  # blanks, which are before that place
         begin = max(0, end - 1)
         end = begin + 1
-    own = set(owners[max(0, begin) : end])
-    return own.pop() if len(own) == 1 else _OF_PATTERN
+    whose = set(owners[max(0, begin) : end])
+    return whose.pop() if len(whose) == 1 else _OF_PATTERN

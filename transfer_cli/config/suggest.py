@@ -91,7 +91,7 @@ _SECTIONS = (
 """Where a name is looked for, in this order: a part that all runs have comes first."""
 
 
-def meant(name: str, command: str, config_dir: Path | None = None) -> str:
+def suggest(name: str, command: str, config_dir: Path | None = None) -> str:
     """Return " Did you mean 'optimizer.lr'?" for a name such as `lr`; "" where none is meant.
 
     Args:
@@ -106,8 +106,8 @@ def meant(name: str, command: str, config_dir: Path | None = None) -> str:
         return f" {absent[0].upper()}{absent[1:]}"
     leaves = {key.rpartition(".")[2] for key in known if key.startswith(_SECTIONS)}
     close = [last] if section else difflib.get_close_matches(name, leaves, n=1, cutoff=0.85)
-    found = next(filter(None, (_meant(each, known) for each in (name, *close))), "")
-    return f" Did you mean {found!r}?" if found else ""
+    key = next(filter(None, (_key_of(word, known) for word in (name, *close))), "")
+    return f" Did you mean {key!r}?" if key else ""
 
 
 def options_with(key: str, command: str, config_dir: Path | None = None) -> list[str]:
@@ -117,7 +117,7 @@ def options_with(key: str, command: str, config_dir: Path | None = None) -> list
     )
 
 
-def _meant(name: str, known: Set[str]) -> str:
+def _key_of(name: str, known: Set[str]) -> str:
     named = (key for key, others in OTHER_NAMES.items() if name in others.split())
     for whole in (name, *named):
         if whole.partition("=")[0] in known:
