@@ -14,11 +14,7 @@ from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, PaddingBatch, size, to_device, with_facts
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
-from transfer_cli.engine.distributed.replicated import (
-    Parallel,
-    average_statistics,
-    full_tensor,
-)
+from transfer_cli.engine.distributed.replicated import Parallel, average_statistics, full_tensor
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device

@@ -18,11 +18,7 @@ from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
-from transfer_cli.errors import (
-    PrunedError,
-    RunError,
-    StoppedError,
-)
+from transfer_cli.errors import PrunedError, RunError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, judge
 from transfer_cli.model.weights import WEIGHTS
@@ -49,11 +45,7 @@ from transfer_cli.training.final_measures import (
     final_measures,
     with_fitted_answers,
 )
-from transfer_cli.training.measurements import (
-    hyperparameters,
-    layer_shares,
-    peak_memory,
-)
+from transfer_cli.training.measurements import hyperparameters, layer_shares, peak_memory
 from transfer_cli.training.resume import note_overrides, restore
 from transfer_cli.training.spending import SPENT, Spending
 
@@ -82,11 +74,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        command: str,
-        run: TrainingRun,
-        directory: RunDirectory,
-        spending: Spending,
+        self, command: str, run: TrainingRun, directory: RunDirectory, spending: Spending
     ) -> None:
         self._spending = spending
         self._config = run.blueprint.config

@@ -70,7 +70,7 @@ def in_process_group(config: DictConfig | EvaluateConfig | PredictConfig) -> Ite
 def _check_alike(config: Mapping[str, Any]) -> None:
     digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8).hexdigest()
     digests = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
-    other = [number for number, other_digest in enumerate(digests) if other_digest != digests[0]]
+    other = [number for number, text in enumerate(digests) if text != digests[0]]
     if other:
         raise RunError(
             f"process {other[0]} of {len(digests)} has another config or version than process 0; "

@@ -503,39 +503,28 @@ def signalled(run, numbers, at=3):
     return go, saves
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stop_signal_finishes_the_step_saves_and_ends_with_code_75(number):
+@pytest.mark.parametrize(
+    ("numbers", "error"),
+    [
+        ([signal.SIGTERM], StoppedError),
+        ([signal.SIGUSR1], StoppedError),
+        ([signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM], StoppedError),  # two pass it on
+        ([signal.SIGINT], KeyboardInterrupt),
+    ],
+)
+def test_a_signal_finishes_the_step_saves_and_ends_and_means_afterwards_what_it_did(numbers, error):
     run = a_run()
     handlers.attach(run.trainer, handlers.progress_bar(run.step.optimizer, 20, "examples"))
-    go, saves = signalled(run, [number])
+    go, saves = signalled(run, numbers)
+    before = [signal.getsignal(number) for number in numbers]
+    cure = "stopped at step 3 with a checkpoint; go on with transfer finetune resume=x"
 
-    with pytest.raises(StoppedError) as stopped:
+    with pytest.raises(error, match=cure) as stopped:
         go()
 
-    assert stopped.value.exit_code == EXIT_STOPPED == 75
-    assert "stopped at step 3 with a checkpoint; go on with transfer finetune resume=x" in str(
-        stopped.value
-    )
+    assert getattr(stopped.value, "exit_code", 75) == EXIT_STOPPED == 75
     assert (run.progress.step, saves) == (3, [3])
-
-
-def test_ctrl_c_saves_and_ends_as_an_interrupt():
-    run = a_run()
-    go, saves = signalled(run, [signal.SIGINT])
-
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 3"):
-        go()
-
-    assert saves == [3]
-
-
-def test_a_signal_that_two_pass_on_counts_once():
-    run = a_run()
-    go, saves = signalled(run, [signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM])
-
-    with pytest.raises(StoppedError, match="stopped at step 3"):
-        go()
-    assert saves == [3]
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_a_second_signal_ends_at_once(monkeypatch):
@@ -565,17 +554,6 @@ def test_a_signal_where_no_step_is_under_way_ends_with_code_75(number):
 
     assert stopped.value.exit_code == EXIT_STOPPED
     assert signal.getsignal(number) == before
-
-
-def test_signals_mean_afterwards_what_they_meant_before():
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    go, _ = signalled(a_run(), [signal.SIGTERM])
-
-    with pytest.raises(StoppedError):
-        go()
-
-    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_the_checkpoint_of_a_stop_knows_the_validation_of_its_step():
