@@ -44,10 +44,10 @@ from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.split import Dataset, Split, TextContext
+from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.evaluation import EachExample, evaluate, predictions, samples
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
-from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import Precision
 from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.objectives.base import Loss, Objective
@@ -79,9 +79,9 @@ WAITS = {
     "engine.skipped_steps.HostCopy.__init__": "begins to copy whether a gradient was finite, which "
     "is read a step late; the reading touches the host alone",
     "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
-    "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
-    "engine.lanes.Lanes.state_dict": "what is remembered, for a checkpoint",
-    "engine.lanes.Lanes.load_state_dict": "the same, of one",
+    "engine.handlers.records": "what is written down, each `loop.log_every` steps",
+    "engine.carried_memory.CarriedMemory.state_dict": "what is remembered, for a checkpoint",
+    "engine.carried_memory.CarriedMemory.load_state_dict": "the same, of one",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
     "assembly.finished_run.open_trained": "the model",
@@ -504,15 +504,15 @@ for _name, _make in BESIDE_MASKED.items():
     "steps and scores: text that is remembered",
     NOTED,
     "Sums.update",
-    "Lanes.state_dict",
-    "Lanes.load_state_dict",
+    "CarriedMemory.state_dict",
+    "CarriedMemory.load_state_dict",
 )
 def _(device: torch.device) -> object:
     data = tiny.blocks(tokens=1100)
     shape = {"position_kind": "relative", "residual": "post", "recurrence": 24}
     run = begun(CausalLM(), device, data, shape=shape, total=4)
     run.sampler = LaneSampler(len(data), run.batch, 0)
-    run.step._lanes = Lanes(
+    run.step._lanes = CarriedMemory(
         run.step.model.backbone.shape, run.batch, 3, run.sampler.steps_per_epoch, device
     )
     run.micro_batch = 3
@@ -738,7 +738,7 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    NOTED, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
+    NOTED, "handlers.records", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     *_OF_LABELS, "Sums.update",
     "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",

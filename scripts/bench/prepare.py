@@ -76,11 +76,11 @@ def source_in(folder: Path) -> Path | None:
 
 def ours(arrive: Gate, text: str, tokenizer: str, folder: str) -> None:
     """Encode a text file into a cache that is empty, as `transfer prepare` does."""
-    from transfer_cli.data.shards import encode_text
+    from transfer_cli.data.corpus import encode_text
+    from transfer_cli.data.library_tokenizer import LibraryTokenizer
     from transfer_cli.data.text import whole_text
-    from transfer_cli.data.tokenizer import Tokenizer
 
-    split, made = whole_text(text, "train"), Tokenizer.load(Path(tokenizer))
+    split, made = whole_text(text, "train"), LibraryTokenizer.load(Path(tokenizer))
     while True:
         shutil.rmtree(folder, ignore_errors=True)
         arrive()

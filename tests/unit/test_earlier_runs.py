@@ -5,7 +5,7 @@ import yaml
 
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.config.plain_yaml import read_plain
-from transfer_cli.earlier_runs import UNDECLARED, state_of_today
+from transfer_cli.earlier_runs import UNDECLARED, state_of_today, typed_as_then
 from transfer_cli.metrics import find
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -25,6 +25,33 @@ def test_a_model_has_the_options_that_came_later_with_their_defaults(tmp_path):
     del read[TARGET]
     assert build({**needed, **read}, "model", BackboneShape) == BackboneShape(**needed)
     assert read["norm"] == "layer"
+
+
+INHERITED = {"tokenizer._target_": "a.Inherited", "tokenizer.add": ()}
+
+
+@pytest.mark.parametrize(
+    ("typed", "stored", "given", "then"),
+    [
+        # An option that its part got later, of the same part and of another.
+        ({"data._target_": "A", "data.x": 1}, {"data._target_": "A"}, {"data"}, {"data.x": None}),
+        ({"data._target_": "A", "data.x": 1}, {"data._target_": "B"}, {"data"}, {"data.x": 1}),
+        ({"data._target_": "A", "data.x": 1}, {"data._target_": "A"}, {"data.x"}, {"data.x": 1}),
+        (INHERITED, {"tokenizer": None}, set(), {}),
+        (INHERITED, {"tokenizer._target_": "B"}, set(), INHERITED),
+        ({"loop.monitor": "auto"}, {"loop.monitor": "loss"}, set(), {"loop.monitor": "loss"}),
+        (
+            {"loop.monitor": "f1"},
+            {"loop.monitor": "loss"},
+            {"loop.monitor"},
+            {"loop.monitor": "f1"},
+        ),
+    ],
+)
+def test_what_was_typed_says_what_it_said_when_the_run_began(typed, stored, given, then):
+    compared = typed_as_then(typed, stored, given)
+
+    assert compared == {k: v for k, v in typed.items() if k == "data._target_"} | then
 
 
 @pytest.mark.parametrize(("best", "today"), [(0.5, (0.5,)), (None, None), ((0.5, 1.0),) * 2])

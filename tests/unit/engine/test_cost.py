@@ -7,18 +7,20 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
-from transfer_cli.engine.cost import TOKEN, count, pairs_seen, prices_of, training_flops
-from transfer_cli.engine.lanes import Lanes
+from transfer_cli.engine.carried_memory import CarriedMemory
+from transfer_cli.engine.cost import count, pairs_seen, prices_of, training_flops
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.patterns import window_mask
+from transfer_cli.model.products import TOKEN, Products
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.objectives.beside_main_head import CrossView
@@ -155,7 +157,7 @@ def test_the_head_of_a_language_model_is_counted_at_scored_positions(shape, sche
 def test_a_memory_is_counted():
     objective = CausalLM()
     step = step_of("xl", "full", objective)
-    step._lanes = Lanes(step.model.backbone.shape, 7, 7, 9, torch.device("cpu"))
+    step._lanes = CarriedMemory(step.model.backbone.shape, 7, 7, 9, torch.device("cpu"))
     batch = batch_of(objective)
     step([{"main": batch}], 0)
 
@@ -238,6 +240,29 @@ def test_recomputation_adds_a_forward_pass_of_what_the_gradient_reaches():
 
     assert price(recompute=True, trains="").backward == whole.backward + whole.forward
     assert price(recompute=True, trains="blocks.2").backward == top.backward + whole.forward // 3
+
+
+class OwnMatrix(nn.Module):
+    """A layer that says itself what it multiplies."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(5, 7))
+
+    def products(self, counted, unit, *, moves):
+        trains = counted.trains(self.weight)
+        counted.add(unit, self.weight.numel(), moves=moves, trains=trains)
+        return moves or trains
+
+
+def test_what_a_layer_says_that_it_multiplies_is_counted_and_moves_what_follows():
+    own = OwnMatrix()
+    counted = Products({id(own.weight)})
+
+    assert counted.through(nn.Sequential(own, nn.Linear(7, 3)), moves=False)
+
+    # Backward: of the first the gradient of its matrix, of the second that of its input.
+    assert counted.prices == {TOKEN: [2 * (5 * 7 + 7 * 3)] * 2}
 
 
 def test_padding_is_done_and_is_not_real():

@@ -161,9 +161,12 @@ def test_a_kill_before_the_mark_is_no_hindrance_either(tmp_path):
 
 
 @pytest.mark.parametrize("mark", [None, "running", "starting"])
-def test_a_users_own_folder_is_never_taken_for_a_leftover(tmp_path, mark):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "thesis.tex").touch()
+@pytest.mark.parametrize("place", ["model/thesis.tex", "thesis.tex"])
+def test_a_users_own_folder_is_never_taken_for_a_leftover(tmp_path, mark, place):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).touch()
+    if place == "thesis.tex" and mark == "starting":  # among what a killed command has left
+        (tmp_path / ".lock").touch()
     if mark is not None:
         (tmp_path / "status.json").write_text(json.dumps({"status": mark}))
     before = sorted(tmp_path.rglob("*"))
@@ -172,17 +175,6 @@ def test_a_users_own_folder_is_never_taken_for_a_leftover(tmp_path, mark):
         RunDirectory.create(tmp_path)
 
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_users_file_among_leftovers_is_kept(tmp_path):
-    killed = RunDirectory.create(tmp_path / "run")
-    killed.unlock()
-    (killed.path / "thesis.tex").touch()
-
-    with pytest.raises(RunError, match="is not empty"):
-        RunDirectory.create(tmp_path / "run")
-
-    assert (killed.path / "thesis.tex").exists()
 
 
 def test_half_written_files_of_a_killed_command_are_removed(tmp_path):
@@ -236,8 +228,9 @@ def test_a_run_is_opened_where_there_is_one(tmp_path):
 
 def test_a_discarded_run_leaves_nothing(tmp_path):
     run = started(tmp_path / "run")
-    run.tensorboard.mkdir()
-    (run.tensorboard / "events").touch()
+    for folder in (run.tensorboard, run.analyses):
+        folder.mkdir()
+        (folder / "something").touch()
     run.metrics.touch()
 
     run.discard()

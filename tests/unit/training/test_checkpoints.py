@@ -6,12 +6,7 @@ import torch
 from tests import configs, tiny
 from transfer_cli.assembly.run import build_run
 from transfer_cli.errors import CheckpointError
-from transfer_cli.model.weights import (
-    WEIGHTS,
-    load_strictly,
-    read_description,
-    read_weights,
-)
+from transfer_cli.model.weights import WEIGHTS, load_strictly, read_description, read_weights
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.training.checkpoints import CheckpointWriter, describe
