@@ -6,7 +6,9 @@ import importlib
 import io
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.origins import rows, write_table
+from tests.run_kinds import KINDS as KINDS_OF_RUNS
 from tests.task_kinds import CITIES, KINDS, THINGS
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
@@ -25,6 +28,18 @@ TINY = (
 
 LOOP = ("device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3 steps",
         "checkpoint.every=2 steps", "checkpoint.keep=2")  # fmt: skip
+
+FIXTURES = {"run": "finetuned", "model": "pretrained", "short": "short_run"}
+"""What words in braces are called that stand for a fixture of another name."""
+
+SMALL = (*TINY, *LOOP, "loop.steps=2", "run.dir=run")
+
+WORDS = {
+    "loop": (*LOOP, "loop.steps=2", "run.dir=run"),
+    "small": SMALL,
+    "tiny": ("init=scratch", "tokenizer=wordpiece", *SMALL),
+}
+"""What stands for words in braces: of any run, of one on text, of one on labelled data."""
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
 
@@ -39,6 +54,22 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+class Places(dict):
+    """What stands for the words in braces, made when it is asked for."""
+
+    def __init__(self, request):
+        self.request = request
+
+    def __missing__(self, name):
+        name, _, argument = FIXTURES.get(name, name).partition(" ")
+        if name in WORDS:
+            return shlex.join(WORDS[name])
+        value = self.request.getfixturevalue(name)
+        if callable(value):
+            value = value(argument) if argument else value()
+        return shlex.join(value) if isinstance(value, tuple) else str(value)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -276,6 +307,31 @@ def task_run(task_file, task_words):
     return run_of
 
 
+@pytest.fixture
+def words_of(request):
+    """Return how to write the words of a kind of run."""
+
+    def words(kind, *more):
+        typed = shlex.split(KINDS_OF_RUNS[kind].format_map(Places(request)))
+        command = "pretrain" if "pretrain" in typed else "finetune"
+        typed.remove(command)
+        is_fresh = command == "pretrain" and not any(w.startswith("init_from=") for w in typed)
+        return (command, *(TINY if is_fresh else ()), *LOOP, "schedule=constant", *typed, *more)
+
+    return words
+
+
+@pytest.fixture
+def stopped(transfer, at_record):
+    """Return how to run a command that gets a signal once a step is validated, as a cluster's."""
+
+    def call(step, *words, number=signal.SIGTERM):
+        at_record("after", "validation", step, lambda: signal.raise_signal(number))
+        return transfer(*words)
+
+    return call
+
+
 # --- adaptation --------------------------------------------------------------------------------
 
 DEEP = (
@@ -308,6 +364,11 @@ class Watched:
     inherited: frozenset = frozenset()
     spans: tuple = ()
     moved: list = dataclasses.field(default_factory=list)
+
+    @property
+    def ever(self):
+        """The names of what trains in any stage."""
+        return frozenset().union(*(span.trains for span in self.spans))
 
 
 @contextlib.contextmanager
@@ -345,6 +406,19 @@ def _watching(watched):
             yield
         finally:
             handle.remove()
+
+
+def files_below(folder):
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def untouched(tmp_path, tmp_path_factory):
+    """Fail where a test has changed a file of any other test, or left one in its own folder."""
+    before = files_below(tmp_path_factory.getbasetemp())
+    yield
+    assert not list(tmp_path.iterdir())
+    assert files_below(tmp_path_factory.getbasetemp()) == before
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from torch.testing import assert_close
 
 from tests.functional.conftest import LOOP, TINY, finished
 from transfer_cli.runs.items import read_items
@@ -112,27 +111,6 @@ def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, tr
     assert transfer("predict", "run=[run,run]", "input=hi.jsonl", "output=said.jsonl").code == 0
     said = json.loads(Path("said.jsonl").read_text())
     assert sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("objective", ["clm", "mlm"])
-def test_two_processes_give_the_weights_of_one(objective, parallel, adapt, start, shell):
-    words = ("loop.steps=6", "loop.micro_batch=3", "optimizer=sgd", "optimizer.lr=0.05")
-    adapt(*words, objective=objective, run="one")
-
-    process = shell(
-        "finetune", f"init_from={start(objective)}", "data=sample_questions", "adaptation=pet",
-        *LOOP, *words, "run.dir=two", "devices=2", f"parallel={parallel}",
-    )  # fmt: skip
-    _, said = process.communicate(timeout=240)
-
-    assert process.returncode == 0, said
-    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    for name, weight in one.items():
-        assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
 def digest(file):

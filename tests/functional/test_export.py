@@ -15,7 +15,7 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
-from tests.functional.conftest import LOOP, finished
+from tests.functional.conftest import LOOP, TINY, finished
 from tests.published import FAMILIES, TEXT, publish, reference
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
@@ -530,3 +530,18 @@ def test_an_export_that_is_ended_leaves_nothing(number, shell, finetuned, tmp_pa
     _, err = command.communicate(timeout=60)
     assert command.returncode == (130 if number == signal.SIGINT else 75), err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_an_own_language_model_is_a_graph_as_its_plan_says(objective, transfer, corpus):
+    words = ("data=text", f"data.train={corpus}", "data.length=32", *TINY, *LOOP, "loop.steps=4")
+    transfer("pretrain", *words, f"objective={objective}", "run.dir=run")
+
+    refused = transfer("export", "run=run", "to=out")
+    ended = transfer("export", "run=run", "to=out", "format=onnx")
+
+    assert "exports: format=onnx" in Path("run/plan.txt").read_text()
+    assert refused.code == 2
+    assert ended.code == 0, ended.err
+    assert Path("out/model.onnx").exists()

@@ -39,7 +39,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.functional.conftest import LOOP, TINY
+from tests.functional.conftest import Places
 
 pytestmark = pytest.mark.functional
 
@@ -48,17 +48,6 @@ TABLES = Path(__file__).parents[1] / "inputs"
 KEYS = {
     "case", "files", "command", "code", "says", "lacks", "environment", "input", "cure", "cured",
 }  # fmt: skip
-
-NAMES = {"run": "finetuned", "model": "pretrained", "short": "short_run"}
-
-SMALL = (*TINY, *LOOP, "loop.steps=2", "run.dir=run")
-
-WORDS = {
-    "loop": (*LOOP, "loop.steps=2", "run.dir=run"),
-    "small": SMALL,
-    "tiny": ("init=scratch", "tokenizer=wordpiece", *SMALL),
-}
-"""What stands for words in braces: of any run, of one on text, of one on labelled data."""
 
 
 def rows():
@@ -155,22 +144,6 @@ def maker_of(table):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-class Places(dict):
-    """What stands for the words in braces, made when it is asked for."""
-
-    def __init__(self, request):
-        self.request = request
-
-    def __missing__(self, name):
-        name, _, argument = NAMES.get(name, name).partition(" ")
-        if name in WORDS:
-            return shlex.join(WORDS[name])
-        value = self.request.getfixturevalue(name)
-        if callable(value):
-            value = value(argument) if argument else value()
-        return shlex.join(value) if isinstance(value, tuple) else str(value)
 
 
 def standing(folder):

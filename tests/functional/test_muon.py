@@ -1,29 +1,10 @@
-"""`optimizer=muon`: runs that are stopped go on bit for bit, and adaptations train with it."""
-
-import shutil
-from pathlib import Path
+"""`optimizer=muon`: adaptations train with it."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.functional
-
-
-def test_a_stopped_run_ends_as_one_that_was_not(transfer, corpus, tiny, loop):
-    words = ("data=text", f"data.train={corpus}", *tiny, *loop, "optimizer=muon", "loop.steps=4")
-    assert transfer("pretrain", *words, "checkpoint.keep=0", "run.dir=whole").code == 0
-    # What a run that was killed in its third step has left.
-    shutil.copytree("whole", "cut")
-    shutil.rmtree("cut/checkpoints/step-00000004")
-    Path("cut/status.json").write_text('{"status": "stopped"}')
-
-    resumed = transfer("pretrain", "resume=cut")
-
-    assert resumed.code == 0, resumed.err
-    assert "going on after step 2" in resumed.err
-    for file in ("model/weights.safetensors", "metrics.jsonl", "results.json"):
-        assert (Path("cut") / file).read_bytes() == (Path("whole") / file).read_bytes(), file
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from omegaconf import OmegaConf
 
 from tests.records import read_metrics
 from transfer_cli.commands import plan
-from transfer_cli.commands.plan import plan_finetune
-from transfer_cli.config.locate import conf_dir
-from transfer_cli.config.schema import FinetuneConfig
 
 pytestmark = pytest.mark.functional
-
-PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
-
-OF_EACH_PLAN = (
-    "full", "top_k", "adapters", "lora", "gradual_unfreezing", "chain_thaw", "ulmfit", "multitask",
-)  # fmt: skip
-"""Others are planned as one of these is."""
 
 STAGE = re.compile(r" +(\d+) +([\d,]+)-([\d,]+) +([\d,]+) \(([\d.]+) %\)  (\S.*)")
 
@@ -32,55 +21,6 @@ def stages_of(text):
     return [
         (*(int(part.replace(",", "")) for part in row[:4]), float(row[4]), row[5]) for row in found
     ]
-
-
-def files_below(folder):
-    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
-
-
-@pytest.fixture
-def untouched(tmp_path, tmp_path_factory):
-    """Fail where a test has changed a file of any other test, or left one in its own folder."""
-    before = files_below(tmp_path_factory.getbasetemp())
-    yield
-    assert not list(tmp_path.iterdir())
-    assert files_below(tmp_path_factory.getbasetemp()) == before
-
-
-# --- every preset ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [pytest.param(n, marks=[] if n in OF_EACH_PLAN else [pytest.mark.slow]) for n in PRESETS],
-)
-def test_a_plan_is_what_the_run_then_does(preset, adapted, read_json, request, capsys):
-    watched = adapted(preset)
-    request.getfixturevalue("untouched")  # from here on
-    config = OmegaConf.load(watched.run / "config.yaml")
-    capsys.readouterr()
-
-    # As the run composed it, which spares a test composing it again.
-    plan_finetune(OmegaConf.merge(OmegaConf.structured(FinetuneConfig), config))
-
-    kept = (watched.run / "plan.txt").read_text()
-    table, _, memory = capsys.readouterr().out.rpartition("memory: about ")
-    assert table.partition("warning: ")[0] == kept
-    assert "MiB in float32" in memory
-    stages = stages_of(kept)
-    total = sum(p.numel() for p in watched.start.values())
-    for (number, first, end, count, share, _), span in zip(stages, watched.spans, strict=True):
-        assert (first, end) == (span.begin + 1, span.end)
-        assert count == sum(watched.start[name].numel() for name in span.trains)
-        assert share == pytest.approx(100 * count / total, abs=0.01)
-        assert f"stage {number} of {len(stages)}, from step {first}: {count:,} of" in watched.out
-    results = read_json(watched.run / "results.json")
-    ever = frozenset().union(*(span.trains for span in watched.spans))
-    largest = max(count for _, _, _, count, _, _ in stages)
-    assert largest <= results["parameters"]["trainable"]
-    if any(span.trains == ever for span in watched.spans):
-        assert largest == results["parameters"]["trainable"]
-    assert f"tensors: {len(watched.inherited)} from the checkpoint" in kept
 
 
 # --- what it shows -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from tests import several
+from tests.functional.conftest import LOOP, TINY, finished
 from tests.records import read_metrics
+from tests.task_kinds import KINDS as TASKS
 from transfer_cli.config.locate import conf_dir
 
 pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
@@ -43,6 +46,17 @@ class Faulty(CausalLM):
                 os.kill(os.getpid(), signal.SIGUSR1)
         return super().prepare(batch, noise)
 '''
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory):
+    """Return a run directory of `pretrain` whose model has no dropout, of which each process would
+    draw its own.
+    """
+    run = tmp_path_factory.mktemp("runs") / "still"
+    words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "loop.steps=1", "model.dropout=0")
+    finished("pretrain", *words, f"run.dir={run}")
+    return run
 
 
 @pytest.fixture
@@ -226,30 +240,44 @@ def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer_
     assert values("one") == pytest.approx(values("whole"), rel=1e-4, abs=1e-6)
 
 
+FRESH = "model.dropout=0 model.attention_dropout=0"
+START = "init_from={still}"
+TASK = f"{START} objective.dropout=0"
+
+ALIKE = {
+    **dict.fromkeys(("pairs", "corrupted", "replaced tokens"), FRESH),
+    **dict.fromkeys(("strided", "fixed", "relations"), FRESH),
+    "student": "",
+    "masked words": "",
+    "words": f"{START} 'objective.words={{{{place: the, person: of}}}}'",
+    **dict.fromkeys(("taught tags", "unlabelled tags", *TASKS), TASK),
+    **dict.fromkeys(("span", "text_to_text"), START),
+}
+"""What is typed beyond for kinds of runs, so that no process draws dropout of its own."""
+
+SHARDED = ("replaced tokens", "student", "words", "masked words")
+
+
 @pytest.mark.slow
-def test_spans_are_hidden_alike_on_two_processes(words, transfer_alone):
-    words = (*words[:-3], "objective=prefix_lm", "objective.corrupt=0.3", "tokenizer.sentinels=20")
-    assert transfer_alone(*words, "run.dir=one").code == 0
-
-    ended = transfer(*words, "run.dir=two", "devices=2")
-
-    assert ended.returncode == 0, ended.stderr
-    assert values("two") == pytest.approx(values("one"), rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_texts_are_paired_alike_on_two_processes(tiny, loop, transfer_alone):
+@pytest.mark.parametrize(
+    ("kind", "parallel"), [*((k, "ddp") for k in ALIKE), *((k, "fsdp") for k in SHARDED)]
+)
+def test_two_processes_train_what_one_does(kind, parallel, words_of, still, transfer_alone):
     words = (
-        "pretrain", "data=sample_text", *tiny, *loop, "loop.steps=6", "model.dropout=0",
-        "objective=mlm", "data.pairs=nsp", "+objective@losses.pair=sentence_pair",
-        "objective.masks=static",
-    )  # fmt: skip
+        *words_of(kind, "loop.steps=6", "loop.micro_batch=3", "optimizer=sgd", "optimizer.lr=0.05"),
+        *shlex.split(ALIKE[kind].format(still=still)),
+    )
     assert transfer_alone(*words, "run.dir=one").code == 0
 
-    ended = transfer(*words, "run.dir=two", "devices=2")
+    ended = transfer(*words, "run.dir=two", "devices=2", f"parallel={parallel}")
 
     assert ended.returncode == 0, ended.stderr
-    assert values("two") == pytest.approx(values("one"), rel=1e-4, abs=1e-6)
+    paths = [*Path("one/model").glob("*.safetensors"), *Path("one/parts").rglob("*.safetensors")]
+    assert paths
+    for path in paths:
+        found = load_file(Path("two", path.relative_to("one")))
+        assert_close(found, load_file(path), rtol=1e-4, atol=1e-5)
+    assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
 
 
 PRESETS = sorted(

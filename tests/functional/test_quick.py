@@ -3,14 +3,12 @@
 import json
 import math
 import re
-import signal
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.records import read_metrics
-from transfer_cli.engine.step import TrainStep
 
 pytestmark = pytest.mark.functional
 
@@ -72,27 +70,6 @@ def test_the_minimum_is_the_same_in_every_run_and_in_any_portions(quick):
         found = load_file(f"{name}/model/weights.safetensors")
         for key, tensor in head.items():
             assert found[key].allclose(tensor, atol=5e-3), (name, key)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_goes_on_bit_for_bit(quick, transfer, table, monkeypatch):
-    quick("whole")
-    call = TrainStep.__call__
-
-    def step(self, batches, number):
-        if number == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return call(self, batches, number)
-
-    monkeypatch.setattr(TrainStep, "__call__", step)
-    stopped = transfer("finetune", "experiment=quick", *table, "run.dir=cut")
-    monkeypatch.setattr(TrainStep, "__call__", call)
-    resumed = transfer("finetune", "resume=cut")
-
-    assert stopped.code == 75, stopped.err
-    assert resumed.code == 0, resumed.err
-    assert "going on after step 4" in resumed.err
-    assert_same("cut", "whole")
 
 
 @pytest.mark.slow

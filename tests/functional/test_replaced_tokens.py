@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from tests import several
 from tests.functional.conftest import LOOP
 from tests.published import publish, reference
 from transfer_cli.assembly.finished_run import open_trained
@@ -130,31 +129,6 @@ def test_a_published_discriminator_comes_with_its_head(transfer, tmp_path):
     refused = transfer("evaluate", "run=published", "data=sample_text", "device=cpu")
     assert refused.code != 0
     assert "there is no generator to replace tokens" in refused.err.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(transfer):
-    cut = ("loop.micro_batch=3", "loop.steps=4")
-    ended(transfer(*WORDS, *cut, "run.dir=whole"))
-
-    ended(transfer(*WORDS, *cut, "loop.steps=2", "run.dir=stopped"))
-    ended(transfer(*WORDS, *cut, "run.dir=stopped", "resume=auto"))
-
-    assert_same_weights("whole", "stopped", rtol=0, atol=0)
-    assert measures("whole") == measures("stopped")
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_give_the_weights_of_one(parallel, transfer):
-    ended(transfer(*WORDS, *ELECTRA, "run.dir=one"))
-
-    typed = (*WORDS, *ELECTRA, f"parallel={parallel}", "run.dir=two")
-    ran = several.torchrun(2, "-m", "transfer_cli", *typed)
-
-    assert ran.returncode == 0, ran.stderr
-    assert_same_weights("one", "two", rtol=1e-4, atol=1e-5)
 
 
 def write_language(path, sentences, seed):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,8 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.long.compare_runs import differences
+from tests.run_kinds import KINDS
 from transfer_cli.runs import environment
 from transfer_cli.runs.environment import computing_threads
 from transfer_cli.training.trainer import Trainer
@@ -24,80 +25,11 @@ pytestmark = pytest.mark.functional
 
 ROOT = Path(__file__).parents[2]
 
-KINDS = {
-    "clm": "pretrain data=text data.train={corpus} objective=clm",
-    "mlm": "pretrain data=text data.train={corpus} objective=mlm",
-    "memory": (
-        "pretrain data=text data.train={corpus} data.documents=separate "
-        "model.position_kind=relative model.recurrence=70 loop.micro_batch=3"
-    ),
-    "static": (  # half of the text, so that an epoch ends
-        "pretrain data=text data.train={corpus} objective=mlm objective.masks=static "
-        "objective.copies=2 objective.spans=true data.validation_share=0.5"
-    ),
-    "pairs": (
-        "pretrain data=sample_text data.pairs=nsp objective=mlm "
-        "+objective@losses.pair=sentence_pair"
-    ),
-    "corrupted": (
-        "pretrain data=text data.train={corpus} objective=prefix_lm objective.corrupt=0.15 "
-        "tokenizer.sentinels=9"
-    ),
-    "full": "finetune data=sample_questions init_from={pretrained}",
-    "frozen": "finetune data=sample_questions init_from={pretrained} adaptation=frozen",
-    "unlabelled": (
-        "finetune data=sample_questions init_from={pretrained} adaptation=uda "
-        "data.labelled=30 losses.rest.perturb=tfidf"
-    ),
-    "views and slices": (
-        "finetune data=sample_questions init_from={pretrained} adaptation=cvt "
-        "data.labelled=30 objective.annealing=exp +objective@losses.slices=slice_heads "
-        "losses.slices.weight=0.5"
-    ),
-    "taught": (
-        "finetune data=sample_questions init_from={pretrained} adaptation=distil "
-        "adaptation.teachers=[{finetuned}] data.labelled=30"
-    ),
-    "bucketed": "finetune data=sample_questions init_from={pretrained} loop.bucket=true",
-    "strided": (
-        "pretrain data=sample_text model.attention=strided model.window=8 "
-        "model.attention_dropout=0.1"
-    ),
-    "words": (
-        "finetune data=table data.train={few_questions} init_from={deep} adaptation=pet "
-        "'objective.words={{place: where, person: who}}'"
-    ),
-    "masked words": (
-        "finetune data=table data.train={few_questions} init_from={masked} "
-        "adaptation=pet 'objective.words={{place: tower, person: bridge}}'"
-    ),
-}
-"""Command lines, by what is particular to a run."""
-
-
-@pytest.fixture
-def stopped(transfer, at_record):
-    """Return how to run a command that gets a signal once a step is validated, as a cluster's."""
-
-    def call(step, *words, number=signal.SIGTERM):
-        at_record("after", "validation", step, lambda: signal.raise_signal(number))
-        return transfer(*words)
-
-    return call
-
-
-@pytest.fixture
-def words_of(request, tiny, loop):
-    """Return the command line of a kind of run."""
-    places = ("corpus", "pretrained", "finetuned", "few_questions", "deep", "masked")
-
-    def words(kind, *more):
-        values = {n: request.getfixturevalue(n) for n in places if f"{{{n}}}" in KINDS[kind]}
-        command, *rest = shlex.split(KINDS[kind].format(**values))
-        model = tiny if command == "pretrain" else ()
-        return (command, *rest, *model, *loop, "schedule=constant", *more)
-
-    return words
+QUICK = (
+    "clm", "mlm", "muon", "memory", "static", "corrupted", "full", "bucketed", "choice",
+    "regression", "text_to_text",
+)  # fmt: skip
+"""Kinds of runs that are stopped in the quick tests."""
 
 
 @pytest.fixture
@@ -145,20 +77,8 @@ def wait_for_records(process, run):
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
-        ("clm", 3),
-        ("mlm", 3),
-        ("memory", 3),
-        pytest.param("pairs", 3, marks=pytest.mark.slow),
-        ("static", 3),
-        ("corrupted", 3),
-        ("full", 3),
-        ("bucketed", 3),
-        pytest.param("unlabelled", 3, marks=pytest.mark.slow),
-        *(
-            pytest.param(kind, 3, marks=pytest.mark.slow)
-            for kind in ("taught", "strided", "words", "masked words")
-        ),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("clm", 6), ("frozen", 3))),
+        *(pytest.param(n, 3, marks=[] if n in QUICK else [pytest.mark.slow]) for n in KINDS),
+        pytest.param("clm", 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kind, step):
@@ -166,7 +86,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
     assert transfer(*words, "run.dir=whole").code == 0
 
     ended = stopped(step, *words, "run.dir=run")
-    assert ended.code == 75
+    assert ended.code == 75, ended.err
     assert f"stopped at step {step} with a checkpoint" in ended.err
     assert f"go on with transfer {words[0]} resume=run" in ended.err
     assert status("run")["status"] == "stopped"
@@ -174,11 +94,8 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
 
     assert resumed.code == 0, resumed.err
     assert f"going on after step {step}" in resumed.err
-    assert weights("run") == weights("whole")
-    assert records("run") == records("whole")
-    assert results("run") == results("whole")
-    assert curves("run") == curves("whole")
     assert status("run")["status"] == "finished"
+    assert differences(Path("whole"), Path("run")) == []
 
 
 @pytest.mark.slow
@@ -348,10 +265,8 @@ def test_ctrl_c_saves_too(stopped, words_of):
     assert Path("run/checkpoints/step-00000003/train_state.pt").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_from_the_shell_stops_a_run_with_a_checkpoint(
     shell, words_of, tmp_path, number, code
 ):

@@ -171,18 +171,6 @@ def test_every_preset_adapts_it_beside_an_auxiliary_loss(
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
-def test_two_processes_end_as_one(shell, words, run, read_json, tmp_path):
-    process = shell(*words, "run.dir=two", "devices=2")
-    _, err = process.communicate(timeout=240)
-
-    assert process.returncode == 0, err
-    ours, theirs = (read_json(place / "results.json") for place in (tmp_path / "two", run))
-    for split, measures in theirs["measures"].items():
-        assert ours["measures"][split] == pytest.approx(measures, abs=0.02)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("start", "least"), [("pretrain", 90), ("pretrain_mlm", 80)])
 def test_only_a_pretrained_model_answers_the_sample(transfer, read_json, tmp_path, start, least):
     found = {}

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
-from torch.testing import assert_close
 
 from tests.functional.conftest import LOOP
 
@@ -51,20 +49,3 @@ def test_a_plan_counts_the_pairs_that_are_computed(transfer):
     # the heads 8 x 8 x 16 pairs are left of 64 x 64, of half 8 x 8 x 8.
     saved = 8 * 2 * 4 * 16 * 3 * (64 * 64 - (1024 + 512) / 2) / 1e6
     assert found["full"] - found["strided"] == pytest.approx(saved, abs=0.2)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["strided", "fixed"])
-def test_two_processes_give_the_weights_of_one(attention, transfer, shell):
-    words = (*WORDS, f"model.attention={attention}", "model.sparse=alternate", "loop.steps=4",
-             "optimizer=sgd", "optimizer.lr=0.05")  # fmt: skip
-    assert transfer(*words, "run.dir=one").code == 0
-
-    process = shell(*words, "run.dir=two", "devices=2")
-    _, said = process.communicate(timeout=240)
-
-    assert process.returncode == 0, said
-    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
-    for name, weight in one.items():
-        assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)

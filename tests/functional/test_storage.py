@@ -13,9 +13,6 @@ from transfer_cli.model.weights import backbone_hash, read_description
 
 pytestmark = pytest.mark.functional
 
-PARTLY = ("adapters", "lora", "bias_only", "frozen", "feature_extraction", "adapters_tutorial")
-"""Presets that store what trained alone."""
-
 LARGER = ("loop.steps=4", "schedule=constant", "loop.evaluate_every=2 steps")
 
 
@@ -73,34 +70,6 @@ def accuracy(transfer):
 
 
 # --- what trained, and a reference -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preset", PARTLY)
-def test_only_what_trained_is_stored_here_and_in_every_checkpoint(preset, adapted, deep, read_json):
-    watched = adapted(preset)
-    ever = frozenset().union(*(span.trains for span in watched.spans))
-
-    parts = ["model", *(f"checkpoints/{p.name}" for p in (watched.run / "checkpoints").iterdir())]
-
-    assert len(parts) >= 3
-    for part in parts:
-        assert stored(watched.run, part).keys() == ever
-        if preset != "adapters_tutorial":  # its embeddings are most of so small a model
-            assert size(watched.run, part) < size(deep) / 2
-    found = read_json(watched.run / "results.json")
-    assert found["stored_bytes"] == size(watched.run)
-    base = read_description(watched.run / "model").base
-    assert Path(base.path) == (deep / "model").resolve()
-    assert (watched.run / "model" / base.relative).resolve() == (deep / "model").resolve()
-    assert base.hash == backbone_hash(stored(deep))
-
-
-@pytest.mark.parametrize("preset", ["full", "gradual_unfreezing", "l2_sp", "multitask"])
-def test_a_run_in_which_everything_trains_needs_no_other(preset, adapted):
-    run = adapted(preset).run
-
-    assert read_description(run / "model").base is None
-    assert stored(run).keys() == open_pretrained(str(run)).tensors().keys()
 
 
 @pytest.mark.slow

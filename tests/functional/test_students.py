@@ -242,35 +242,6 @@ def test_a_run_does_not_go_on_with_another_teacher(transfer, words, teacher):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["distil_lm", "relations"])
-def test_a_student_that_is_resumed_ends_as_one_that_was_not_stopped(transfer, words, small, kind):
-    typed = small(*RELATE) if kind == "relations" else words(*STUDENT)
-    ended(transfer(*typed, "loop.steps=6", "run.dir=whole"))
-
-    ended(transfer(*typed, "loop.steps=3", "run.dir=stopped"))
-    ended(transfer("pretrain", "resume=stopped", "loop.steps=6"))
-    ended(transfer(*typed, "loop.steps=6", "run.dir=stopped", "resume=auto"))
-
-    whole = weights("whole")
-    assert all(tensor.equal(whole[name]) for name, tensor in weights("stopped").items())
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["distil_lm", "distil_lm fsdp", "relations"])
-def test_two_processes_give_the_weights_of_one(transfer, words, small, kind):
-    typed = small(*RELATE) if kind == "relations" else words(*STUDENT)
-    parallel = ("parallel=fsdp",) if kind.endswith("fsdp") else ()
-    ended(transfer(*typed, "run.dir=one"))
-
-    ran = several.torchrun(2, "-m", "transfer_cli", *map(str, typed), *parallel, "run.dir=two")
-
-    assert ran.returncode == 0, ran.stderr
-    for name, tensor in weights("one").items():
-        assert_close(weights("two")[name], tensor, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_relations_are_not_learnt_of_shards(transfer, small):

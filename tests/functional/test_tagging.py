@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import re
-import signal
 from hashlib import sha256
 from pathlib import Path
 
@@ -273,48 +272,6 @@ def test_micro_batches_and_rows_of_several_texts_change_no_loss(transfer, few, r
     assert len(losses["plain"]) > 8
     assert losses["micro"] == pytest.approx(losses["plain"], rel=1e-4)
     assert losses["pack"] == pytest.approx(losses["plain"], rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["distil", "uda"])
-def test_a_run_without_tags_that_was_stopped_ends_bit_for_bit(
-    preset, transfer, few, run, at_record
-):
-    beyond = "losses.rest.perturb=delete" if preset == "uda" else f"adaptation.teachers=[{run}]"
-    words = few(preset, beyond, "loop.evaluate_every=2 steps")
-    assert transfer(*words, "run.dir=whole").code == 0
-    at_record("after", "validation", 2, lambda: signal.raise_signal(signal.SIGTERM))
-    assert transfer(*words, "run.dir=cut").code == 75
-
-    resumed = transfer("finetune", "resume=cut")
-
-    assert resumed.code == 0, resumed.err
-    for name in ("model/weights.safetensors", "items.jsonl"):
-        assert Path("cut", name).read_bytes() == Path("whole", name).read_bytes(), name
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("preset", ["distil", "uda"])
-def test_two_processes_learn_without_tags_what_one_does(preset, transfer, few, run, still, shell):
-    beyond = "losses.rest.perturb=delete" if preset == "uda" else f"adaptation.teachers=[{run}]"
-    words = few(
-        preset,
-        beyond,
-        "objective.dropout=0",
-        f"init_from={still}",
-        "optimizer=sgd",
-        "optimizer.lr=0.05",
-    )
-    assert transfer(*words, "run.dir=one").code == 0
-
-    ended = shell(*words, "run.dir=two", "devices=2")
-
-    assert ended.wait(240) == 0, ended.stderr.read()
-    ended.communicate()
-    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
-    for name, weight in one.items():
-        assert np.allclose(two[name], weight, rtol=0, atol=1e-6), name
 
 
 def test_every_word_is_counted_and_an_item_names_the_entities(run, read_json):
