@@ -88,7 +88,9 @@ def killed_and_typed_again(commands, folder, words, *moments):
 # --- while it trains, saves and scores ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.35, 0.6, 0.85, 0.97])
+@pytest.mark.parametrize(
+    "share", [0.1, 0.6, 0.97, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 0.35, 0.85))]
+)
 def test_killed_at_some_moment_it_ends_as_if_it_was_not(commands, words, whole, tmp_path, share):
     ended, run = whole
     moment = Moment(operation=1 + round(share * (ended.operations - 1)))

@@ -46,7 +46,7 @@ def test_pretraining_decides_on_the_embedded_sample(
     full = forgotten("full", *adapt)
     held = {
         name: forgotten(name, *adapt, f"adaptation={name}", f"adaptation.penalty.strength={hard}")
-        for name, hard in (("l2_sp", 1), ("ewc", 10))
+        for name, hard in (("l2_sp", 1), *([("ewc", 10)] if seed else []))
     }
     untuned = {
         name: accuracy(
@@ -59,8 +59,7 @@ def test_pretraining_decides_on_the_embedded_sample(
         # The first seed is quick; the slow ones try all.
         for name in (
             "frozen",
-            "lora",
-            *(("full", "adapters", "gradual_unfreezing") if seed else ()),
+            *(("lora", "full", "adapters", "gradual_unfreezing") if seed else ()),
         )
     }
     frozen = accuracy("frozen", "experiment=sample/frozen", start)
@@ -70,9 +69,8 @@ def test_pretraining_decides_on_the_embedded_sample(
     print(f"forgotten, nats a target: {full=:.3f} {held=}")
     assert loss <= LOSS_WHEN_READ[experiment]
     assert untuned.pop("frozen") >= 0.80
-    assert min(untuned.values()) >= 0.90
+    assert min(untuned.values(), default=1) >= 0.90
     assert frozen >= 0.90
     # What pulls back to the start forgets less, in nats a target.
-    assert 0 < held["l2_sp"] < 0.5 * full
-    assert 0 < held["ewc"] < 0.5 * full
+    assert 0 < min(held.values()) <= max(held.values()) < 0.5 * full
     assert scratch <= 0.45
