@@ -246,11 +246,6 @@ def ratio(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
     return statistics.median(mine / theirs for mine, theirs in _pairs(ours, peer, of))
 
 
-def difference(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
-    """Return own - peer in seconds of a step, the median over rounds, of `wall_s` or `cpu_s`."""
-    return statistics.median(mine - theirs for mine, theirs in _pairs(ours, peer, of))
-
-
 def together(name: str, *parts: Figure) -> Figure:
     """Return what variants take one after the other: the sum of their turns, round by round."""
     return Figure.of(name, [

@@ -1,4 +1,4 @@
-"""What only a GPU can show: `make test-gpu`, or the stage `check` of `scripts/gpu/trial.py`.
+"""What only a GPU can show: `make test-gpu`.
 
 TRANSFER_TEST_DEVICE=cpu tries the tests themselves on a machine without one.
 """
