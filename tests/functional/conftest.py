@@ -231,6 +231,15 @@ def masked(tmp_path_factory, corpus):
 
 
 @pytest.fixture(scope="session")
+def still(tmp_path_factory):
+    """Return a run directory of `pretrain` whose model has no dropout."""
+    run = tmp_path_factory.mktemp("still") / "run"
+    words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "loop.steps=1", "model.dropout=0")
+    finished("pretrain", *words, f"run.dir={run}")
+    return run
+
+
+@pytest.fixture(scope="session")
 def finetuned(pretrained):
     """Return a run directory of `finetune` from `pretrained`, on the embedded sample."""
     run = pretrained.with_name("finetuned")

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from tests import several
-from tests.functional.conftest import LOOP, TINY, finished
 from tests.records import read_metrics
 from tests.task_kinds import KINDS as TASKS
 from transfer_cli.config.locate import conf_dir
@@ -46,17 +45,6 @@ class Faulty(CausalLM):
                 os.kill(os.getpid(), signal.SIGUSR1)
         return super().prepare(batch, noise)
 '''
-
-
-@pytest.fixture(scope="module")
-def still(tmp_path_factory):
-    """Return a run directory of `pretrain` whose model has no dropout, of which each process would
-    draw its own.
-    """
-    run = tmp_path_factory.mktemp("runs") / "still"
-    words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "loop.steps=1", "model.dropout=0")
-    finished("pretrain", *words, f"run.dir={run}")
-    return run
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from tests import several
-from tests.functional.conftest import TINY, finished
-from transfer_cli.config.locate import conf_dir
+from tests.functional.conftest import TINY
 
 pytestmark = pytest.mark.functional
 
@@ -106,37 +104,6 @@ def test_of_a_model_with_edits_no_blocks_are_picked(transfer, words, teacher, co
         transfer(*words("init_from=edited", "model.depth=2", "objective=mlm")),
         r"model\.depth: edited/model has blocks that were edited \(lora\)",
     )
-
-
-# --- the page ------------------------------------------------------------------------------------
-
-
-PAGE = conf_dir().parent / "docs" / "students.md"
-
-
-def commands():
-    found = re.findall(r"^\$ transfer (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return [pytest.param(line, id=f"{number}") for number, line in enumerate(found)]
-
-
-@pytest.fixture(scope="session")
-def taught(tmp_path_factory):
-    """Return a masked language model of the sample's text, which the commands of the page take."""
-    folder = tmp_path_factory.mktemp("taught") / "run"
-    finished(
-        "pretrain", "data=sample_text", *TINY, "model.heads=4", "model.depth=4", *STEPS,
-        "objective=mlm", f"run.dir={folder}",
-    )  # fmt: skip
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", commands())
-def test_every_command_of_the_page_runs(transfer, taught, line):
-    line = line.replace("TEACHER", str(taught))
-
-    # Blocks of the teacher's length: its student may have more positions.
-    ended(transfer(*shlex.split(line), "data=sample_text", "data.length=64", *STEPS))
 
 
 # --- predictions and relations of a teacher -------------------------------------------------------
