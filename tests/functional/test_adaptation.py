@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
 from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
@@ -28,7 +29,7 @@ def records(run):
     return read_metrics(Path(run) / "metrics.jsonl")
 
 
-# --- step 0 ------------------------------------------------------------------------------------
+# --- step 0 --------------------------------------------------------------------------------------
 
 ADDED = {
     "adapters": {
@@ -89,7 +90,7 @@ def test_the_mix_of_layers_begins_as_their_mean(adapted):
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
-# --- refused before the first batch ------------------------------------------------------------
+# --- refused before the first batch --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_a_run_and_its_plan_warn_of_stages_that_are_too_short_to_learn_in(transf
     assert "too few to learn in" not in an_epoch_each.out
 
 
-# --- what a run says of itself -----------------------------------------------------------------
+# --- what a run says of itself -------------------------------------------------------------------
 
 
 def test_a_run_that_learnt_nothing_is_said_to_have_failed(transfer, adapting, tmp_path, read_json):
@@ -172,7 +173,7 @@ def test_the_shares_of_mixed_layers_are_reported(adapted, read_json):
     assert plain is None
 
 
-# --- frozen features ---------------------------------------------------------------------------
+# --- frozen features -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", ["frozen", "feature_extraction"])
@@ -203,7 +204,7 @@ def test_features_that_change_are_not_cached(preset, adapted):
     assert "computed once" not in adapted(preset).out
 
 
-# --- an auxiliary loss -------------------------------------------------------------------------
+# --- an auxiliary loss ---------------------------------------------------------------------------
 
 
 def test_the_language_model_loss_is_that_of_the_questions_alone(
@@ -238,7 +239,7 @@ def test_the_language_model_loss_is_that_of_the_questions_alone(
     assert first["loss"] == pytest.approx(first["loss/main/loss"] + 0.5 * first["loss/lm/loss"])
 
 
-# --- EWC ---------------------------------------------------------------------------------------
+# --- EWC -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -295,3 +296,29 @@ def test_fisher_information_of_changed_weights_is_not_taken_for_that_of_the_chec
     anew = parts_of(tmp_path / "plain").step._penalty
     name = "backbone.blocks.0.attention.packed.weight"
     assert torch.allclose(penalty.information[name], anew.information[name])
+
+
+# --- under optimizer=muon ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "moving"),
+    [("frozen", 0), ("lora", 0), ("gradual_unfreezing", 2), ("l2_sp", 2)],
+)
+def test_adaptations_train_with_it_and_what_is_frozen_stays(
+    transfer, adapting, deep, preset, moving
+):
+    words = adapting(preset, "optimizer=muon", "optimizer.lr=0.01", "loop.evaluate_every=12 steps")
+    ended = transfer("finetune", *words, "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    # Where a run stores what it trained, the rest is what it started from.
+    found = load_file("run/model/weights.safetensors")
+    start = load_file(deep / "model/weights.safetensors")
+    inner = [name for name in start if name.endswith("feed_forward.inner.weight")]
+    moved = [name for name in inner if not torch.equal(found.get(name, start[name]), start[name])]
+    assert len(inner) == 2
+    assert len(moved) == moving
+    lora = [name for name in found if ".lora." in name]
+    assert bool(lora) == (preset == "lora")
+    assert all(found[name].abs().max() > 0 for name in lora)

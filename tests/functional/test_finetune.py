@@ -2,14 +2,17 @@
 
 import errno
 import io
+import json
 import os
 import sys
 
 import pytest
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.weights import read_description
 
 pytestmark = pytest.mark.functional
@@ -39,7 +42,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
-# --- the run directory -------------------------------------------------------------------------
+# --- the run directory ---------------------------------------------------------------------------
 
 
 def test_the_results_are_what_reports_read(finetuned, read_json):
@@ -84,7 +87,7 @@ def test_the_tokenizer_and_the_shape_are_the_pretrained_models(pretrained, finet
     assert list(descriptions[1].labels) == LABELS
 
 
-# --- what trains -------------------------------------------------------------------------------
+# --- what trains ---------------------------------------------------------------------------------
 
 
 def test_full_fine_tuning_moves_everything(pretrained, finetuned):
@@ -120,7 +123,7 @@ def test_a_further_loss_trains_beside_the_first(finetune, pretrained):
     assert first["loss"] == pytest.approx(parts["loss/main/loss"] + 0.5 * parts["loss/lm/loss"])
 
 
-# --- what it starts from -----------------------------------------------------------------------
+# --- what it starts from -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["", "model", "checkpoints/step-00000004", "checkpoints/best"])
@@ -158,7 +161,7 @@ def test_a_fine_tuned_run_can_be_the_start_of_another(finetune, finetuned):
     assert "new:" not in ended.err
 
 
-# --- own data ----------------------------------------------------------------------------------
+# --- own data ------------------------------------------------------------------------------------
 
 
 def test_an_own_table_is_divided_and_learnt(
@@ -209,3 +212,126 @@ def test_a_run_is_finished_though_nobody_can_be_told(
 
     assert ended.code == (0 if error == errno.EPIPE else 2)
     assert read_json(tmp_path / "run" / "status.json")["status"] == "finished"
+
+
+# --- tokens that a run adds ----------------------------------------------------------------------
+
+ADDED = "tokenizer.add=[<speaker1>,<speaker2>]"
+
+
+@pytest.fixture(scope="module")
+def words(pretrained, questions, loop):
+    return ("finetune", "data=table", f"data.train={questions}", *loop, f"init_from={pretrained}",
+            "loop.steps=2", ADDED)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_new_tokens_have_rows_like_the_others_and_no_text_is_read_as_one(
+    transfer, words, pretrained, tmp_path
+):
+    ended = transfer(*words, "adaptation=frozen", "adaptation.store=all", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert "new: backbone.token_embedding.weight" in ended.out + ended.err
+    places = (pretrained / "model", tmp_path / "run" / "model")
+    own, grown = (Tokenizer.load(each / "tokenizer.json") for each in places)
+    assert grown.size == own.size + 2
+    assert grown.pieces([own.size, own.size + 1]) == ["<speaker1>", "<speaker2>"]
+    assert grown.token("<speaker2>") == own.size + 1
+    text = "a <speaker1> , b"
+    assert grown.encode(text) == own.encode(text)
+    before, after = (
+        load_file(each / "weights.safetensors")["backbone.token_embedding.weight"]
+        for each in places
+    )
+    assert after.shape == (own.size + 2, before.shape[1])
+    assert (after[: own.size] == before).all()
+    assert (after[own.size :] - before.mean(0)).std() == pytest.approx(0.02, rel=0.4)
+
+
+def test_a_run_with_new_tokens_goes_on_answers_and_is_started_from(transfer, words, tmp_path):
+    (tmp_path / "new.txt").write_text("Where is Lima ?\n")
+
+    assert transfer(*words, "run.dir=run", "adaptation=lora", "adaptation.store=trained").code == 0
+    goes_on = transfer("finetune", "resume=run", "loop.steps=3")
+    answered = transfer("predict", "run", "new.txt", "device=cpu")
+    next_one = [each for each in words if not each.startswith(("init_from", "tokenizer"))]
+    started = transfer(*next_one, "init_from=run", "run.dir=next")
+
+    assert [each.code for each in (goes_on, answered, started)] == [0, 0, 0], started.err
+    assert json.loads(answered.out)["label"]
+
+
+# --- a task's texts before its labels (ULMFiT, stage 2) ------------------------------------------
+
+TEXTS = "data=sample_questions_text"
+
+
+@pytest.fixture(scope="module")
+def adapted(pretrained, loop, tmp_path_factory):
+    """Return a run directory of `pretrain` on the task's texts, from `pretrained`."""
+    from transfer_cli.cli import main
+
+    run = tmp_path_factory.mktemp("lm") / "adapted"
+    words = (
+        TEXTS,
+        "data.length=32",
+        f"init_from={pretrained}",
+        *loop,
+        "loop.steps=4",
+        "schedule.warmup=1",
+    )
+    assert main(["pretrain", *map(str, words), f"run.dir={run}"]) == 0
+    return run
+
+
+def test_the_language_model_reads_all_texts_with_its_own_tokenizer(adapted, pretrained, read_json):
+    found = read_json(adapted / "results.json")
+
+    assert found["presets"]["data"] == "sample_questions_text"
+    assert {"token_perplexity", "word_perplexity"} <= set(found["measures"]["validation"])
+    assert found["labels"] == []
+    same = [(run / "model" / "tokenizer.json").read_bytes() for run in (adapted, pretrained)]
+    assert same[0] == same[1]
+
+
+def test_the_adapted_model_learns_the_labels(transfer, adapted, loop, read_json):
+    ended = transfer(
+        "finetune", "data=sample_questions", f"init_from={adapted}", *loop, "loop.steps=3",
+        "schedule.warmup=1", "data.labelled=12", "run.dir=run",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert len(read_json("run/results.json")["labels"]) == 6
+
+
+def test_an_own_table_gives_its_texts(transfer, pretrained, questions, loop):
+    words = (
+        "pretrain",
+        "data=table_text",
+        f"init_from={pretrained}",
+        *loop,
+        "loop.steps=2",
+        "schedule.warmup=1",
+    )
+
+    ended = transfer(*words, f"data.task.train={questions}", "data.length=32", "run.dir=run")
+    missing = transfer(*words, "run.dir=other")
+
+    assert ended.code == 0, ended.err
+    assert missing.code == 2
+    assert "data.task.train: needs a value" in missing.err
+
+
+def test_the_number_of_labels_cannot_shrink_the_texts(transfer, pretrained, loop):
+    ended = transfer("pretrain", TEXTS, "data.labelled=12", f"init_from={pretrained}", *loop)
+
+    assert ended.code == 2
+    assert "labelled" in ended.err
+
+
+def test_prepare_counts_the_texts(transfer):
+    ended = transfer("prepare", TEXTS, "tokenizer.size=600")
+
+    assert ended.code == 0, ended.err
+    assert "train      144 lines" in ended.out

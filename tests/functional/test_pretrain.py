@@ -24,7 +24,7 @@ FILES = {
 TEXT_MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}
 
 
-# --- the run directory -------------------------------------------------------------------------
+# --- the run directory ---------------------------------------------------------------------------
 
 
 def test_the_run_directory_is_complete_and_holds_nothing_else(pretrained, read_json):
@@ -143,7 +143,7 @@ def test_the_best_weights_are_the_models(pretrained, read_json):
     assert model.read_bytes() == (best / "weights.safetensors").read_bytes()
 
 
-# --- other runs --------------------------------------------------------------------------------
+# --- other runs ----------------------------------------------------------------------------------
 
 
 def test_a_run_without_a_name_gets_one_by_date_and_choice(transfer, corpus, tiny, loop, tmp_path):
@@ -216,3 +216,63 @@ def test_a_run_ends_early_when_patience_runs_out(transfer, corpus, tiny, loop, t
     assert ended.code == 0, ended.err
     assert "ending early" in ended.err
     assert read_json(tmp_path / "run" / "results.json")["seen"]["steps"] == 9
+
+
+# --- loop.minutes: a run ends by the clock, with its rate decayed --------------------------------
+
+SECONDS = 1.5
+
+
+@pytest.fixture
+def bounded(transfer, corpus, tiny, loop, tmp_path):
+    """Train by the clock; return the run directory."""
+    words = (
+        "data=text",
+        f"data.train={corpus}",
+        *tiny,
+        *loop,
+        "optimizer.lr=1e-3",
+        "schedule=linear",
+        "schedule.warmup=0",
+    )
+    ended = transfer(
+        "pretrain", *words, "loop.steps=1000000", f"loop.minutes={SECONDS / 60}", "run.dir=run",
+        "loop.evaluate_every=1000 steps", "checkpoint.every=1000 steps",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    return tmp_path / "run"
+
+
+def rates(run):
+    records = [each for each in read_metrics(run / "metrics.jsonl") if each["kind"] == "train"]
+    return [each[next(name for name in each if name.startswith("rate/"))] for each in records]
+
+
+def seconds(run):
+    return json.loads((run / "timing.json").read_text())["seconds"]
+
+
+@pytest.mark.slow
+def test_a_run_by_the_clock_ends_in_time_at_the_end_of_its_rate(bounded):
+    found = rates(bounded)
+
+    assert SECONDS <= seconds(bounded) < 10 * SECONDS
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.3 * found[0]
+    assert json.loads((bounded / "status.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_resume_goes_on_with_the_time_that_is_left(transfer, bounded):
+    steps = len(rates(bounded))
+
+    nothing_left = transfer("pretrain", f"resume={bounded}")
+    more = transfer("pretrain", f"resume={bounded}", f"loop.minutes={2 * SECONDS / 60}")
+
+    assert nothing_left.code == 2
+    assert "is finished" in nothing_left.err
+    assert "loop.minutes" in nothing_left.err
+    assert more.code == 0, more.err
+    assert seconds(bounded) >= 2 * SECONDS
+    # Half of the time is used when it goes on.
+    assert rates(bounded)[steps] <= 0.51e-3

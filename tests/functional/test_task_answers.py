@@ -17,7 +17,7 @@ from transfer_cli.data import sample
 
 pytestmark = pytest.mark.functional
 
-# --- numbers or labels of a text ---------------------------------------------------------------
+# --- numbers or labels of a text -----------------------------------------------------------------
 
 OF_TEXTS = {
     "regression": ("regression", lambda answer: [answer["value"]], lambda logits: logits),
@@ -95,7 +95,7 @@ def test_a_published_model_of_texts_answers_as_its_reference_does(transfer, tmp_
     assert found == pytest.approx(expected[0].tolist(), abs=2e-5)
 
 
-# --- numbers -----------------------------------------------------------------------------------
+# --- numbers -------------------------------------------------------------------------------------
 
 
 def test_new_pairs_get_numbers_and_runs_answer_with_their_mean(transfer, task_run, tmp_path):
@@ -121,7 +121,7 @@ def test_what_an_export_leaves_out_is_said(transfer, task_words):
         assert "left out  objective.clip, so that answers are not bounded" in ended.out
 
 
-# --- several labels ----------------------------------------------------------------------------
+# --- several labels ------------------------------------------------------------------------------
 
 
 def test_fitted_thresholds_are_stored_and_decide(task_run, read_json, transfer, tmp_path):
@@ -214,7 +214,7 @@ def test_a_run_that_learnt_nothing_says_so(transfer, task_words):
     assert "no better than always answering" in ended.err
 
 
-# --- choices -----------------------------------------------------------------------------------
+# --- choices -------------------------------------------------------------------------------------
 
 
 def test_each_example_has_its_item(task_run):
@@ -282,7 +282,7 @@ def test_a_published_model_answers_as_there_and_is_written_as_it_was(transfer, t
     assert all(torch.equal(again[name], each) for name, each in expected.items())
 
 
-# --- dialogs -----------------------------------------------------------------------------------
+# --- dialogs -------------------------------------------------------------------------------------
 
 
 def test_speakers_have_embeddings_that_were_learnt(task_run):
@@ -360,7 +360,7 @@ def test_every_kind_of_scheme_learns_replies(transfer, task_words, scheme, read_
     assert found["loss"] < 2
 
 
-# --- texts made from others --------------------------------------------------------------------
+# --- texts made from others ----------------------------------------------------------------------
 
 
 def test_the_head_of_the_language_model_is_taken_over(transfer, task_words, task_run, tmp_path):
@@ -413,7 +413,7 @@ def test_a_masked_language_model_learns_to_write(transfer, read_json, tmp_path):
     assert read_json(tmp_path / "run" / "results.json")["measures"]["test"]["exact_match"] > 0.5
 
 
-# --- pairs of texts ----------------------------------------------------------------------------
+# --- pairs of texts ------------------------------------------------------------------------------
 
 
 def test_the_sample_asks_for_one_kind_as_often_as_for_two():

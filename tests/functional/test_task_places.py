@@ -28,7 +28,7 @@ from transfer_cli.tasks.tagging.task import TagExample, TaggingTask
 
 pytestmark = pytest.mark.functional
 
-# --- places in a text --------------------------------------------------------------------------
+# --- places in a text ----------------------------------------------------------------------------
 
 HEADS = {
     "span": ("span", SpanExample("Which city ?", "The tower of Riga is old .")),
@@ -57,7 +57,7 @@ def test_what_is_exported_gives_the_same_scores(transfer, task_run, kind):
     assert torch.allclose(torch.from_numpy(found), expected, atol=2e-5)
 
 
-# --- answers cut from texts --------------------------------------------------------------------
+# --- answers cut from texts ----------------------------------------------------------------------
 
 OF_WHOLE_TEXTS = {"distil", "self_training", "uda", "cvt", "pet"}
 PRESETS = sorted({p.stem for p in (conf_dir() / "adaptation").glob("*.yaml")} - OF_WHOLE_TEXTS)
@@ -205,7 +205,7 @@ def test_items_have_the_scores_of_the_run_and_a_threshold_is_fitted(task_run, re
     assert 100 * np.mean([item["score"] for item in items]) == pytest.approx(measures["f1"])
 
 
-# --- tags --------------------------------------------------------------------------------------
+# --- tags ----------------------------------------------------------------------------------------
 
 
 def digest(folder):
@@ -309,7 +309,7 @@ def test_a_published_tagger_is_adapted_and_exported_as_one(transfer, task_words,
     assert model.config.id2label == {0: "O", 1: "B-CITY", 2: "I-CITY"}
 
 
-# --- what is learnt without tags ---------------------------------------------------------------
+# --- what is learnt without tags -----------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,10 +1,18 @@
-"""Runs whose model remembers the text before a block (Transformer-XL)."""
+"""Models for long texts: a memory of the text before a block, strided and fixed attention."""
+
+import json
+import re
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from tests.functional.conftest import LOOP
+
 pytestmark = pytest.mark.functional
+
+# --- memory --------------------------------------------------------------------------------------
 
 XL = (
     "model=xl-tiny", "model.width=32", "model.heads=2", "model.depth=2", "model.feedforward=64",
@@ -88,3 +96,46 @@ def test_two_processes_do_what_one_does_and_one_takes_up_what_they_remember(
         assert_close(found, one, rtol=0, atol=1e-5)
         losses = [read_json(f"{name}/results.json")["measures"] for name in ("one", other)]
         assert losses[1]["validation"] == pytest.approx(losses[0]["validation"], rel=1e-5)
+
+
+# --- sparse attention ----------------------------------------------------------------------------
+
+WORDS = (
+    "pretrain", "objective=clm", "data=sample_text", "model=toy", "model.window=8",
+    "model.width=16", "model.heads=2", "model.feedforward=24", "tokenizer.size=600", *LOOP,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["strided", "fixed"])
+def test_it_trains_as_it_stands_and_its_model_goes_on(attention, transfer):
+    ended = transfer(*WORDS, f"model.attention={attention}", "loop.steps=2", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert json.loads(Path("run/model/model.json").read_text())["shape"]["attention"] == attention
+    said = [
+        transfer("generate", "run", "The", "max_tokens=20", "temperature=0", f"cache={cache}").out
+        for cache in ("true", "false")
+    ]
+    assert said[0] == said[1] != ""
+    shown = transfer("analyze", "run", "analysis=attention")
+    assert shown.code == 0, shown.err
+    refused = transfer("export", "run=run", "to=there")
+    assert refused.code == 2
+    assert f"attention={attention}" in refused.err
+    adapted = ("finetune", "init_from=run", "data=sample_questions", "adaptation=lora", *LOOP)
+    assert transfer(*adapted, "loop.steps=2", "run.dir=adapted").code == 0
+
+
+def test_a_plan_counts_the_pairs_that_are_computed(transfer):
+    found = {}
+    for attention in ("full", "strided"):
+        ended = transfer("plan", *WORDS, f"model.attention={attention}", "plan.steps=0")
+        assert ended.code == 0, ended.err
+        [line] = [line for line in ended.out.splitlines() if line.startswith("flops: ")]
+        found[attention] = float(re.search(r"a step takes ([\d.]+) MFLOP", line)[1])
+
+    # 8 texts of 64, 2 blocks, 4 operations for 16 numbers of all heads, in three passes: of half
+    # the heads 8 x 8 x 16 pairs are left of 64 x 64, of half 8 x 8 x 8.
+    saved = 8 * 2 * 4 * 16 * 3 * (64 * 64 - (1024 + 512) / 2) / 1e6
+    assert found["full"] - found["strided"] == pytest.approx(saved, abs=0.2)
