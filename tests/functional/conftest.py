@@ -240,6 +240,22 @@ def still(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def language_model(tmp_path_factory):
+    """Return runs of `pretrain` by objective, to which the words of the sample are tokens."""
+    folder = tmp_path_factory.mktemp("language_models")
+
+    def of(objective):
+        run = folder / objective
+        if not run.exists():
+            words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "tokenizer.size=2000")
+            more = ("model.dropout=0", f"objective={objective}", "loop.steps=6")
+            finished("pretrain", *words, *more, f"run.dir={run}")
+        return run
+
+    return of
+
+
+@pytest.fixture(scope="session")
 def finetuned(pretrained):
     """Return a run directory of `finetune` from `pretrained`, on the embedded sample."""
     run = pretrained.with_name("finetuned")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.functional.conftest import LOOP, TINY, finished
+from tests.functional.conftest import LOOP
 from transfer_cli.runs.items import read_items
 
 pytestmark = pytest.mark.functional
@@ -16,20 +16,9 @@ ITEM = "{text} It is the"
 AT_ONCE = ("optimizer.lr=1e-30", "loop.steps=1", "loop.evaluate_every=1 steps")
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """Return the runs of `pretrain` that the labels of the sample are words to, by objective."""
-    folder = tmp_path_factory.mktemp("start")
-
-    def of(objective):
-        run = folder / objective
-        if not run.exists():
-            words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "tokenizer.size=2000",
-                     "model.dropout=0")  # fmt: skip
-            finished("pretrain", *words, f"objective={objective}", "loop.steps=6", f"run.dir={run}")
-        return run
-
-    return of
+@pytest.fixture
+def start(language_model):
+    return language_model
 
 
 @pytest.fixture

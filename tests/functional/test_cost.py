@@ -83,23 +83,6 @@ def test_a_processor_says_why_it_has_no_energy(transfer, words):
     assert "GPU" in spent("run")["joules_source"]
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("cost.energy=on", "cost.energy: 'on' is not one of off, auto."),
-        ("cost.pue=0.9", "cost.pue: must be at least 1, got 0.9"),
-        ("cost.kg_per_kwh=-0.1", "cost.kg_per_kwh: must be 0 or more, got -0.1"),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused_in_one_line(transfer, words, word, said):
-    ended = transfer(*words, word)
-
-    assert (ended.code, ended.out) == (2, "")
-    assert said in ended.err
-    assert ended.err.count("\n") == 1
-    assert not list(Path().iterdir())
-
-
 # --- the plan ----------------------------------------------------------------------------------
 
 

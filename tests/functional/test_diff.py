@@ -91,26 +91,3 @@ def test_runs_of_other_commands_are_compared_as_far_as_it_makes_sense(
     assert found["test/error_rate"][:2] == ["(%)", "-"]
     share = json.loads((finetuned / "results.json").read_text())["measures"]["test"]["accuracy"]
     assert found["test/accuracy"] == ["(%)", "-", f"{100 * share:.6g}"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("a",), "name two runs, got 1"),
-        (("a", "b", "a"), "name two runs, got 3"),
-        (("a", "c"), "there is no folder c"),
-        (("a", "empty"), "empty is no run directory"),
-        (("a", "broken"), "broken cannot be read: results.json"),
-        (("a", "b", "--yaml"), "--yaml"),
-    ],
-)
-def test_bad_input_is_one_line(transfer, two, words, message):
-    (two / "empty").mkdir()
-    write_run(two / "broken")
-    (two / "broken" / "results.json").write_text("{")
-
-    done = transfer("diff", *words)
-
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert done.err.count("\n") == 1

@@ -71,7 +71,12 @@ def their_logits(folder, texts, pairs=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [(family, kind) for family, kinds in HEADS.items() for kind in kinds]
+    ("family", "kind"),
+    [
+        pytest.param(family, kind, marks=[] if family in FAMILIES else [pytest.mark.slow])
+        for family, kinds in HEADS.items()
+        for kind in kinds
+    ],
 )
 def test_import_export_import_gives_identical_tensors(transfer, tmp_path, family, kind):
     publish(tmp_path / "first", family, kind)

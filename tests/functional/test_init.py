@@ -153,34 +153,6 @@ def test_the_folder_that_one_stands_in_can_be_it(transfer, tmp_path):
     assert transfer("presets", "model", "--config-dir", ".").out.count("begun as") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "which folder? Type transfer init DIR, for example transfer init configs"),
-        (["taken"], "taken cannot be written: Directory not empty. Choose another place"),
-        (["taken/file"], "taken/file cannot be written: Not a directory. Choose another place"),
-        (["taken/file/new"],
-         "taken/file/new cannot be written: Not a directory. Choose another place"),
-        (["new", "--from", "model"], "--from model: expected GROUP=OPTION, for example model=tiny"),
-        (["new", "--from", "modle=tiny"],
-         "--from modle=tiny: there is no group 'modle'. Did you mean 'model'?"),
-        (["new", "--from", "model=tny"],
-         "--from model=tny: model has no option 'tny'. Did you mean 'tiny'? "
-         "See transfer presets model"),
-        (["new", "--frm=model=tiny"], "--frm: no such flag. Did you mean '--from'?"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line_and_leave_nothing(transfer, tmp_path, words, message):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "file").write_text("mine\n")
-
-    ended = transfer("init", *words)
-
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == f"transfer init: {message}\n"
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "taken"]
-
-
 @pytest.mark.parametrize("is_there", [False, True])
 def test_what_ends_in_the_middle_leaves_nothing_half_written(
     transfer, tmp_path, monkeypatch, is_there

@@ -152,31 +152,6 @@ def test_a_frozen_backbone_has_one_rate(transfer, read_json, pretrained):
     assert list(read_json("rates/suggestion.json")["groups"]) == ["head.class"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["lr_find.start=1", "lr_find.end=0.1"],
-         "lr_find.start: must be below lr_find.end, got 1 and 0.1"),
-        (["lr_find.start=0"], "lr_find.start: must be above 0, got 0.0"),
-        (["lr_find.end=inf"], "lr_find.end: must be a number below 5e+18, got inf"),
-        (["lr_find.start=nan"], "lr_find.start: must be a number below 5e+18, got nan"),
-        (["lr_find.steps=9"], "lr_find.steps: must be at least 10, got 9"),
-        (["devices=2"], "devices: lr-find works in one process; leave devices out"),
-        (["resume=auto", "run.dir=x"],
-         "resume: lr-find begins where a run begins; leave resume out"),
-        (["lr_find.setps=9"], "lr_find.setps: no such key in lr_find. Did you mean 'steps'?"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line_before_anything_is_trained(
-    transfer, tmp_path, pretrained, words, message
-):
-    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", *words)
-
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == f"transfer lr-find: {message}\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_matplotlib_nothing_is_trained(transfer, tmp_path, pretrained, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
@@ -186,34 +161,6 @@ def test_without_matplotlib_nothing_is_trained(transfer, tmp_path, pretrained, m
     assert ended.err.endswith(f"lr-find draws its curve with matplotlib: {pip_install('report')}\n")
     assert ended.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["lr_find.start=1e-12", "lr_find.end=1e-11"], "no rate can be suggested: between"),
-        (["optimizer=sgd", "lr_find.start=1e9", "lr_find.end=1e18", "loop.clip=null"],
-         "lr_find.start: the loss exploded at step"),
-    ],
-)  # fmt: skip
-def test_a_curve_that_says_nothing_is_one_line_and_leaves_nothing(
-    transfer, tmp_path, pretrained, words, message
-):
-    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", *words)
-
-    assert (ended.code, ended.out) == (2, "")
-    last = ended.err.splitlines()[-1]
-    assert last.startswith(f"transfer lr-find: {message}")
-    assert "Traceback" not in ended.err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("word", ["-m", "hydra.mode=MULTIRUN", "sweep=search"])
-def test_a_sweep_is_refused(transfer, pretrained, word):
-    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", "seed=0,1", word)
-
-    assert ended.code in (2, 5)
-    assert "-m: lr-find tests one run at a time" in ended.err
 
 
 def test_a_full_disk_leaves_nothing(transfer, tmp_path, pretrained, monkeypatch):

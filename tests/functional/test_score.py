@@ -64,14 +64,9 @@ def test_pairs_the_other_way_round_have_the_other_half(kind, score, pretrained, 
     assert transfer("report", "first", "out").code == 0
 
 
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory):
-    from transfer_cli.cli import main
-
-    run = tmp_path_factory.mktemp("masked") / "run"
-    words = ("data=sample_text", "objective=mlm", "model=tiny", "loop.steps=2", "device=cpu")
-    assert main(["pretrain", *words, "loop.batch=4", f"run.dir={run}"]) == 0
-    return run
+@pytest.fixture
+def masked(language_model):
+    return language_model("mlm")
 
 
 def test_labels_are_asked_for_by_prompts_and_compared_with_a_fine_tuned_run(
