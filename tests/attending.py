@@ -11,7 +11,8 @@ from transfer_cli.assembly.finished_run import Opened
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.data.labelled import INPUT, Example
 from transfer_cli.data.split import Split
-from transfer_cli.data.tokenizer import BytePairs, Tokenizer
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import BytePairs
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.tasks.base import Task

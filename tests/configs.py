@@ -68,7 +68,7 @@ def config(command: str, folder: Path, **changes: Any) -> DictConfig:
         "data_dir": str(folder),
         "device": "cpu",
         "data": text(folder) if pretrains else table(folder),
-        "tokenizer": {"_target_": f"{OURS}.data.tokenizer.WordPiece", "size": 80},
+        "tokenizer": {"_target_": f"{OURS}.data.tokenizer_recipes.WordPiece", "size": 80},
         "model": SHAPE,
         "objective": CLM if pretrains else CLASSIFICATION,
         "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1},

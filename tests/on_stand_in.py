@@ -23,10 +23,10 @@ from torch import Tensor
 
 from tests import stand_in, tiny
 from transfer_cli.adaptation import plans
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.edits import (
     IA3,
     Adapters,
-    Edit,
     FreshTop,
     GatedPrefix,
     LoRA,
@@ -49,33 +49,27 @@ from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.step import Loss
-from transfer_cli.generation.decoding import generate
-from transfer_cli.generation.sampling import Sampling, TokenSampler
-from transfer_cli.objectives.base import Objective
+from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
+from transfer_cli.objectives.base import Loss, Objective
+from transfer_cli.objectives.beside_main_head import CrossView, SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.consistency import Consistency
-from transfer_cli.objectives.cross_view import CrossView
-from transfer_cli.objectives.distil_lm import DistilLM
-from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.of_main_head import Consistency, Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.sentence_pair import SentencePair
-from transfer_cli.objectives.slice_heads import SliceHeads
-from transfer_cli.objectives.source_distillation import SourceDistillation
-from transfer_cli.objectives.with_teachers import WithTeachers
+from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation, WithTeachers
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.objective import Cloze
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.multilabel.objective import Multilabel
-from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.text_to_text.objective import PrefixLM
@@ -106,17 +100,15 @@ WAITS = {
     "engine.evaluation.EachExample.note": "what became of each example",
     "engine.evaluation.row_by_row": "what was predicted of each example",
     "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
-    "objectives.classification.Classification.samples": "predictions for people to look at",
-    "tasks.regression.objective.Regression.samples": "the same",
-    "tasks.choice.objective.MultipleChoice.samples": "the same",
-    "tasks.multilabel.objective.Multilabel.samples": "the same",
-    "tasks.multilabel.objective.Multilabel.example_results": "how many labels are said at most, so "
+    "objectives.answering.Answering.samples": "predictions for people to look at",
+    "objectives.classification.Classification.shown": "the same",
+    "tasks.regression.Regression.shown": "the same",
+    "tasks.choice.task.MultipleChoice.shown": "the same",
+    "tasks.multilabel.objective.Multilabel.shown": "the same",
+    "tasks.multilabel.objective.Multilabel.results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",
-    "tasks.span.objective.SpanExtraction.samples": "the same",
-    "tasks.tagging.objective.TokenTagging.samples": "the same",
-    "tasks.tagging.objective.TokenTagging.metric_sums": "bincount, as in classification",
-    "objectives.classification.tallies": "bincount asks for the largest "
-    "number; the sums of the batch are read right after",
+    "tasks.span.objective.SpanExtraction.shown": "the same",
+    "tasks.tagging.objective.TokenTagging.shown": "the same",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
     "so that there are never more logits than one text's",
     "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
@@ -390,33 +382,19 @@ def _evaluated(name: str, device: torch.device) -> Any:
     return run.losses, scores.measures["loss"], outcomes, [(s.tokens, s.target) for s in shown]
 
 
-_OF_LABELS = (
-    "classification.tallies",
-    "EachExample.note",
-    "row_by_row",
-    "Classification.samples",
-)
+_ANSWERED = ("EachExample.note", "row_by_row", "Answering.samples")
+_OF_LABELS = (*_ANSWERED, "Classification.shown")
 
 for _name, (_make, _, _) in OBJECTIVES.items():
     _waits = {
         Classification: _OF_LABELS,
         Cloze: _OF_LABELS,
-        Regression: ("EachExample.note", "row_by_row", "Regression.samples"),
-        Multilabel: (
-            "EachExample.note",
-            "row_by_row",
-            "Multilabel.example_results",
-            "Multilabel.samples",
-        ),
-        MultipleChoice: ("EachExample.note", "row_by_row", "MultipleChoice.samples"),
-        SpanExtraction: ("EachExample.note", "row_by_row", "SpanExtraction.samples"),
-        NextUtterance: ("EachExample.note", "row_by_row", "MultipleChoice.samples"),
-        TokenTagging: (
-            "TokenTagging.metric_sums",
-            "EachExample.note",
-            "row_by_row",
-            "TokenTagging.samples",
-        ),
+        Regression: (*_ANSWERED, "Regression.shown"),
+        Multilabel: (*_ANSWERED, "Multilabel.results", "Multilabel.shown"),
+        MultipleChoice: (*_ANSWERED, "MultipleChoice.shown"),
+        SpanExtraction: (*_ANSWERED, "SpanExtraction.shown"),
+        NextUtterance: (*_ANSWERED, "MultipleChoice.shown"),
+        TokenTagging: (*_ANSWERED, "TokenTagging.shown"),
         SourceDistillation: (),
         ReplacedTokens: (),
     }.get(
@@ -762,8 +740,7 @@ def transfer(*words: object) -> str:
 TRAINED = (
     NOTED, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
-    "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
-    "classification.tallies",
+    *_OF_LABELS, "Sums.update",
     "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report.best import best_of, choice_of, learnt
 from transfer_cli.report.contents import (
     FAILED,
@@ -23,7 +24,6 @@ from transfer_cli.report.contents import (
     TaskRuns,
 )
 from transfer_cli.runs.results import Results
-from transfer_cli.runs.undeclared_metrics import UNDECLARED
 
 LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 TRAINED = {"full": 11_995_786, "lora": 311_814, "adapters": 915_462, "frozen": 4_614}

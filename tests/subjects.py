@@ -8,7 +8,8 @@ from tests import tiny
 from transfer_cli.analysis.analysis import Material, Subject
 from transfer_cli.assembly.finished_run import Opened
 from transfer_cli.data.split import Dataset, Split
-from transfer_cli.data.tokenizer import Tokenizer, WordPiece
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective

@@ -31,19 +31,18 @@ from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.loop import Progress, build_trainer, report_of, run_trainer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.step import Loss, StepReport, TrainStep
+from transfer_cli.engine.step import StepReport, TrainStep
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.positions import Rotary
+from transfer_cli.model.shape import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.beside_main_head import BesideMainHead
 from transfer_cli.objectives.of_main_head import OfMainHead
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import Constant, Schedule
+from transfer_cli.optim.schedules import Constant, LRScheduler, Schedule
 
 CONF = Path(__file__).parents[1] / "conf"
 MODERN = {

@@ -185,7 +185,7 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
 
 
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
-    from transfer_cli.commands.typed_paths import check_paths
+    from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
     from transfer_cli.config.single_values import refuse_lists
     from transfer_cli.config.variables import check_variables
@@ -251,8 +251,11 @@ def _try_out(config: "DictConfig", command: str) -> None:
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Check a config and do the work of its command, or have the processes that it starts do it."""
+    from omegaconf import OmegaConf
+
     from transfer_cli.config.build import import_plugins
     from transfer_cli.config.check import check
+    from transfer_cli.config.stored import with_values
     from transfer_cli.runs.environment import computing_threads
 
     if name == "pretrain":
@@ -266,30 +269,33 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
         from transfer_cli.config.command_line import CommandLine
         from transfer_cli.training import workers
 
-        workers.check(config)
+        config = with_values(config, {"devices": workers.processes_asked(config)})
         if workers.wanted(config.devices):
             folder = config.run.dir if command.makes_runs else None
             typed = workers.overrides(CommandLine.of_this_command().overrides, folder)
             words = [name, *request.flags, *typed]
             workers.start(words, config.devices, config.get("restarts", 0))
             return
-    _take_best_runs(config)
+    config = with_values(config, _best_runs(config))
     perform = _function_of(command)
     import_plugins(request.plugins)  # what they register is there before any work begins
     with computing_threads(config.get("threads")):
-        perform(config)
+        # A run's is stored, and compared by a resume; the others are plain values.
+        perform(config if "loop" in config else OmegaConf.to_object(config))
 
 
-def _take_best_runs(config: "DictConfig") -> None:
-    """Put the best run of a sweep in the place of the sweep, where a run is named."""
+def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys that name a run, each with the best run of a sweep in the place of the sweep."""
     from transfer_cli.report.best_of_sweep import run_of
 
+    runs: dict[str, Any] = {}
     for key in ("run", "init_from"):
-        named: Any = config.get(key)
+        named = config.get(key)
         if isinstance(named, str):
-            config[key] = run_of(named, key)
+            runs[key] = run_of(named, key)
         elif isinstance(named, Sequence):
-            config[key] = [run_of(x, key) if isinstance(x, str) else x for x in named]
+            runs[key] = [run_of(x, key) if isinstance(x, str) else x for x in named]
+    return runs
 
 
 def _trust_plugins(request: "Request") -> None:

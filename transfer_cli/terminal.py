@@ -14,8 +14,9 @@ import sys
 import termios
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
 
 from transfer_cli.errors import RunError
@@ -24,6 +25,9 @@ from transfer_cli.safe_files import escaped, in_one_line
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals by which a scheduler, or a connection that drops, asks for an end."""
 
 Style = Literal["", "heading", "name", "own", "mark", "note", "good", "bad", "error", "warning"]
 
@@ -329,6 +333,23 @@ def leave_dead_terminal() -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream)
                 os.close(nowhere)
+
+
+@contextmanager
+def handling(
+    numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Have `handler` called at `numbers`, those that are heeded, during the block."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_dead_terminal()
+        handler(number, frame)
+
+    with ExitStack() as stack:
+        for number in heeded(numbers):
+            stack.callback(signal.signal, number, signal.signal(number, handle))
+        yield
 
 
 def error(name: str, message: str) -> Line:

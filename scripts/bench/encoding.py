@@ -136,7 +136,7 @@ _MAKE = """
 import sys
 from pathlib import Path
 from transfer_cli.data.text import whole_text
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 recipe, size, text, path = sys.argv[1:]
 made = {"wordpiece": WordPiece, "bpe": BytePairs}[recipe](size=int(size))
 made.make(whole_text(text, "train").lines).save(Path(path))

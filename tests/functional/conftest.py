@@ -147,7 +147,7 @@ def mylab(tmp_path, monkeypatch):
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     own = {name: each for name, each in families.families().items() if "mylab" not in name}
-    monkeypatch.setattr(families, "_families", own)
+    monkeypatch.setattr(families, "_registry", lambda: own)
     importlib.invalidate_caches()
     yield tmp_path
     _forget_mylab()

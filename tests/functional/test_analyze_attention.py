@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import attending
-from transfer_cli.analysis.attention.attention_maps import AttentionMaps
+from transfer_cli.analysis.attention import AttentionMaps
 from transfer_cli.report.page import analyses_page
 
 pytestmark = pytest.mark.functional

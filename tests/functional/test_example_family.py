@@ -13,8 +13,8 @@ from tests.published import byte_pairs
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop import families as registry
+from transfer_cli.interop.decoders import Gpt2
 from transfer_cli.interop.families import families, register_family
-from transfer_cli.interop.gpt2 import Gpt2
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
@@ -28,7 +28,8 @@ WIDTH, HEADS, DEPTH, INNER, POSITIONS = 16, 4, 2, 24, 40
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
     """Forget what the plugin has registered."""
-    monkeypatch.setattr(registry, "_families", families())
+    there = families()
+    monkeypatch.setattr(registry, "_registry", lambda: there)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests import published
 from tests.functional.test_look import on_a_terminal
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.cli import main
-from transfer_cli.generation.sampling import Sampling
+from transfer_cli.generation.decoding import Sampling
 
 pytestmark = pytest.mark.functional
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from transfer_cli.commands.init import init as init_module
-from transfer_cli.commands.init.init import STARTERS
+from transfer_cli.commands import init as init_module
+from transfer_cli.commands.init import STARTERS
 
 pytestmark = pytest.mark.functional
 

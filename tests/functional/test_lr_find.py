@@ -164,7 +164,7 @@ def test_without_matplotlib_nothing_is_trained(transfer, tmp_path, pretrained, m
 
 
 def test_a_full_disk_leaves_nothing(transfer, tmp_path, pretrained, monkeypatch):
-    from transfer_cli.commands.lr_find import lr_find
+    from transfer_cli.commands import lr_find
 
     def fail(*_):
         raise OSError(28, "No space left on device")

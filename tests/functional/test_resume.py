@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.long.compare_runs import differences
 from tests.run_kinds import KINDS
+from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE
 from transfer_cli.runs import environment
 from transfer_cli.runs.environment import computing_threads
 from transfer_cli.training.trainer import Trainer
@@ -183,8 +184,8 @@ def test_a_strict_resume_refuses_other_threads(transfer, words, words_of):
 
 
 @pytest.mark.usefixtures("stopped_on_two_threads")
-def test_a_checkpoint_that_does_not_say_what_it_ran_on_is_gone_on_with(transfer):
-    """As those of earlier versions."""
+def test_a_run_of_2841927_goes_on_and_is_said_to_draw_dropout_otherwise(transfer):
+    """Its checkpoints do not say what they ran on."""
     [folder] = Path("run/checkpoints").glob("step-*3")
     (folder / "ran_on.json").unlink()
     meta = json.loads((folder / "meta.json").read_text())
@@ -195,9 +196,10 @@ def test_a_checkpoint_that_does_not_say_what_it_ran_on_is_gone_on_with(transfer)
     resumed = transfer("pretrain", "resume=run")
 
     assert refused.code == 2
-    assert "of an earlier version, does not say what it ran on" in refused.err
+    assert DROPOUT_DRAWN_OTHERWISE in refused.err
     assert resumed.code == 0, resumed.err
-    assert "bit for bit" not in resumed.err
+    [line] = [line for line in resumed.err.splitlines() if "bit for bit" in line]
+    assert DROPOUT_DRAWN_OTHERWISE in line
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(transfer, words_of):

@@ -156,7 +156,7 @@ import numpy as np
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import whole_text
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 folder, cache = sys.argv[1:]
 tokenizer = WordPiece(400).make(lambda: iter([Path(folder, "0.txt").read_text()[:100_000]]))
 def held():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.origins import CHANGES, rows, write_table
 from tests.published import deflate
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 
 
 class Bomb:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import NEW, Plan, StagePlan
 from transfer_cli.adaptation.selection import select
@@ -27,7 +27,7 @@ class Adaptation:
         store: Which weights a run writes: all; only the trained ones, with a reference to the model
             it started from; or all, with every mergeable edit merged.
         teachers: Runs for the losses of a preset that learns from some; see
-            `objectives.distillation`.
+            `objectives.of_main_head`.
     """
 
     plan: Plan

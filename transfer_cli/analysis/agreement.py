@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from transfer_cli.analysis.analysis import Analysis, Subject
-from transfer_cli.assembly.finished_run import sentence_scorer
+from transfer_cli.assembly.language_models import sentence_scorer
 from transfer_cli.data.minimal_pairs import MOST_MADE, Agreement
 from transfer_cli.errors import at_least, between, one_of
 from transfer_cli.generation.sentences import (

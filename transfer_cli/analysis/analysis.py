@@ -23,10 +23,9 @@ from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import Split
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding
 from transfer_cli.tasks.base import Task
@@ -174,6 +173,19 @@ class Subject:
         for begin in range(0, len(rows), self.batch):
             numbers = rows[begin : begin + self.batch]
             yield numbers, to_device(with_facts(split.data.batch(numbers)), self.precision.device)
+
+
+def check_task(subject: Subject) -> None:
+    """Refuse examples that the model's objective cannot read."""
+    objective, material = subject.objective, subject.material
+    if objective.task is None:
+        return
+    what = f"data: {subject.opened.path} was trained for {objective.task}, and"
+    if material.task is None or material.task.name != objective.task:
+        shown = "text without labels" if material.task is None else material.task.name
+        raise ConfigError(f"{what} this is {shown}; name data of its task (data=)")
+    if material.task.labels != objective.info.labels:
+        raise ConfigError(f"{what} these data have other labels than it knows")
 
 
 def spread(count: int, most: int | None) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
@@ -24,15 +24,9 @@ from transfer_cli.assembly.checks import (
     check_rows,
     check_source,
     check_stored,
-    few_steps,
     is_sharded,
-    one_segment,
-    short_stages,
-    unread_labels,
-    warmup_as_long,
 )
 from transfer_cli.assembly.datasets import RunData
-from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.init_from import (
     INHERITED,
     Pretrained,
@@ -54,10 +48,10 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
+from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
@@ -73,10 +67,9 @@ from transfer_cli.model.weights import (
     load_pretrained,
     without_values,
 )
-from transfer_cli.objectives.base import TaskInfo, declared_metrics
+from transfer_cli.objectives.base import Loss, TaskInfo, declared_metrics
 from transfer_cli.objectives.language_model import HEAD
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import Schedule
+from transfer_cli.optim.schedules import LRScheduler, Schedule
 from transfer_cli.seeds import derive
 
 DEPTH = "model.depth"
@@ -103,6 +96,7 @@ class Blueprint:
     """A model and how it will be trained.
 
     Args:
+        config: The run's config with what was decided, which is stored, and compared by a resume.
         loop: The plain settings of its training.
         adaptation: What is added, what trains when, what pulls back.
         lr_scheduler: Sets the learning rate of every parameter group at every step.
@@ -124,9 +118,9 @@ class Blueprint:
         sharded: Whether each process is to hold only a part of each tensor of the model.
         metrics: What an evaluation of these losses measures.
         monitor: The one that decides which weights are best; None: what runs are judged by.
-        warnings: Settings that work, but probably not as intended.
     """
 
+    config: DictConfig
     loop: LoopConfig
     adaptation: Adaptation
     lr_scheduler: LRScheduler
@@ -147,12 +141,17 @@ class Blueprint:
     sharded: bool
     metrics: tuple[Metric, ...]
     monitor: Metric | None
-    warnings: tuple[str, ...]
 
     @cached_property
     def ever_trains(self) -> frozenset[str]:
         """The parameters that train in any stage."""
         return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
+
+    @property
+    def at_most(self) -> str:
+        """In words, how long it may take: `, at most 10 minutes`; empty where time is no bound."""
+        minutes = self.loop.minutes
+        return "" if minutes is None else f", at most {minutes:g} minutes"
 
     @property
     def remembers(self) -> bool:
@@ -173,15 +172,6 @@ class Blueprint:
             name
             for name in self.model.state_dict()
             if name.startswith("heads.") and name.split(".")[1] in heads
-        )
-
-    @cached_property
-    def exports(self) -> str:
-        """In words, what `transfer export` will make of the finished run, or why it will not."""
-        tensors = self.model.state_dict().items()
-        stays = {n: each for n, each in tensors if n not in self.training_weights}
-        return exports_as(
-            self.description(), self.data.tokenizer, self.data.info["main"].task, stays
         )
 
     def description(
@@ -229,8 +219,7 @@ def draw(
     inherits = _inherits(config, start, asked, adaptation)
     shape = with_direction(shape_of(config, start, command), asked)
     check_rows(shape, config)
-    # As a number: what is stored, and compared with other runs, is what was used.
-    config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
+    config = with_values(config, _decided(config, command, start, shape))
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins, main=asked["main"])
     check_reads_alike(teachers, data.tokenizer, config.data.get("length") or shape.positions)
@@ -274,6 +263,7 @@ def draw(
     parameter_groups(model, groups, adaptation.layer_scale)
     return _solvable(
         Blueprint(
+            config=config,
             loop=replace(loop, batch=min(loop.batch, data.counts["main"])),
             adaptation=adaptation,
             lr_scheduler=lr_scheduler,
@@ -297,13 +287,6 @@ def draw(
             sharded=sharded,
             metrics=metrics,
             monitor=monitor,
-            warnings=(
-                *warmup_as_long(lr_scheduler, stage_plans),
-                *few_steps(loop, data.info["main"], data.counts["main"], sizes.total_steps),
-                *short_stages(stage_plans, sizes.steps_per_epoch),
-                *unread_labels(losses, data.info["main"]),
-                *one_segment(model, data.info),
-            ),
         ),
         config,
     )
@@ -381,10 +364,7 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
 def _start(
     config: DictConfig, command: str, typed: Sequence[str], chosen: Adaptation
 ) -> Pretrained | None:
-    """Return what the run starts from: in pretraining, perhaps some of its blocks alone.
-
-    Which ones is written into the config, since a resume types nothing of it.
-    """
+    """Return what the run starts from: in pretraining, perhaps some of its blocks alone."""
     if command != "pretrain":
         return open_start(config.init_from, config.get("base"), typed)
     start = open_start(config.init_from, config.get("base"), typed, {DEPTH})
@@ -400,8 +380,23 @@ def _start(
             "adaptation.store: trained leaves weights where init_from has them, and a model of "
             "some of its blocks has them at other places; take adaptation.store=all"
         )
-    config.student.layers = list(found.layers)
     return found
+
+
+def _decided(
+    config: DictConfig, command: str, start: Pretrained | None, shape: BackboneShape
+) -> dict[str, Any]:
+    """Return the values of keys of which a config leaves open what they come to.
+
+    What is stored, and compared with other runs, is what was used.
+    """
+    decided: dict[str, Any] = {
+        "optimizer.lr": base_lr(config.optimizer.get("lr"), shape.width),
+        "data_changed": "refuse",  # it holds for one command
+    }
+    if command == "pretrain" and start is not None and start.layers is not None:
+        decided["student.layers"] = list(start.layers)  # a resume types nothing of it
+    return decided
 
 
 def _inherits(

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer, usual_lines
 from transfer_cli.assembly.losses import Asked, check_task
+from transfer_cli.assembly.model import block_length, direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeTexts
@@ -28,8 +29,8 @@ from transfer_cli.data.shards import encode_text
 from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.text_split import LineRule, TextSplit
-from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
-from transfer_cli.engine.features.cached import CachedFeatures
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
@@ -114,9 +115,18 @@ class Prepared:
         """Names of classes or tags; of text, and of some tasks, none."""
         return () if self.task is None else self.task.labels
 
+    @property
+    def count(self) -> int:
+        """How many rows of it there are to train on."""
+        return len(self.splits["train"].data)
+
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
         return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs)
+
+    def encoded(self) -> "Prepared":
+        """Return it as it is."""
+        return self
 
     def of_task(self, task: Task) -> "Prepared":
         """Return the same data, whose answers are scored by another record of their task."""
@@ -128,31 +138,70 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class Unencoded:
+    """Labelled data that are read, and encoded when they are needed."""
+
+    data: LabelledData
+    length: int | None
+    tokenizer: Tokenizer
+    shape: BackboneShape
+    origins: Origins
+
+    @property
+    def count(self) -> int:
+        """How many examples of it there are to train on."""
+        return len(self.data.splits["train"])
+
+    def info(self, tokenizer: Tokenizer) -> TaskInfo:
+        """Return what an objective learns about it."""
+        own = task_of_data(self.data)
+        return TaskInfo(tokenizer, own.labels, task=own)
+
+    def encoded(self) -> Prepared:
+        """Return it, encoded."""
+        return task(self.data, self.length, self.tokenizer, self.shape)
+
+    def rest(self, key: str) -> Prepared:
+        """Return what its labels leave out, encoded, for the stream of this key."""
+        left = self.origins.labelled(key, rest_of(self.data, key))
+        return replace(self, data=left).encoded()
+
+
+@dataclass(frozen=True)
 class RunData:
     """The data of every stream of a run, the main one first; encoded when it is needed.
 
     Args:
         tokenizer: Of all streams.
-        counts: Training examples of each stream.
+        main: What the run is for.
+        others: The further streams, by name.
         batches: Examples that a step takes of each stream.
         joining: The streams that have a batch in each step of the main one.
         lines: What becomes of line breaks in running text.
         info: What objectives learn of each stream.
-        encode: Returns the streams, ready to train on and to score.
     """
 
     tokenizer: Tokenizer
-    counts: Mapping[str, int]
+    main: Prepared | Unencoded
+    others: Mapping[str, Prepared]
     batches: Mapping[str, int]
     info: Mapping[str, TaskInfo]
-    encode: Callable[[], dict[str, Prepared]]
     joining: frozenset[str] = frozenset()
     lines: LineRule = "end"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Training examples of each stream."""
+        return {name: part.count for name, part in {"main": self.main, **self.others}.items()}
 
     @property
     def drawn(self) -> dict[str, int]:
         """The examples of the streams of which a step draws one."""
         return {name: count for name, count in self.counts.items() if name not in self.joining}
+
+    def encoded(self) -> dict[str, Prepared]:
+        """Return the streams, ready to train on and to score."""
+        return {"main": self.main.encoded(), **self.others}
 
 
 def of_run(
@@ -174,64 +223,63 @@ def of_run(
     }
     tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start))
     lines = origins.lines or (None if start is None else start.lines)
-    rest: Callable[[str], Prepared] | None = None
+    labels: Unencoded | None = None
+    first: Prepared | Unencoded
     if command == "pretrain":
+        source: TextData = of_kind(found, TextData)
         note = partial(origins.text, "data")
-        read, tokenizer = text(
-            of_kind(found, TextData), place, shape, tokenizer, note=note, lines=lines
-        )
-        counts, info, lines = len(read.splits["train"].data), read.info(tokenizer), read.lines
-
-        def encode() -> Prepared:
-            return read
+        read, tokenizer = text(source, place, shape, tokenizer, note=note, lines=lines)
+        first, lines = read, read.lines
     else:
-        labels: TaskData = of_kind(found, TaskData)
-        if labels.kind is not None:  # before it is read: what it lacks would be said in its place
-            check_task("main", main, labels.kind)
-        length = labels.length
-        block_length(length, shape.positions)
-        labelled = origins.labelled("data", labels.load(place.folder, place.seed))
-        tokenizer = task_tokenizer(labelled, tokenizer)
-        found_task = main.objective.task_of(
-            task_of_data(labelled),
-            words=labelled.words,
-            lines=start is not None and start.reads_lines,
-            before_text=None if start is None else start.before_text,
+        labels = _main_labels(
+            of_kind(found, TaskData), place, shape, tokenizer, start, origins, main
         )
-        labelled = replace(labelled, task=found_task.as_node())
-        counts = len(labelled.splits["train"])
-        encoded = None
-        if found_task.makes_windows:  # how many rows there are shows when they are encoded
-            encoded = task(labelled, length, tokenizer, shape)
-            counts = len(encoded.splits["train"].data)
-        info = TaskInfo(tokenizer, found_task.labels, task=found_task)
-
-        def rest(key: str) -> Prepared:
-            left = origins.labelled(key, rest_of(labelled, key))
-            return task(left, length, tokenizer, shape)
-
-        def encode() -> Prepared:
-            return encoded or task(labelled, length, tokenizer, shape)
-
+        first, tokenizer = labels, labels.tokenizer
+        if task_of_data(labels.data).makes_windows:  # how many rows there are shows then
+            first = labels.encoded()
     others = {
-        name: stream(name, each, place, tokenizer, shape, origins, rest, lines)
-        for name, each in sources.items()
+        name: stream(name, source, place, tokenizer, shape, origins, labels, lines)
+        for name, source in sources.items()
     }
     batch = config.loop.batch
     return RunData(
         tokenizer,
-        {"main": counts} | {name: len(part.splits["train"].data) for name, part in others.items()},
-        {"main": batch} | {name: each.batch or batch for name, each in sources.items()},
-        {"main": info} | {name: part.info(tokenizer) for name, part in others.items()},
-        lambda: {"main": encode()} | others,
-        frozenset(name for name, each in sources.items() if each.joins_main),
+        first,
+        others,
+        {"main": batch} | {name: source.batch or batch for name, source in sources.items()},
+        {name: part.info(tokenizer) for name, part in {"main": first, **others}.items()},
+        frozenset(name for name, source in sources.items() if source.joins_main),
         lines or "end",
     )
 
 
+def _main_labels(
+    source: TaskData,
+    place: DataPlace,
+    shape: BackboneShape,
+    tokenizer: Tokenizer | TokenizerRecipe,
+    start: Pretrained | None,
+    origins: Origins,
+    main: Asked,
+) -> Unencoded:
+    """Return labelled data that a run is for, of the task as the main objective has it."""
+    if source.kind is not None:  # before it is read: what it lacks would be said in its place
+        check_task("main", main, source.kind)
+    block_length(source.length, shape.positions)
+    labelled = origins.labelled("data", source.load(place.folder, place.seed))
+    own = main.objective.task_of(
+        task_of_data(labelled),
+        words=labelled.words,
+        lines=start is not None and start.reads_lines,
+        before_text=None if start is None else start.before_text,
+    )
+    tokenizer = task_tokenizer(labelled, tokenizer)
+    labelled = replace(labelled, task=own.as_node())
+    return Unencoded(labelled, source.length, tokenizer, shape, origins)
+
+
 def _stream_source(node: Any, key: str) -> StreamSource:
-    options = node.copy()
-    OmegaConf.set_struct(options, False)  # noqa: FBT003 - its only argument
+    options: Any = OmegaConf.to_container(node, resolve=True)
     joined = options.pop("with", None)
     if joined not in (None, "main"):
         raise ConfigError(
@@ -257,19 +305,18 @@ def stream(
     tokenizer: Tokenizer,
     shape: BackboneShape,
     origins: Origins,
-    rest: Callable[[str], Prepared] | None = None,
+    main: Unencoded | None = None,
     lines: LineRule | None = None,
 ) -> Prepared:
     """Return the data of a further stream, encoded for the run's model.
 
-    `rest` returns those that the labels of the main data leave out, for a stream by its key; None:
-    the main data have no labels. For `lines` see `text`.
+    `main` are the labelled data of the main stream, if it has labels. For `lines` see `text`.
     """
     found, key = source.data, f"streams.{name}"
     if isinstance(found, Rest):
-        if rest is None:
+        if main is None:
             raise ConfigError(f"{key}.data: the main data have no labels, so there is no rest")
-        prepared = rest(key)
+        prepared = main.rest(key)
     elif isinstance(found, TaskData):
         labelled = origins.labelled(key, found.load(place.folder, place.seed))
         prepared = task(labelled, found.length, tokenizer, shape)
@@ -503,16 +550,6 @@ def _in_pairs(
     return Prepared(splits, pairs=kind)
 
 
-def block_length(length: int | None, positions: int) -> int:
-    """Return the length of a block of text, at most the model's positions."""
-    if length is not None and not 1 <= length <= positions:
-        raise ConfigError(
-            f"data.length: {length} does not fit the model's {positions} positions; "
-            f"use 1 to {positions}, or a model with more (model.positions)"
-        )
-    return length or positions
-
-
 def task_tokenizer(data: LabelledData, tokenizer: Tokenizer | TokenizerRecipe) -> Tokenizer:
     """Return the tokenizer of labelled data; a recipe makes one of its training texts."""
     if isinstance(tokenizer, Tokenizer):
@@ -579,9 +616,8 @@ def _shown(found: Task, examples: Sequence[Any], number: int) -> str:
 
 def encoded_of(split: Split) -> Encoded:
     """Return the examples of a split of labelled data, whose states may be cached."""
-    found: Any = split.data.data if isinstance(split.data, CachedFeatures) else split.data
-    encoded: Encoded = found
-    return encoded
+    encoded: Any = split.data if split.without_states is None else split.without_states
+    return cast("Encoded", encoded)
 
 
 def _scorer(found: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]] | None:
@@ -590,8 +626,3 @@ def _scorer(found: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]]
 
 def _scores(found: Task, encoded: Encoded, rows: Rows) -> dict[str, float]:
     return found.scores(encoded, by_example(encoded, rows))
-
-
-def direction_of(shape: BackboneShape) -> Direction:
-    """Return the direction of a model whose direction is settled."""
-    return "causal" if shape.direction == "causal" else "bidirectional"

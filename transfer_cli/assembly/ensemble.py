@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.model import direction_of
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
@@ -126,7 +126,7 @@ class Ensemble:
         """Return a run's answer to each example, and how many examples were cut."""
         if not examples:
             return [], 0
-        direction = datasets.direction_of(trained.start.description.shape)
+        direction = direction_of(trained.start.description.shape)
         data = task.encode(examples, trained.start.tokenizer, trained.length, direction)
         batches = predictions(
             trained.model,

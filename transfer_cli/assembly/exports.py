@@ -6,11 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.init_from import drop_training_heads
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.family import SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.onnx_modules import graph_of
@@ -19,7 +19,7 @@ from transfer_cli.model.added import added_parameters, lasting_parameters
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription
-from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import POOLER, SequenceObjective
 from transfer_cli.tasks.base import Task
@@ -27,20 +27,10 @@ from transfer_cli.tasks.base import Task
 POOLER_HEAD = f"heads.{POOLER}."
 
 
-def exports_as(
-    description: ModelDescription,
-    tokenizer: Tokenizer,
-    task: Task | None,
-    tensors: Mapping[str, Tensor],
-) -> str:
-    """Return in words what `transfer export` will write of a model, or why it will not.
-
-    Args:
-        description: The model's.
-        tokenizer: Its tokenizer.
-        task: See `ours_of`.
-        tensors: Its weights, of which those of further heads are looked at.
-    """
+def exports_as(plan: Blueprint) -> str:
+    """Return in words what `transfer export` will make of a finished run, or why it will not."""
+    description, tokenizer = plan.description(), plan.data.tokenizer
+    task = plan.data.info["main"].task
     objective: Objective = build(description.objective, "objective", Objective)
     objective.setup(TaskInfo(tokenizer, description.labels, task=task))
     with without_weights():
@@ -54,8 +44,9 @@ def exports_as(
             graph = ", or format=onnx"
         except ConfigError:
             graph = ""
-        own = model.state_dict()
-        heads = {n: t for n, t in tensors.items() if n.startswith("heads.") and n not in own}
+        gone = plan.training_weights | model.state_dict().keys()
+        tensors = plan.model.state_dict().items()
+        heads = {n: t for n, t in tensors if n.startswith("heads.") and n not in gone}
         try:
             target = target_of(ours_of(description, tokenizer, task, model, heads, head=True))
         except CheckpointError as error:

@@ -5,25 +5,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.data.text_split import LineRule
-from transfer_cli.data.tokenizer import (
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import (
     FromFile,
     Inherited,
-    Tokenizer,
     TokenizerRecipe,
     sentinel_names,
 )
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.generation.filling import Around
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.hub import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD
@@ -37,21 +35,20 @@ from transfer_cli.model.weights import (
     LazyTensors,
     LoadReport,
     ModelDescription,
-    TensorFile,
     backbone_hash,
     check_finite,
     load_pretrained,
+    open_tensors,
     read_description,
     read_shapes,
     weights_hash,
     without_values,
 )
-from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import CHECKPOINTS, HUB, PARTS, TOKENIZER, find_model
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task, task_of
-from transfer_cli.tasks.cloze.task import ClozeTask
 
 INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
 """What `tokenizer=inherited` is built of."""
@@ -103,8 +100,8 @@ class Pretrained:
         """Whether the texts that it was trained on as a language model were lines."""
         if self.published is not None:
             return self.published.reads_lines and self.lines == "end"
-        if isinstance(self.task, ClozeTask):
-            return self.task.lines
+        if self.task and self.task.laid_out_as:
+            return self.task.laid_out_as[0]
         is_causal = self.description.shape.direction == "causal"
         if (
             is_causal
@@ -119,8 +116,8 @@ class Pretrained:
     @property
     def before_text(self) -> int | None:
         """The token that it reads before texts that are no lines; None: none."""
-        if isinstance(self.task, ClozeTask):
-            return self.task.before_text
+        if self.task and self.task.laid_out_as:
+            return self.task.laid_out_as[1]
         # Runs that read line by line put nothing but separators before a text.
         is_read_so = self.published is not None or self.lines != "end"
         return self.tokenizer.before_text if is_read_so else None
@@ -195,7 +192,7 @@ class Pretrained:
         base = self.description.base
         own: Mapping[str, Tensor] = read_shapes(self.weights)
         if values:
-            own = LazyTensors(own, TensorFile(self.weights / WEIGHTS).__getitem__)
+            own = LazyTensors(own, open_tensors(self.weights / WEIGHTS).__getitem__)
         if base is None:
             return own
         place = self.base_place()
@@ -384,7 +381,7 @@ def usual_lines(tokenizer: Tokenizer, direction: str) -> LineRule:
 
 
 def choose_tokenizer(
-    node: DictConfig | None, start: Pretrained | None
+    node: Mapping[str, Any] | None, start: Pretrained | None
 ) -> Tokenizer | TokenizerRecipe:
     """Return the pretrained model's tokenizer, perhaps with further tokens.
 

@@ -5,16 +5,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from transfer_cli.config.build import build
-from transfer_cli.engine.step import Loss
+from transfer_cli.config.build import build, plain
 from transfer_cli.errors import ConfigError, at_least, nearest
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.objectives.replaced_tokens import ReplacedTokens
-from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.objectives.with_teachers import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
 
@@ -91,8 +89,7 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     for name, node in nodes.items():
         key = loss_key(name)
         objective = build(objective_options(node, key), key, Objective)
-        plain: Any = OmegaConf.to_container(node, resolve=True)
-        own = {option: plain[option] for option in LOSS_OPTIONS if option in plain}
+        own = {name: value for name, value in plain(node, key).items() if name in LOSS_OPTIONS}
         loss = found[name] = build(own, key, Asked, objective=objective)
         stream = loss.stream
         if stream not in streams:
@@ -121,10 +118,9 @@ def loss_key(name: str) -> str:
 
 def objective_options(node: Any, key: str) -> dict[str, Any]:
     """Return the node of an objective without what belongs to the loss: its weight and stream."""
-    if not isinstance(node, DictConfig):
+    if not isinstance(node, Mapping):
         raise ConfigError(f"{key}: expected an objective, got {node!r}")
-    plain: Any = OmegaConf.to_container(node, resolve=True)
-    return {str(name): plain[name] for name in plain if name not in LOSS_OPTIONS}
+    return {n: value for n, value in plain(node, key).items() if n not in LOSS_OPTIONS}
 
 
 def bind_losses(
@@ -161,7 +157,12 @@ def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
         task: The task of its data, or its class; None: text without labels.
     """
     needs, there = loss.objective.task, None if task is None else task.name
-    if there == "choice" and needs is None and _hides_tokens(loss.objective):
+    if (
+        there == "choice"
+        and needs is None
+        and loss.objective.predicts_tokens
+        and not loss.objective.keeps_tokens
+    ):
         raise ConfigError(
             f"{loss_key(name)}: {type(loss.objective).__name__} hides tokens of single texts, and "
             "a question with choices is several; choose objective=choice or clm"
@@ -177,7 +178,3 @@ def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
         f"{data} has {'text without labels' if there is None else f'those of {there}'}; choose "
         f"{cure}{source}"
     )
-
-
-def _hides_tokens(objective: Objective) -> bool:
-    return isinstance(objective, LanguageModel | ReplacedTokens) and not objective.keeps_tokens

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.adaptation.edits import Edit, make_edit
-from transfer_cli.config.build import build
+from transfer_cli.adaptation.edit import Edit, make_edit
+from transfer_cli.config.build import build, plain
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LoadReport
+from transfer_cli.objectives.base import Loss
 from transfer_cli.seeds import derive
+from transfer_cli.tasks.base import Direction
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +74,10 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {name: getattr(tokenizer, name) for name in ("cls", "sep", "mask", "unk", "pad")}
 
 
-def edit_nodes(adaptation: DictConfig) -> dict[str, Any]:
+def edit_nodes(adaptation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nodes of the edits that an adaptation asks for, by name, in order."""
-    node = adaptation.get("edits")
-    plain: Any = OmegaConf.to_container(node, resolve=True) if node else {}
-    return {str(name): found for name, found in plain.items() if found is not None}
+    nodes = plain(adaptation.get("edits") or {}, "adaptation.edits")
+    return {name: node for name, node in nodes.items() if node is not None}
 
 
 def log_loaded(report: LoadReport, weights: Path) -> None:
@@ -87,3 +86,18 @@ def log_loaded(report: LoadReport, weights: Path) -> None:
     for what, names in (("new", report.new), ("dropped", report.dropped)):
         if names:
             log.info("%s: %s", what, ", ".join(names))
+
+
+def direction_of(shape: BackboneShape) -> Direction:
+    """Return the direction of a model whose direction is settled."""
+    return "causal" if shape.direction == "causal" else "bidirectional"
+
+
+def block_length(length: int | None, positions: int) -> int:
+    """Return the length of a block of text, at most the model's positions."""
+    if length is not None and not 1 <= length <= positions:
+        raise ConfigError(
+            f"data.length: {length} does not fit the model's {positions} positions; "
+            f"use 1 to {positions}, or a model with more (model.positions)"
+        )
+    return length or positions

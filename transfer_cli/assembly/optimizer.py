@@ -2,10 +2,9 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from transfer_cli.config.build import class_of
@@ -39,7 +38,7 @@ def base_lr(lr: object, width: int) -> float:
     return float(found)
 
 
-def is_solver(node: DictConfig) -> bool:
+def is_solver(node: Mapping[str, Any]) -> bool:
     """Return whether each step of a config's optimizer goes to the minimum of its loss."""
     return issubclass(class_of(node, "optimizer"), LBFGS)
 

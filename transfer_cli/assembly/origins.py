@@ -10,7 +10,8 @@ from transfer_cli.data import identity
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.text_split import LineRule, TextSplit
-from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
 from transfer_cli.model.weights import ModelDescription, read_description
 from transfer_cli.runs.atomic import write_json

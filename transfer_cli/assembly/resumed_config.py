@@ -10,12 +10,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from transfer_cli.assembly.init_from import INHERITED
 from transfer_cli.config.flat import flat
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
+from transfer_cli.earlier_runs import typed_as_then
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory
@@ -80,14 +80,7 @@ def config_to_resume(
             for each in (config, stored)
         )
         given = {override.key_or_group for override in overrides}
-        older = {key: then.get(key) for key in now.keys() - given if _is_older(key, now, then)}
-        if now.get("tokenizer._target_") == INHERITED and then.get("tokenizer", "") is None:
-            # An earlier version said nothing of a tokenizer that is inherited.
-            then |= {key: now[key] for key in now if key.startswith("tokenizer.")}
-            now["tokenizer"] = None
-        if "loop.monitor" not in given and then.get("loop.monitor") == "loss":
-            now["loop.monitor"] = "loss"  # the default of earlier versions
-        _refuse_another(now | older, then)
+        _refuse_another(typed_as_then(now, then, given), then)
     return stored
 
 
@@ -116,12 +109,6 @@ def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
             f"resume: {key}={value} contradicts the run's {key}={own}; leave it out, "
             "or start a new run"
         )
-
-
-def _is_older(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    """Return whether a run lacks an option that its part has by now."""
-    kind = f"{key.rpartition('.')[0]}._target_"
-    return key not in then and now.get(kind) == then.get(kind) is not None
 
 
 def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -11,8 +11,10 @@ from omegaconf import DictConfig
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
+from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.datasets import DataPlace, Prepared
+from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.assembly.origins import Origins
@@ -23,8 +25,7 @@ from transfer_cli.assembly.pretraining_task import (
     fisher_of,
     forgetting_of,
 )
-from transfer_cli.assembly.slice_members import mark_slices
-from transfer_cli.assembly.teachers import ask_teachers, lend_teachers
+from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
@@ -38,10 +39,11 @@ from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import frozen_matrices, halve
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.step import Loss, TrainStep
+from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.readout import TopLayer
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
+from transfer_cli.objectives.base import Loss
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task
 
@@ -125,10 +127,10 @@ def build_run(
     if plan.start is not None and plan.tensors is not None:
         origins.weights("init_from", plan.start.weights, plan.start.fingerprint(plan.tensors))
     with distributed.main_first():
-        prepared = plan.data.encode()
+        prepared = plan.data.encoded()
     if plan.report is not None and plan.start is not None:
         log_loaded(plan.report, plan.start.weights)
-    for warning in plan.warnings:
+    for warning in advice(plan):
         log.warning("%s", warning)
     model, losses, precision, loop = plan.model, plan.losses, plan.precision, plan.loop
     # A sharded model goes to the device block by block, so no process holds all of it there.
@@ -167,7 +169,7 @@ def build_run(
     step = TrainStep(
         model,
         losses,
-        build(config.optimizer, "optimizer", Optimizer, params=groups),
+        build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
         plan.lr_scheduler,
         stages,
         groups=plan.groups,
@@ -274,6 +276,7 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
     kept = {
         name: replace(
             split,
+            without_states=split.data,
             data=CachedFeatures(
                 split.data,
                 model,

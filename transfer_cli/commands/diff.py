@@ -14,9 +14,9 @@ from transfer_cli.report import formats
 from transfer_cli.report.best_of_sweep import run_of
 from transfer_cli.report.collect import check_there, read_run
 from transfer_cli.report.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
-from transfer_cli.report.differing_settings import canonical, shown_values
-from transfer_cli.report.file_formats import as_json
+from transfer_cli.report.grouping import canonical, shown_values
 from transfer_cli.report.outcomes import OutcomeReader, compare
+from transfer_cli.report.tables import as_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.results import merged
 from transfer_cli.runs.untrusted import is_number

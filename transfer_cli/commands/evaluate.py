@@ -5,27 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
+from typing import Any, Literal
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.commands.json_lines import check_ending
+from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import EvaluateConfig
 from transfer_cli.data import readers
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
-from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
 from transfer_cli.data.split import Split
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import EachExample, Scores
 from transfer_cli.engine.evaluation import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
@@ -45,25 +43,21 @@ _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
 """What `split` may be but the name of one: sets, of which the first that the data have is scored.
 Some labelled data have splits of their own, such as MNLI's `mismatched`."""
 
-BASELINES = ("none", "unigram")
-
 _OF_INPUT = (
     "text", "pair", "label", "delimiter", "encoding", "header", "quotes", "sheet", "format",
     "errors",
 )  # fmt: skip
 
 
-def evaluate(config: DictConfig) -> None:
+def evaluate(config: EvaluateConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
-    one_of("baseline", config.baseline, BASELINES)
     at_least("batch:", config.batch, 1, ConfigError)
     _check_input(config)
     for key, ending in (("output", ".json"), ("each", ".jsonl")):
-        if config[key] is not None:
-            check_ending(key, config[key], (ending,))
-    slices = {
-        str(name): build(node, f"slices.{name}", Slice) for name, node in config.slices.items()
-    }
+        file = getattr(config, key)
+        if file is not None:
+            check_ending(key, file, (ending,))
+    slices = {name: build(node, f"slices.{name}", Slice) for name, node in config.slices.items()}
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base)
@@ -90,12 +84,12 @@ def evaluate(config: DictConfig) -> None:
         }
         if distributed.is_main():
             _show(config, trained, splits, scores, origins)
-            if items is not None:
+            if items is not None and config.each is not None:
                 write_items(Path(config.each).expanduser(), items)
 
 
 def _show(
-    config: DictConfig,
+    config: EvaluateConfig,
     trained: Trained,
     splits: Mapping[str, Split],
     scores: Mapping[str, Scores],
@@ -124,39 +118,33 @@ def _show(
         write_json(Path(config.output).expanduser(), result)
 
 
-def _check_input(config: DictConfig) -> None:
+def _check_input(config: EvaluateConfig) -> None:
     """Refuse what goes with a file of rows alone where there is none, and the other way round."""
-    one_of("errors", config.errors, ("stop", "skip"))
-    if config.format is not None:
-        one_of("format", config.format, (*TABLE_FORMATS, *SHEET_FORMATS))
     if config.input is None:
-        typed = [name for name in _OF_INPUT if config[name] not in (None, "stop")]
-        if typed:
-            raise ConfigError(f"{typed[0]}: is for input=FILE; for data=table say data.{typed[0]}=")
+        if typed := next(iter(_of_input(config)), None):
+            raise ConfigError(f"{typed}: is for input=FILE; for data=table say data.{typed}=")
         return
-    other = next((name for name in ("data", "baseline") if config[name] not in (None, "none")), "")
-    if other:
+    other = "data" if config.data is not None else "baseline"
+    if config.data is not None or config.baseline != "none":
         raise ConfigError(f"{other}: does not go with input=, whose rows are all that is scored")
     readers.check_readable(Path(config.input).expanduser())
 
 
 def _with_context(
-    config: DictConfig, trained: Trained, splits: Mapping[str, Split]
+    config: EvaluateConfig, trained: Trained, splits: Mapping[str, Split]
 ) -> Mapping[str, Split]:
     """Return the splits as `evaluation` says that they are read."""
     asked, shape = config.evaluation, trained.start.description.shape
-    one_of("evaluation.by", asked.by, ("auto", "windows", "memory"))
     if asked.by == "memory" and not shape.recurrence:
         raise ConfigError(
             "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"
         )
-    by = asked.by
-    if by == "auto":
-        by = "memory" if shape.recurrence else "windows"
+    remembers = asked.by == "memory" or (asked.by == "auto" and bool(shape.recurrence))
+    by: Literal["windows", "memory"] = "memory" if remembers else "windows"
     tokens = asked.context
     if tokens is None:
-        other = next((name for name in ("stride", "by") if asked[name] not in (None, "auto")), "")
-        if other:
+        other = "stride" if asked.stride is not None else "by"
+        if asked.stride is not None or asked.by != "auto":
             raise ConfigError(f"evaluation.{other}: is for evaluation.context=, which is not given")
         return splits
     if not trained.objective.keeps_tokens:  # not the running text, but what it makes of it
@@ -194,7 +182,7 @@ def _scores(
     return found
 
 
-def data_source(config: DictConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:
+def data_source(config: EvaluateConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:
     """Return the data to score on and its place: `data`, else the run's own."""
     kind: Any = TextData if trained.start.task is None else TaskData
     own, data_dir = trained.config, config.data_dir
@@ -225,7 +213,7 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
         print_line(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
 
 
-def _origins(config: DictConfig) -> Origins:
+def _origins(config: EvaluateConfig) -> Origins:
     """Return what the run's own data were when it began; nothing where others are scored."""
     is_own = config.data is None and config.input is None
     place = Path(config.run).expanduser()
@@ -266,7 +254,13 @@ def _encoded(
     )
 
 
-def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
+def _of_input(config: EvaluateConfig) -> dict[str, Any]:
+    """Return what says how `input` is read, as far as it was typed."""
+    values = {name: getattr(config, name) for name in _OF_INPUT}
+    return {name: value for name, value in values.items() if value not in (None, "stop")}
+
+
+def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
     """Return all rows of the file `input` as a split, read as it says or as in training."""
     task = trained.start.task
     if task is None:
@@ -277,8 +271,7 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     if task.files is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
     table: type[LabelledFiles] = class_of({TARGET: task.files}, "input")
-    typed: Any = OmegaConf.to_container(config, resolve=True)
-    chosen = {name: typed[name] for name in _OF_INPUT if typed[name] not in (None, "stop")}
+    chosen = {"train": config.input, **_of_input(config)}
     if isinstance(chosen.get("label"), list):
         chosen["label"] = tuple(chosen["label"])
     other = [name for name in chosen if name not in table.__dataclass_fields__]
@@ -287,7 +280,7 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     own = trained.config.data
     chosen |= {name: own[name] for name in table.read_as_trained if name in own}
     try:
-        source = table(train=config.input, **chosen)
+        source = table(**chosen)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data = _for_run(source.whole(trained.columns), trained)

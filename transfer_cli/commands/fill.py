@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from omegaconf import DictConfig
 
-from transfer_cli.assembly.finished_run import open_language_model
-from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
+from transfer_cli.assembly.language_models import open_language_model
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of
+from transfer_cli.config.schema import FillConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.generation.filling import Candidate, encode_with_gaps, fill, fill_in
@@ -15,7 +15,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, TextTable, print_out
 
 
-def fill_gaps(config: DictConfig) -> None:
+def fill_gaps(config: FillConfig) -> None:
     """Print the likeliest words for each gap; write them to `output` if there is one."""
     text = text_of(config.text, "text")
     check_output(config.output)

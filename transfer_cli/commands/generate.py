@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 
-from transfer_cli.assembly import datasets
-from transfer_cli.assembly.finished_run import Trained, open_language_model
-from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
+from transfer_cli.assembly.finished_run import Trained
+from transfer_cli.assembly.language_models import open_language_model
+from transfer_cli.assembly.model import direction_of
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
+from transfer_cli.config.schema import GenerateConfig, SamplingConfig
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
+from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
-from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -35,15 +36,12 @@ MAX_PROMPT_BYTES = 2**20
 """Of standard input. No model here has positions for as many tokens as that holds."""
 
 
-def generate(config: DictConfig) -> None:
+def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
     for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", config[name], 1, ConfigError)
-    try:
-        sampling = Sampling(config.temperature, config.top_k, config.top_p)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+        at_least(f"{name}:", getattr(config, name), 1, ConfigError)
+    sampling = sampling_of(config)
     stops = texts_of(config.stop, "stop")
     if "" in stops:
         raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
@@ -56,7 +54,7 @@ def generate(config: DictConfig) -> None:
     texts = [GeneratedText(asked.layout, prompt, stops) for _ in range(config.samples)]
     shows = config.output != STANDARD_OUTPUT
     streams = shows and len(texts) == 1
-    lead = "" if asked.is_source else paint(_fit(prompt), "note", sys.stdout)
+    lead = "" if asked.is_source else paint(fit(prompt), "note", sys.stdout)
     # Several texts, or those of a file, are not shown while they grow.
     show: Callable[[str], None] = flush_out if streams else (lambda _: None)
 
@@ -78,18 +76,26 @@ def generate(config: DictConfig) -> None:
         )
         for tokens_B in drawn:
             grown = [text.add(token) for text, token in zip(texts, tokens_B, strict=True)]
-            show(_fit("".join(grown)))
+            show(fit("".join(grown)))
             if all(text.finish_reason for text in texts):
                 break
         for text in texts:
-            show(_fit(text.flush()))
+            show(fit(text.flush()))
     if shows and not streams:
-        flush_out("\n".join(f"{lead}{_fit(text.text)}\n" for text in texts))
+        flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in texts))
     if most < config.max_tokens and not all(text.finish_reason for text in texts):
         log.info("the text ends here: the model's %d positions are used up", shape.positions)
     if config.output is not None:
         whole = "max_tokens" if most == config.max_tokens else "positions"
         _write(config.output, prompt, texts, whole)
+
+
+def sampling_of(config: SamplingConfig) -> Sampling:
+    """Return how tokens are drawn."""
+    try:
+        return Sampling(config.temperature, config.top_k, config.top_p)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str) -> None:
@@ -129,7 +135,7 @@ def _asked(trained: Trained, prompt: str) -> _Prompt:
     if not isinstance(task, TextToTextTask):
         layout = trained.start.prompt_layout
         return _Prompt(layout, layout.encode(prompt))
-    direction = datasets.direction_of(trained.start.description.shape)
+    direction = direction_of(trained.start.description.shape)
     data = task.encode([TextToTextExample(prompt)], tokenizer, trained.length, direction)
     warn_of_cuts(data.num_cut, 1, *task.kept(trained.length))
     batch = data.batch(np.zeros(1, dtype=np.int64))
@@ -150,7 +156,7 @@ def _memory(asked: _Prompt, shape: BackboneShape, *, is_cached: bool) -> int | N
     return shape.recurrence
 
 
-def _fit(text: str) -> str:
+def fit(text: str) -> str:
     """Return a text without what would steer a terminal, if it goes to one."""
     return escaped(text) if sys.stdout.isatty() else text
 

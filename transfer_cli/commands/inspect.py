@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, Prepared
@@ -16,6 +15,7 @@ from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import InspectConfig
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.sentence_pairs import SentencePairs
@@ -33,13 +33,11 @@ SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
 """Stands in where no model is chosen: blocks of 128 tokens."""
 
 
-def inspect(config: DictConfig) -> None:
+def inspect(config: InspectConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     at_least("samples:", config.samples, 0, ConfigError)
     found = datasets.source_of(config.data)
-    start = open_start(
-        config.init_from, config.get("base"), CommandLine.of_this_command().overrides
-    )
+    start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
     shape = SHAPE if start is None else start.description.shape
     if start is None and config.model is not None:
         shape = build(config.model, "model", BackboneShape)

@@ -10,18 +10,25 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.plan_table import fact, plan_page
-from transfer_cli.assembly.planned_flops import flops_text, keeps_states, of_full_texts
+from transfer_cli.assembly.plan_table import (
+    fact,
+    flops_text,
+    keeps_states,
+    of_full_texts,
+    plan_page,
+)
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices
 from transfer_cli.engine.precision import frozen_matrices
@@ -57,10 +64,11 @@ def plan(config: DictConfig, command: str) -> None:
     if resumed is not None:
         config = config_to_resume(config, resumed, command, typed)
     blueprint = draw(config, command, typed, origins, device="meta")
+    config = blueprint.config
     for loss in blueprint.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.inherited)
     print_out(plan_page(blueprint))
-    for warning in blueprint.warnings:
+    for warning in advice(blueprint):
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):
         print_out(fact("resume", course))
@@ -161,13 +169,12 @@ def _lean(
     # Only here is anything trained; to import what trains takes longer than to plan.
     from transfer_cli.assembly.run import build_run
 
-    config.forgetting.data = None
-    config.loop.cache_features = False
+    leaner: dict[str, Any] = {"forgetting.data": None, "loop.cache_features": False}
     if is_solver(config.optimizer):  # each of its passes is a step of any other
-        config.optimizer = {"_target_": "torch.optim.SGD", "lr": config.optimizer.lr}
+        leaner["optimizer"] = {"_target_": "torch.optim.SGD", "lr": config.optimizer.lr}
     if config.adaptation.get("penalty") is not None:
-        config.adaptation.penalty = None
-    return build_run(config, command, typed, origins)
+        leaner["adaptation.penalty"] = None
+    return build_run(with_values(config, leaner), command, typed, origins)
 
 
 @dataclass(frozen=True)

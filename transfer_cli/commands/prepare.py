@@ -1,16 +1,15 @@
 """`transfer prepare`: fetch, make the tokenizer, encode; trains nothing."""
 
-from omegaconf import DictConfig
-
 from transfer_cli.assembly.datasets import DataPlace, source_of, whole_texts
 from transfer_cli.assembly.init_from import choose_tokenizer, open_start
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import PrepareConfig
 from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.labelled import TaskData
 from transfer_cli.terminal import print_line
 
 
-def prepare(config: DictConfig) -> None:
+def prepare(config: PrepareConfig) -> None:
     """Do everything that a run on this data would do before its first step, and say what came."""
     found = source_of(config.data)
     place = DataPlace(config.data_dir, config.seed)
@@ -20,9 +19,7 @@ def prepare(config: DictConfig) -> None:
         for name, examples in data.splits.items():
             print_line(f"{name:10s} {len(examples):,} examples{labels}")
         return
-    start = open_start(
-        config.init_from, config.get("base"), CommandLine.of_this_command().overrides
-    )
+    start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
     encoded, tokenizer, _ = whole_texts(
         found, place, "causal", choose_tokenizer(config.tokenizer, start),
         lines=None if start is None else start.lines,

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, check_output
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
 from transfer_cli.report.compare import tasks
 from transfer_cli.report.contents import RUNNING, Report
-from transfer_cli.report.file_formats import as_csv, as_json, as_markdown
-from transfer_cli.report.slice_scores import with_slices
-from transfer_cli.report.tables import as_page
+from transfer_cli.report.outcomes import with_slices
+from transfer_cli.report.tables import as_csv, as_json, as_markdown, as_page
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.slices import Slice

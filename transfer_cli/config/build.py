@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from transfer_cli.errors import ConfigError, nearest
@@ -62,7 +62,7 @@ def import_plugins(packages: Iterable[str]) -> None:
 
 
 def build(
-    node: Mapping[str, Any] | DictConfig | None,
+    node: Mapping[str, Any] | None,
     key: str,
     kind: type[T] | Callable[..., T] | types.UnionType,
     **extra: Any,
@@ -75,32 +75,32 @@ def build(
         kind: The class that the object must be an instance of, or several joined by `|`.
         extra: Further arguments of the constructor that no config can give, such as parameters.
     """
-    plain = _plain(node, key)
-    if not isinstance(plain, Mapping):
-        raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(plain)}")
-    made: T = _construct(plain, key, kind, extra)
+    filled = plain(node, key)
+    if not isinstance(filled, Mapping):
+        raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(filled)}")
+    made: T = _construct(filled, key, kind, extra)
     return made
 
 
-def class_of(node: Mapping[str, Any] | DictConfig, key: str) -> type:
+def class_of(node: Mapping[str, Any], key: str) -> type:
     """Return the class that a node names, if it is trusted; nothing is built."""
     return _find(node.get(TARGET), key)
 
 
 def check_options(node: Any, key: str = "") -> None:
     """Refuse options that the classes in a config, at any depth, do not have. Nothing is built."""
-    plain = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
-    if not isinstance(plain, Mapping):
+    written = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
+    if not isinstance(written, Mapping):
         return
-    options = [str(name) for name in plain if name != TARGET]
-    if TARGET in plain:
-        maker = _find(plain[TARGET], key)
+    options = [str(name) for name in written if name != TARGET]
+    if TARGET in written:
+        maker = _find(written[TARGET], key)
         _refuse_unknown(options, maker, key)
     for name in options:
-        check_options(plain[name], f"{key}.{name}" if key else name)
+        check_options(written[name], f"{key}.{name}" if key else name)
 
 
-def _plain(node: Any, key: str) -> Any:
+def plain(node: Any, key: str) -> Any:
     """Return `node` with interpolations filled in, as dicts, lists and plain values."""
     if not OmegaConf.is_config(node):
         return node

@@ -7,6 +7,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
+from transfer_cli.config.commands import SPOKEN
+from transfer_cli.config.describe import CHOICES
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.config.variables import MOST_THREADS
@@ -18,7 +20,11 @@ MAX_NUMBER = 2**62
 
 
 def check(config: DictConfig, command: str) -> None:
-    """Resolve interpolations, and refuse keys that do not exist and values that are missing."""
+    """Resolve interpolations, refuse what cannot be, and freeze the config: it is composed.
+
+    Keys that do not exist are refused, and values that are missing. What is decided later goes into
+    a copy (`config.stored.with_values`).
+    """
     if OmegaConf.get_type(config) is not COMMANDS[command]:
         raise ConfigError(
             f"this is no config of `{command}`; begin the defaults of your own with `- {command}`"
@@ -41,6 +47,7 @@ def check(config: DictConfig, command: str) -> None:
         needs = "needs a value" if len(missing) == 1 else "need values"
         raise ConfigError(f"{', '.join(missing)}: {needs}. Add {cure}")
     _check_numbers(OmegaConf.to_container(config))
+    _check_choices(config, command)
     # A real experiment changes other keys and leaves nothing here.
     left = config.get("experiment")
     if isinstance(left, DictConfig):
@@ -49,6 +56,7 @@ def check(config: DictConfig, command: str) -> None:
         raise ConfigError(f"experiment={left}: there is no such experiment")
     if "loop" in config:
         check_training(config)
+    OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
 
 
 def _check_numbers(node: Any) -> None:
@@ -57,6 +65,22 @@ def _check_numbers(node: Any) -> None:
         for value in found if isinstance(found, list) else [found]:
             if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
                 raise ConfigError(f"{key}: must be a number below {MAX_NUMBER:.0e}, got {value}")
+
+
+def _check_choices(config: DictConfig, command: str) -> None:
+    """Refuse plain values that are none of the words that their key takes."""
+    if OmegaConf.select(config, "cost.energy") == "False":  # an `off` without quotes, to YAML
+        config.cost.energy = "off"
+    for place, words in CHOICES.items():
+        *of, spoken = place.split()
+        section, _, name = next((k for k, t in SPOKEN.items() if t == spoken), spoken).rpartition(
+            "."
+        )
+        node = OmegaConf.select(config, section) if section else config
+        is_plain = node is not None and dataclasses.is_dataclass(OmegaConf.get_type(node))
+        value = node.get(name) if is_plain and of in ([], [command]) else None
+        if value is not None and "..." not in words:
+            one_of(spoken, value, words.split())
 
 
 def check_training(config: DictConfig) -> None:
@@ -91,17 +115,9 @@ def check_training(config: DictConfig) -> None:
             Length.parse_rhythm("1 epoch" if (key, text) == ("checkpoint.every", "auto") else text)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
-    one_of("init", config.get("init", "pretrained"), ("pretrained", "scratch"))
-    _check_cost(config.cost)
-
-
-def _check_cost(cost: DictConfig) -> None:
-    if cost.energy == "False":  # what YAML makes of an `off` without quotes
-        cost.energy = "off"
-    one_of("cost.energy", cost.energy, ("off", "auto"))
-    at_least("cost.pue:", cost.pue, 1, ConfigError)
-    if cost.kg_per_kwh is not None:
-        at_least("cost.kg_per_kwh:", cost.kg_per_kwh, 0, ConfigError)
+    at_least("cost.pue:", config.cost.pue, 1, ConfigError)
+    if config.cost.kg_per_kwh is not None:
+        at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
 
 
 def _refuse_undeclared(node: DictConfig, key: str) -> None:

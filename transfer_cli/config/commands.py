@@ -88,6 +88,7 @@ def guide_of(name: str) -> Guide:
     )
 
 
+# fmt: off
 ALL: dict[str, Command] = {
     "prepare": Command(
         summary="fetch a data set, make its tokenizer and encode it",
@@ -100,9 +101,8 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.inspect.inspect",
         keys=("samples", "data_dir", "init_from", "tokenizer.size", "seed"),
         hidden=(
-            "transfer_cli.objectives.source_distillation.",
-            "transfer_cli.objectives.sentence_pair.",
-            "transfer_cli.data.minimal_pairs.",
+            "transfer_cli.objectives.with_teachers.SourceDistillation",
+            "transfer_cli.objectives.sentence_pair.", "transfer_cli.data.minimal_pairs.",
         ),
         only=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
     ),
@@ -110,24 +110,13 @@ ALL: dict[str, Command] = {
         summary="train a language model on unlabelled text",
         function="transfer_cli.commands.pretrain.pretrain",
         keys=(
-            "optimizer.lr",
-            "loop.steps",
-            "loop.epochs",
-            "loop.batch",
-            "loop.micro_batch",
-            "seed",
-            "device",
-            "precision",
-            "run.dir",
-            "resume",
+            "optimizer.lr", "loop.steps", "loop.epochs", "loop.batch", "loop.micro_batch",
+            "seed", "device", "precision", "run.dir", "resume",
         ),
         hidden=(
-            "transfer_cli.data.minimal_pairs.",
-            "transfer_cli.objectives.classification.",
-            "transfer_cli.tasks.",
-            "transfer_cli.objectives.source_distillation.",
-            "transfer_cli.objectives.sentence_pair.",
-            "sweep/few_label",
+            "transfer_cli.data.minimal_pairs.", "transfer_cli.objectives.classification.",
+            "transfer_cli.tasks.", "transfer_cli.objectives.with_teachers.SourceDistillation",
+            "transfer_cli.objectives.sentence_pair.", "sweep/few_label",
         ),
         only=(
             ("model/", "init_from=null"),
@@ -143,23 +132,13 @@ ALL: dict[str, Command] = {
         summary="adapt a pretrained model to a labelled task",
         function="transfer_cli.commands.finetune.finetune",
         keys=(
-            "init_from",
-            "init",
-            "optimizer.lr",
-            "loop.epochs",
-            "loop.batch",
-            "forgetting.data",
-            "seed",
-            "device",
-            "run.dir",
-            "resume",
+            "init_from", "init", "optimizer.lr", "loop.epochs", "loop.batch",
+            "forgetting.data", "seed", "device", "run.dir", "resume",
         ),
         hidden=(
-            "transfer_cli.data.text.",
-            "transfer_cli.data.minimal_pairs.",
-            "transfer_cli.objectives.causal_lm.",
-            "transfer_cli.objectives.masked_lm.",
-            "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.data.text.", "transfer_cli.data.minimal_pairs.",
+            "transfer_cli.objectives.causal_lm.", "transfer_cli.objectives.masked_lm.",
+            "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.",
         ),
         only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
@@ -183,16 +162,8 @@ ALL: dict[str, Command] = {
         places=(("run", "RUN"), ("input", "FILE")),
         named=("slices",),
         keys=(
-            "run",
-            "input",
-            "split",
-            "slices",
-            "baseline",
-            "batch",
-            "device",
-            "precision",
-            "data_dir",
-            "seed",
+            "run", "input", "split", "slices", "baseline", "batch", "device", "precision",
+            "data_dir", "seed",
         ),
         ignores=("tokenizer", "experiment"),
         scales=True,
@@ -202,16 +173,8 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.predict.predict.predict",
         places=(("run", "RUN"), ("input", "FILE")),
         keys=(
-            "run",
-            "input",
-            "output",
-            "text",
-            "pair",
-            "format",
-            "output_format",
-            "keep",
-            "errors",
-            "batch",
+            "run", "input", "output", "text", "pair", "format", "output_format", "keep",
+            "errors", "batch",
         ),
         scales=True,
     ),
@@ -220,16 +183,8 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.generate.generate",
         places=(("run", "RUN"), ("prompt", "TEXT")),
         keys=(
-            "run",
-            "prompt",
-            "max_tokens",
-            "temperature",
-            "top_k",
-            "top_p",
-            "seed",
-            "stop",
-            "samples",
-            "output",
+            "run", "prompt", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop",
+            "samples", "output",
         ),
         typed="prompt",
         lists=("stop",),
@@ -253,14 +208,8 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.score.score.score",
         places=(("run", "RUN"),),
         keys=(
-            "run",
-            "prompt.item",
-            "prompt.words",
-            "prompt.shots",
-            "prompt.calibrate",
-            "split",
-            "output",
-            "device",
+            "run", "prompt.item", "prompt.words", "prompt.shots", "prompt.calibrate", "split",
+            "output", "device",
         ),
         hidden=("transfer_cli.data.text.",),
         ignores=("tokenizer", "experiment"),
@@ -268,7 +217,7 @@ ALL: dict[str, Command] = {
     ),
     "analyze": Command(
         summary="look into a model: probes, attention, importance, attributions, changes",
-        function="transfer_cli.commands.analyze.analyze.analyze",
+        function="transfer_cli.commands.analyze.analyze",
         places=(("run", "RUN"),),
         keys=("run", "input", "split", "other", "html", "seed", "device"),
         ignores=("tokenizer", "experiment"),
@@ -300,7 +249,7 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
     "init": Command(
         summary="start a folder of your own configs, with commented copies to edit",
         usage="DIR [--from GROUP=OPTION ...]",
-        function="transfer_cli.commands.init.init.init",
+        function="transfer_cli.commands.init.init",
     ),
     "info": Command(
         summary="show versions, devices and caches",
@@ -313,6 +262,7 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
         function="transfer_cli.cli.print_completion_script",
     ),
 }
+# fmt: on
 """In the order in which they are listed."""
 
 
@@ -344,7 +294,7 @@ ABOUT = {
         ),
         (
             "lr-find",
-            "transfer_cli.commands.lr_find.lr_find.find",
+            "transfer_cli.commands.lr_find.find",
             ("lr_find.start", "lr_find.end"),
             ("sweep/",),
             ("plan.", "sweep.", "cost."),

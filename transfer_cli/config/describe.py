@@ -30,18 +30,23 @@ _NOT_TYPED = re.compile(r"(^|\.)(_\w+|defaults|hydra)(\.|$)")
 """Keys that are for Hydra and for `config.build`."""
 
 CHOICES = {
-    "device": "auto cpu cuda", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
-    "parallel": "ddp fsdp", "split": "auto train validation test all", "baseline": "none unigram",
-    "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
-    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "forgetting.data": "source",
-    "resume": "auto", "sweep.on_error": "continue stop", "sweep.sampler": "tpe random",
-    "sweep.workers": "auto", "sweep.direction": "auto minimize maximize",
-    "checkpoint.every": "auto", "adaptation.store": "all trained merged",
-    "adaptation.schedule_per": "run stage",
+    "device": "auto cpu cuda ...", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
+    "parallel": "ddp fsdp", "split": "auto train validation test all ...",
+    "baseline": "none unigram", "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
+    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "cost.energy": "off auto",
+    "forgetting.data": "source ...", "resume": "auto ...", "sweep.on_error": "continue stop",
+    "sweep.sampler": "tpe random", "sweep.workers": "auto ...", "checkpoint.every": "auto ...",
+    "sweep.direction": "auto minimize maximize", "adaptation.store": "all trained merged",
+    "adaptation.schedule_per": "run stage", "evaluation.by": "auto windows memory",
+    "first": "scored given", "prompt.norm": "none token char byte unconditional",
     "objective.pooling": "auto cls_first cls_last mean max concat",
-    "predict format": "auto text jsonl csv tsv", "export format": "hf onnx",
+    "predict format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
+    "evaluate format": "csv tsv jsonl parquet xlsx",
 }  # fmt: skip
-"""The words that a key takes, some of one command alone; a test holds them to what is declared."""
+"""The words that a key takes, some of one command alone; with "..." it takes others, too.
+
+`config.check` refuses what is none of them; a test holds them to what is declared.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class Key:
         if self.value.lower() in ("true", "false"):
             return ["true", "false"]
         spoken = SPOKEN.get(self.name, self.name)
-        return CHOICES.get(f"{command} {spoken}", CHOICES.get(spoken, "")).split()
+        words = CHOICES.get(f"{command} {spoken}", CHOICES.get(spoken, ""))
+        return words.removesuffix(" ...").split()
 
 
 @dataclass(frozen=True)

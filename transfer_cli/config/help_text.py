@@ -6,8 +6,9 @@ and the keys of what has been chosen. `--help all` adds what each option is, and
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -40,36 +41,32 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     chosen = _chosen(request)
     config = _composed(name, request, chosen)
     plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
-    defaults = plain.hydra.runtime.choices
-    unmet = [pair for pair in command.only if not _holds(pair[1], config)]
+    defaults, keys = plain.hydra.runtime.choices, _Keys(name, request, config)
+    unmet = [pair for pair in command.only if not keys.hold(pair[1])]
     found = offered(name, command, request.config_dir, [start for start, _ in unmet])
-    texts = _Meanings(name, request, {*config.hydra.runtime.choices.items()})
     words = [f"{group}={option}" for group, option in chosen.items()]
     typed, places = command.typed_as or name, tuple(_places(chosen))
     guide = typed.split()[0]  # of `plan finetune`, that of `plan`
     start = [
         *heading(typed, command, _usage(command, found)),
-        *_part(
-            "What is changed most (with the value it has now):",
-            texts.entries(config, command.keys),
-        ),
+        *_part("What is changed most (with the value it has now):", keys.entries(command.keys)),
         BLANK,
         *examples(guide),
     ]
     own = _part(
         f"Keys of {' '.join(words)}:",
-        texts.entries(config, [key for key in _keys(config) if key.startswith(places)]),
+        keys.entries(key for key in keys.all() if key.startswith(places)),
     )
-    further = _further(config, unmet)
+    further = _further(unmet, losses="losses" in config)
     about: list[Renderable] = [BLANK, Prose(guide_of(guide).text)]
     if request.asks_all:
-        every = [key for key in _keys(config) if not key.startswith(command.ignores)]
+        every = (key for key in keys.all() if not key.startswith(command.ignores))
         return Page(
             *start,
             *own,
             *_part("What can be chosen (* is the default):", _options(found, defaults)),
             *further,
-            *_part("Every key (with the value it has now):", texts.entries(config, every)),
+            *_part("Every key (with the value it has now):", keys.entries(every)),
             *_part("Flags:", [_entry(["  ", Piece(flag, "name")], text) for flag, text in FLAGS]),
             *about,
         )
@@ -118,12 +115,6 @@ def _usage(command: Command, found: list[Option]) -> str:
     places = [shown for _, shown in command.places]
     groups = ["[GROUP=OPTION ...]"] if found else []
     return " ".join([*places, *groups, "[KEY=VALUE ...] [FLAGS]"])
-
-
-def _holds(condition: str, config: DictConfig) -> bool:
-    key, _, wanted = condition.partition("=")
-    value = _value_text(config, key)
-    return value != "null" if wanted == "RUN" else value == wanted
 
 
 def _entry(head: Pieces, text: str) -> Entry:
@@ -199,7 +190,7 @@ def _style(option: Option) -> Style:
     return "name" if option.origin == PACKAGED else "own"
 
 
-def _further(config: DictConfig, unmet: list[tuple[str, str]]) -> list[Renderable]:
+def _further(unmet: list[tuple[str, str]], *, losses: bool) -> list[Renderable]:
     """Return what can be chosen besides, and what could be under which conditions."""
     conditions: dict[str, list[str]] = {}
     for start, condition in unmet:
@@ -209,7 +200,7 @@ def _further(config: DictConfig, unmet: list[tuple[str, str]]) -> list[Renderabl
         re.sub(r"^with (.*)=null$", r"without \1", f"with {each}"): ", ".join(starts)
         for each, starts in conditions.items()
     }
-    if "losses" in config:
+    if losses:
         lines["for a further loss"] = "+objective@losses.NAME=clm, mlm, ..."
         lines["for further data"] = "+data@streams.NAME.data=OPTION"
     return [Entry([f"  {head}"], [text], _NAMES, WIDTH) for head, text in lines.items()]
@@ -225,58 +216,66 @@ def _places(chosen: Mapping[str, str]) -> Iterator[str]:
         yield f"{place or group.replace('/', '.')}."
 
 
-def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Yield the keys of all plain values; lists are values."""
-    for name in map(str, config):
-        filled = not (
-            OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
-        )
-        if filled and isinstance(config[name], DictConfig):
-            if prefix or name != "hydra":
-                yield from _keys(config[name], f"{prefix}{name}.")
-        elif not name.startswith("_") and not _is_group(config, prefix, name):
-            yield f"{prefix}{name}"
+class _Keys:
+    """The keys of a composed config: their values, and what they mean to a command."""
 
+    def __init__(self, name: str, request: Request, config: DictConfig) -> None:
+        self._config = config
+        self._choices = config.hydra.runtime.choices
+        self._groups = {option.group for option in options(request.config_dir)}
+        chosen = {*self._choices.items()}
+        by_use = sorted(options(request.config_dir), key=lambda o: (o.group, o.name) in chosen)
+        self._plain, self._parts = key_help(name), part_texts(by_use)
 
-def _is_group(config: DictConfig, prefix: str, name: str) -> bool:
-    """Return whether it is the place of a group of which nothing is chosen."""
-    if prefix:
-        return False
-    return name in config.hydra.runtime.choices or any(name == each.group for each in options())
+    def hold(self, condition: str) -> bool:
+        """Return whether a key has the value that a condition says."""
+        key, _, wanted = condition.partition("=")
+        value = self._value(key)
+        return value != "null" if wanted == "RUN" else value == wanted
 
+    def all(self) -> Iterator[str]:
+        """Yield the keys of all plain values; lists are values, and so is a group without one."""
+        for name in map(str, self._config):
+            if name == "hydra":
+                continue
+            if isinstance(node := _node(self._config, name), DictConfig):
+                yield from _below(node, f"{name}.")
+            elif name not in self._choices and name not in self._groups:
+                yield name
 
-def _value_text(config: DictConfig, key: str) -> str:
-    try:
-        value = OmegaConf.select(config, key, throw_on_missing=True)
-    except OmegaConfBaseException:  # ???, or an interpolation of what is
-        return "(needed)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)
-
-
-class _Meanings:
-    """What the keys of a command mean, whether of the command itself or of a part."""
-
-    def __init__(self, name: str, request: Request, chosen: Set[tuple[str, str]]) -> None:
-        found = sorted(
-            options(request.config_dir), key=lambda option: (option.group, option.name) in chosen
-        )
-        self.plain, self.parts = key_help(name), part_texts(found)
-
-    def entries(self, config: DictConfig, keys: Iterable[str]) -> list[Renderable]:
-        """Return a line for each key, with its value in a config and what it means."""
+    def entries(self, keys: Iterable[str]) -> list[Renderable]:
+        """Return a line for each key, with its value and what it means."""
         return [
-            _entry(
-                ["  ", Piece(key, "name"), f"={_value_text(config, key)}"], self._of(config, key)
-            )
+            _entry(["  ", Piece(key, "name"), f"={self._value(key)}"], self._meaning(key))
             for key in keys
         ]
 
-    def _of(self, config: DictConfig, key: str) -> str:
+    def _value(self, key: str) -> str:
+        try:
+            value = OmegaConf.select(self._config, key, throw_on_missing=True)
+        except OmegaConfBaseException:  # ???, or an interpolation of what is
+            return "(needed)"
+        if isinstance(value, bool):
+            return str(value).lower()
+        return "null" if value is None else str(value)
+
+    def _meaning(self, key: str) -> str:
         above, _, name = key.rpartition(".")
-        node = OmegaConf.select(config, above) if above else None
+        node = OmegaConf.select(self._config, above) if above else None
         target = node.get("_target_", "") if isinstance(node, DictConfig) else ""
-        return (
-            self.plain.get(key) or self.parts.get((target, name)) or self.parts.get(("", key)) or ""
-        )
+        parts = self._parts
+        return self._plain.get(key) or parts.get((target, name)) or parts.get(("", key)) or ""
+
+
+def _below(node: DictConfig, prefix: str) -> Iterator[str]:
+    for name in map(str, node):
+        if isinstance(inner := _node(node, name), DictConfig):
+            yield from _below(inner, f"{prefix}{name}.")
+        elif not name.startswith("_"):
+            yield f"{prefix}{name}"
+
+
+def _node(config: Any, name: str) -> Any:
+    """Return a value as far as it can be filled in, else None."""
+    is_open = OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
+    return None if is_open else config[name]

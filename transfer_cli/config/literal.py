@@ -11,8 +11,6 @@ from os.path import expanduser, lexists
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from transfer_cli.errors import ConfigError
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
@@ -117,7 +115,7 @@ def as_overrides(
 
 def text_of(value: Any, key: str) -> str:
     """Return a text as it was typed, with characters that UTF-8 cannot encode replaced."""
-    pieces = list(value) if OmegaConf.is_list(value) else [value]
+    pieces = value if isinstance(value, list) else [value]
     if not all(isinstance(piece, str) for piece in pieces):
         raise ConfigError(f"{key}: must be a text, got {value!r}; put it in quotes")
     return "".join(pieces).encode("utf-8", "replace").decode()
@@ -127,7 +125,7 @@ def texts_of(value: Any, key: str) -> list[str]:
     """Return a list of texts: of one for a single text, empty for None."""
     if value is None:
         return []
-    if not OmegaConf.is_list(value):
+    if not isinstance(value, list):
         return [text_of(value, key)]
     return [text_of(each, key) for each in value]
 

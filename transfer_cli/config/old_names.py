@@ -1,4 +1,4 @@
-"""What classes of data were called in configs of older runs.
+"""What classes were called in configs and models of older runs.
 
 A run is read by the names of today, so that it can be resumed, scored and compared.
 """
@@ -6,21 +6,36 @@ A run is read by the names of today, so that it can be resumed, scored and compa
 from typing import Any
 
 _DATA = "transfer_cli.data"
+_OBJECTIVES = "transfer_cli.objectives"
 _TASKS = "transfer_cli.tasks"
 
 _NEW = {
-    f"{_DATA}.hub_table.HubTable": f"{_TASKS}.table.HubTable",
-    f"{_DATA}.rest.Rest": f"{_DATA}.labelled.Rest",
+    f"{_DATA}.hub_table": f"{_TASKS}.table",
+    f"{_DATA}.rest": f"{_DATA}.labelled",
     f"{_DATA}.tasks.Table": f"{_TASKS}.table.Table",
     f"{_DATA}.tasks.Trec": f"{_TASKS}.trec.Trec",
-    f"{_TASKS}.choice.data.Choices": f"{_TASKS}.choice.task.Choices",
-    f"{_TASKS}.dialog.data.Dialogs": f"{_TASKS}.dialog.task.Dialogs",
-    f"{_TASKS}.multilabel.data.LabelsTable": f"{_TASKS}.multilabel.task.LabelsTable",
-    f"{_TASKS}.regression.data.NumberTable": f"{_TASKS}.regression.task.NumberTable",
-    f"{_TASKS}.span.data.Squad": f"{_TASKS}.span.task.Squad",
-    f"{_TASKS}.tagging.data.TaggedFiles": f"{_TASKS}.tagging.files.TaggedFiles",
-    f"{_TASKS}.text_to_text.data.TextPairsTable": f"{_TASKS}.text_to_text.task.TextPairsTable",
+    f"{_DATA}.tokenizer.BytePairs": f"{_DATA}.tokenizer_recipes.BytePairs",
+    f"{_DATA}.tokenizer.FromFile": f"{_DATA}.tokenizer_recipes.FromFile",
+    f"{_DATA}.tokenizer.Inherited": f"{_DATA}.tokenizer_recipes.Inherited",
+    f"{_DATA}.tokenizer.WordPiece": f"{_DATA}.tokenizer_recipes.WordPiece",
+    f"{_OBJECTIVES}.consistency": f"{_OBJECTIVES}.of_main_head",
+    f"{_OBJECTIVES}.cross_view": f"{_OBJECTIVES}.beside_main_head",
+    f"{_OBJECTIVES}.distil_lm": f"{_OBJECTIVES}.with_teachers",
+    f"{_OBJECTIVES}.distillation": f"{_OBJECTIVES}.of_main_head",
+    f"{_OBJECTIVES}.slice_heads": f"{_OBJECTIVES}.beside_main_head",
+    f"{_OBJECTIVES}.source_distillation": f"{_OBJECTIVES}.with_teachers",
+    f"{_TASKS}.choice.data": f"{_TASKS}.choice.task",
+    f"{_TASKS}.choice.objective": f"{_TASKS}.choice.task",
+    f"{_TASKS}.dialog.data": f"{_TASKS}.dialog.task",
+    f"{_TASKS}.multilabel.data": f"{_TASKS}.multilabel.task",
+    f"{_TASKS}.regression.data": f"{_TASKS}.regression",
+    f"{_TASKS}.regression.objective": f"{_TASKS}.regression",
+    f"{_TASKS}.regression.task": f"{_TASKS}.regression",
+    f"{_TASKS}.span.data": f"{_TASKS}.span.task",
+    f"{_TASKS}.tagging.data": f"{_TASKS}.tagging.files",
+    f"{_TASKS}.text_to_text.data": f"{_TASKS}.text_to_text.task",
 }
+"""Modules that became a part of another, and classes that alone were moved."""
 
 _SAMPLES = {
     f"{_DATA}.tasks.SamplePairs": "pairs",
@@ -44,8 +59,11 @@ def with_new_names(node: Any) -> Any:
         return node
     renamed = {name: with_new_names(value) for name, value in node.items()}
     target = node.get("_target_")
-    if isinstance(target, str) and target in _NEW:
-        renamed["_target_"] = _NEW[target]
-    elif isinstance(target, str) and target in _SAMPLES:
-        renamed |= {"_target_": f"{_TASKS}.samples.EmbeddedSample", "sample": _SAMPLES[target]}
-    return renamed
+    if not isinstance(target, str):
+        return renamed
+    if target in _SAMPLES:
+        return {
+            **renamed, "_target_": f"{_TASKS}.samples.EmbeddedSample", "sample": _SAMPLES[target],
+        }  # fmt: skip
+    module, dot, name = target.rpartition(".")
+    return {**renamed, "_target_": _NEW.get(target, f"{_NEW.get(module, module)}{dot}{name}")}

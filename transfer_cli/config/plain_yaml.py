@@ -14,6 +14,7 @@ import yaml
 
 from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, at
 from transfer_cli.config.old_names import with_new_names
+from transfer_cli.earlier_runs import config_of_today
 from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 _WORDS = {
@@ -22,18 +23,6 @@ _WORDS = {
 }  # fmt: skip
 _WHOLE = re.compile(r"[-+]?\d{1,19}")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-
-
-_SHAPE = "transfer_cli.model.backbone.BackboneShape"
-_LATER_OPTIONS = {
-    "norm": "layer", "feedforward_kind": "mlp", "attention": "full",
-    "rotary": {"base": 10_000.0, "share": 1.0, "scaling": None, "local_base": None},
-    "biases": "all", "key_value_heads": None, "head_width": None, "query_key_norm": False,
-    "embedding_scale": 1.0, "window": 128, "global_every": 0, "global_from": 0,
-    "output_activation": "gelu", "share": "none",
-    "sparse": "split", "summary": None,
-}  # fmt: skip
-"""Options of a model that older configs leave out, with their values then."""
 
 
 def read_plain(path: Path) -> dict[str, Any]:
@@ -56,16 +45,7 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise UnreadableError(f"{line}broken YAML: {reason}") from error
     if not isinstance(found, dict):
         raise UnreadableError("it is no mapping")
-    model = found.get("model")
-    if isinstance(model, dict) and model.get("_target_") == _SHAPE:
-        if "attention_pattern" in model:
-            model["attention"] = model.pop("attention_pattern")  # as older runs call it
-        for name, value in _LATER_OPTIONS.items():
-            model.setdefault(name, value)
-    cost = found.get("cost")
-    if isinstance(cost, dict):
-        cost.pop("watts", None)  # of older runs; what was assumed of energy decides no result
-    renamed: dict[str, Any] = with_new_names(found)
+    renamed: dict[str, Any] = with_new_names(config_of_today(found))
     return renamed
 
 

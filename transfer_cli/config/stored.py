@@ -6,6 +6,8 @@ Its last line holds a hash of the others; older configs have none. The objects t
 checked by `config.build`, like all others.
 """
 
+import copy
+import dataclasses
 import hashlib
 import json
 import re
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf, read_write
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
@@ -62,10 +64,25 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
     return config
 
 
-def as_yaml(config: DictConfig) -> str:
-    """Return a config, resolved, in the form that `read_stored` reads back."""
+def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
+    """Return a frozen copy of a config in which keys have other values, such as what was decided.
+
+    No code writes into a config that is composed and checked (`config.check`).
+    """
+    changed = copy.deepcopy(config)
+    with read_write(changed):
+        for key, value in values.items():
+            OmegaConf.update(changed, key, value, merge=False)
+    OmegaConf.set_readonly(changed, True)  # noqa: FBT003 - takes no keyword
+    return changed
+
+
+def as_yaml(config: Any) -> str:
+    """Return a config, resolved or as `config.schema` declares it, as `read_stored` reads it."""
+    is_typed = dataclasses.is_dataclass(config) and not isinstance(config, type)
+    plain = dataclasses.asdict(config) if is_typed else OmegaConf.to_container(config, resolve=True)
     # Through JSON, since YAML would write an enum or a path with a tag.
-    text = json.dumps(OmegaConf.to_container(config, resolve=True), ensure_ascii=False)
+    text = json.dumps(plain, ensure_ascii=False)
     # As OmegaConf itself writes, but for the other line ends of Unicode, which YAML would merge.
     written: str = yaml.dump(
         json.loads(text),

@@ -22,7 +22,8 @@ from transfer_cli.data.documents import DocumentEncoder
 from transfer_cli.data.encoded_text import META, TOKENS, StoredTokens
 from transfer_cli.data.text_lines import LinePart
 from transfer_cli.data.text_split import TextSplit
-from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
 from transfer_cli.progress import More, progress
 from transfer_cli.runs.atomic import as_json

@@ -108,6 +108,7 @@ class Split:
         column: Returns what stands in a column of the table that its examples are rows of.
         context: Of running text, what is seen before the scored tokens; None: its examples are
             others, or it is read from both sides.
+        without_states: The same examples, where `data` brings hidden states along.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Split:
     shown: Callable[[int], str] | None = None
     column: Callable[[str], Sequence[str]] = _no_column
     context: TextContext | None = None
+    without_states: Dataset | None = None
 
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""

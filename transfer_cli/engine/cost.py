@@ -34,7 +34,7 @@ from transfer_cli.model.heads import LanguageModelHead, Pooler
 from transfer_cli.model.lora import LowRank
 from transfer_cli.model.pals import ProjectedAttention
 from transfer_cli.model.prefix_attention import PrefixAttention
-from transfer_cli.model.sparse_attention import SparsePart
+from transfer_cli.model.sparse_attention import SparsePart, parts_of
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
 TOKEN, PLACE, PAIR, NEAR = "token", "place", "pair", "near_pair"
@@ -206,7 +206,7 @@ class _Walk:
             moves = self._through(backbone.embedding_projection, moves=moves)
         shape = backbone.shape
         for number, has_window, parts in zip(
-            shape.visits, shape.has_window, shape.sparse_parts, strict=True
+            shape.visits, shape.has_window, parts_of(shape), strict=True
         ):
             pairs = [part.name for part in parts] or [NEAR if has_window else PAIR]
             block = cast("Block", backbone.blocks[number])
@@ -452,7 +452,7 @@ class SeenPairs(NamedTuple):
 
 def kinds_of_pairs(shape: BackboneShape) -> dict[str, SeenPairs]:
     """Return the units that are pairs in the blocks of this shape."""
-    found = {part.name: SeenPairs(part=part) for parts in shape.sparse_parts for part in parts}
+    found = {part.name: SeenPairs(part=part) for parts in parts_of(shape) for part in parts}
     if not found:
         found[PAIR] = SeenPairs()
     if any(shape.has_window):

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -29,12 +29,9 @@ from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import name_in_sweep
 from transfer_cli.runs.tensorboard import SummaryWriter, event_files
-from transfer_cli.terminal import heeded, leave_dead_terminal
+from transfer_cli.terminal import STOP_SIGNALS, handling
 
 log = logging.getLogger(__name__)
-
-ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals by which a scheduler, or a connection that drops, asks for an end."""
 
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_DRAWINGS = 0.2
@@ -289,7 +286,7 @@ def _monitored(monitor: Metric | Sequence[Metric], measures: Mapping[str, float]
 
 
 def _place(metric: Metric, value: float, loss: float | None) -> tuple[float, ...]:
-    """Return what orders validations, the best first; earlier versions have noted no loss."""
+    """Return what orders validations, the best first; of some no loss is known."""
     return (-value if metric.higher_is_better else value, *(() if loss is None else (loss,)))
 
 
@@ -415,7 +412,7 @@ def speak_above_the_bar() -> AbstractContextManager[None]:
 
 @contextmanager
 def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> Iterator[None]:
-    """Turn the signals of `ASKED` and Ctrl-C into: finish the step, save, end.
+    """Turn the signals of `STOP_SIGNALS` and Ctrl-C into: finish the step, save, end.
 
     A second one ends at once. Several processes save and end after the same step, whichever of
     them got the signal.
@@ -451,13 +448,13 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 
-    with handling((*ASKED, signal.SIGINT), note):
+    with handling((*STOP_SIGNALS, signal.SIGINT), note):
         yield
 
 
 @contextmanager
 def end_on_signal() -> Iterator[None]:
-    """Turn the signals of `ASKED` into exit code 75 outside of training: nothing is unsaved."""
+    """Turn `STOP_SIGNALS` into exit code 75 outside of training: nothing is unsaved."""
     received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -468,24 +465,7 @@ def end_on_signal() -> Iterator[None]:
                 "on with the same command and resume=auto"
             )
 
-    with handling(ASKED, end):
-        yield
-
-
-@contextmanager
-def handling(
-    numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    """Have `handler` called at `numbers`, those that are heeded, during the block."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            leave_dead_terminal()
-        handler(number, frame)
-
-    with ExitStack() as stack:
-        for number in heeded(numbers):
-            stack.callback(signal.signal, number, signal.signal(number, handle))
+    with handling(STOP_SIGNALS, end):
         yield
 
 

@@ -21,8 +21,7 @@ from transfer_cli.engine.loop import Progress, build_trainer, report_of
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.errors import DivergedError, RunError
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import Schedule
+from transfer_cli.optim.schedules import LRScheduler, Schedule
 
 log = logging.getLogger(__name__)
 

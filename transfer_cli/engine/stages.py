@@ -141,9 +141,7 @@ class Stages:
                 "steps, since adaptation.plan gives them as shares of the run; keep loop.steps "
                 "and loop.epochs as they were, or start a new run"
             )
-        best, self._waited = state["best"], int(state["waited"])
-        # Of an earlier version, a number.
-        self._best = best if best is None or isinstance(best, tuple) else (float(best),)
+        self._best, self._waited = state["best"], int(state["waited"])
         device = next(self._model.parameters()).device
         self._kept = {name: tensor.to(device) for name, tensor in state["kept"].items()}
         if self.current is not None:

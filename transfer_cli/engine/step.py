@@ -26,32 +26,10 @@ from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps,
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
-from transfer_cli.objectives.base import Encoding, Objective
+from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.optim.lbfgs import LBFGS
-from transfer_cli.optim.lr_scheduler import LRScheduler
-from transfer_cli.optim.schedules import position_of
+from transfer_cli.optim.schedules import LRScheduler, position_of
 from transfer_cli.seeds import ExampleNoise, derive
-
-
-@dataclass(frozen=True)
-class Loss:
-    """An objective in a run.
-
-    Args:
-        name: "main", or the user's name for a further loss.
-        objective: Computes it.
-        stream: The stream of batches that it reads.
-        weight: Its weight, or the weight at each step.
-    """
-
-    name: str
-    objective: Objective
-    stream: str = "main"
-    weight: float | Callable[[int], float] = 1.0
-
-    def weight_at(self, step: int) -> float:
-        """Return its weight at a step."""
-        return self.weight(step) if callable(self.weight) else self.weight
 
 
 @dataclass(frozen=True)

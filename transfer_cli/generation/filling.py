@@ -6,20 +6,17 @@ Legend: T positions, N gaps, V vocabulary.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import NotFiniteError
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
 
 MASKS = ("[MASK]", "<mask>")
 """Names of the mask token that every tokenizer accepts here."""
-
-Around = Literal["lines", "sentence", "text"]
 
 _CONTINUES = "##"
 """WordPiece's prefix of a piece that continues a word."""

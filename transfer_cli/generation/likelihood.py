@@ -3,7 +3,7 @@
 Legend: B rows, T positions, N scored tokens, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +30,21 @@ class Ending:
     tokens: Sequence[int]
     first: int
 
+    @property
+    def read(self) -> Sequence[int]:
+        """The tokens that the model reads."""
+        return self.tokens[:-1]
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Where it says the tokens of the end."""
+        return range(self.first - 1, len(self.tokens) - 1)
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The tokens of the end."""
+        return self.tokens[self.first :]
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -45,6 +60,16 @@ class Gap:
     place: int
     asked: Sequence[int]
 
+    @property
+    def read(self) -> Sequence[int]:
+        """The tokens that the model reads."""
+        return self.tokens
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Where it says each asked token."""
+        return [self.place] * len(self.asked)
+
 
 class Said(NamedTuple):
     """The log-probabilities of the tokens that are asked for, and the best one at each place."""
@@ -59,12 +84,12 @@ Found = TypeVar("Found")
 
 def score_endings(model: TransferModel, rows: Sequence[Ending], batch: int) -> list[Tensor]:
     """Return the log-probability of each token of each end, `[N]` in float32, of a causal model."""
-    return _batched(rows, batch, lambda some: _read_endings(model, some, None))
+    return _batched(rows, batch, lambda some: _read(model, some))
 
 
 def score_gaps(model: TransferModel, rows: Sequence[Gap], padding: int, batch: int) -> list[Tensor]:
     """Return the log-probability of each asked token of each gap, `[N]`, of a masked model."""
-    return _batched(rows, batch, lambda some: _read_gaps(model, some, padding))
+    return _batched(rows, batch, lambda some: _read(model, some, padding))
 
 
 def say_endings(
@@ -74,14 +99,16 @@ def say_endings(
 
     The best token is one of those where `allowed_V` is True.
     """
-    return _batched(rows, batch, lambda some: _said(_read_endings(model, some, None, allowed_V)))
+    return _batched(rows, batch, lambda some: _said(_read(model, some, 0, allowed_V)))
 
 
 def say_gaps(
     model: TransferModel, rows: Sequence[Gap], allowed_V: Tensor, padding: int, batch: int
 ) -> list[Said]:
     """Return what a masked model says at each gap; see `say_endings`."""
-    return _batched(rows, batch, lambda some: _said(_read_gaps(model, some, padding, allowed_V)))
+    return _batched(
+        rows, batch, lambda some: _said(_read(model, some, padding, allowed_V=allowed_V))
+    )
 
 
 def _said(found: Sequence[Tensor]) -> list[Said]:
@@ -110,7 +137,7 @@ class ReadBeginning:
         cache = self._cache.fork(1, common, known)
         cache = _extended(self._model, cache, shared[known:])
         longest = max(len(row.tokens) for row in rows)
-        return _read_endings(self._model, rows, cache.fork(len(rows), longest))
+        return _read(self._model, rows, cache=cache.fork(len(rows), longest))
 
 
 def _extended(model: TransferModel, cache: KVCache, tokens: Sequence[int]) -> KVCache:
@@ -122,59 +149,30 @@ def _extended(model: TransferModel, cache: KVCache, tokens: Sequence[int]) -> KV
     return cache
 
 
-def _read_endings(
-    model: TransferModel,
-    rows: Sequence[Ending],
-    cache: KVCache | None,
-    allowed_V: Tensor | None = None,
-) -> list[Tensor]:
-    known = 0 if cache is None else cache.length
-    inputs = [list(row.tokens[known:-1]) for row in rows]
-    places = [range(row.first - 1 - known, len(row.tokens) - 1 - known) for row in rows]
-    asked = [list(row.tokens[row.first :]) for row in rows]
-    # What a causal model sees of the padding behind a text is nothing.
-    tokens_BT = _on_device(model, _padded(inputs, 0))
-    mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-    found = _read(
-        model, tokens_BT, mask_BT, places, asked, padded=False, cache=cache, allowed_V=allowed_V
-    )
-    return list(found.split([len(each) for each in asked]))
-
-
-def _read_gaps(
-    model: TransferModel, rows: Sequence[Gap], padding: int, allowed_V: Tensor | None = None
-) -> list[Tensor]:
-    lengths = [len(row.tokens) for row in rows]
-    tokens_BT = _on_device(model, _padded([list(row.tokens) for row in rows], padding))
-    mask_BT = _on_device(model, _padded([[1] * length for length in lengths], 0)).bool()
-    places = [[row.place] * len(row.asked) for row in rows]
-    asked = [list(row.asked) for row in rows]
-    padded = len(set(lengths)) > 1
-    found = _read(
-        model, tokens_BT, mask_BT, places, asked, padded=padded, cache=None, allowed_V=allowed_V
-    )
-    return list(found.split([len(each) for each in asked]))
-
-
 def _read(
     model: TransferModel,
-    tokens_BT: Tensor,
-    mask_BT: Tensor,
-    places: Sequence[Iterable[int]],
-    asked: Sequence[Sequence[int]],
+    rows: Sequence[Ending | Gap],
+    padding: int = 0,
+    allowed_V: Tensor | None = None,
     *,
-    padded: bool,
-    cache: KVCache | None,
-    allowed_V: Tensor | None,
-) -> Tensor:
-    """Return the log-probabilities `[N]` of the tokens asked for at places of each row.
+    cache: KVCache | None = None,
+) -> list[Tensor]:
+    """Return the log-probabilities `[N]` of the tokens that each row asks for.
 
     With `allowed_V` `[N, 2]`, the second number is the best token of those.
     """
-    width = tokens_BT.shape[1]
-    flat_N = _on_device(model, [row * width + at for row, own in enumerate(places) for at in own])
-    asked_N = _on_device(model, [token for own in asked for token in own])
-
+    known = 0 if cache is None else cache.length
+    inputs = [list(row.read[known:]) for row in rows]
+    lengths = [len(tokens) for tokens in inputs]
+    width = max(lengths)
+    tokens_BT = _on_device(model, [row + [padding] * (width - len(row)) for row in inputs])
+    lengths_B1 = _on_device(model, lengths)[:, None]
+    mask_BT = torch.arange(width, device=tokens_BT.device) < lengths_B1
+    # What a causal model sees of the padding behind a text is nothing.
+    padded = not model.backbone.causal and min(lengths) < width
+    places = [row * width + at - known for row, own in enumerate(rows) for at in own.places]
+    flat_N = _on_device(model, places)
+    asked_N = _on_device(model, [token for row in rows for token in row.asked])
     never_V = None if allowed_V is None else ~allowed_V.to(tokens_BT.device)
 
     def of(logits_RV: Tensor, asked_R: Tensor) -> Tensor:
@@ -199,7 +197,7 @@ def _read(
     found_N: Tensor = model(read).cpu()
     if found_N.isnan().any():
         raise NotFiniteError("run: its prediction")
-    return found_N
+    return list(found_N.split([len(row.asked) for row in rows]))
 
 
 def _batched(
@@ -224,11 +222,6 @@ def _common(rows: Sequence[Sequence[int]]) -> list[int]:
             break
         found.append(tokens[0])
     return found
-
-
-def _padded(rows: Sequence[list[int]], padding: int) -> list[list[int]]:
-    longest = max(map(len, rows))
-    return [row + [padding] * (longest - len(row)) for row in rows]
 
 
 def _on_device(model: TransferModel, values: Sequence[object]) -> Tensor:

@@ -8,11 +8,15 @@ before a text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
+
+Around = Literal["lines", "sentence", "text"]
+"""What surrounded the texts that a masked language model was trained on."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from transfer_cli.data.minimal_pairs import MinimalPair
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
-from transfer_cli.generation.filling import Around
 from transfer_cli.generation.likelihood import Ending, Gap, score_endings, score_gaps
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.transfer_model import TransferModel
 

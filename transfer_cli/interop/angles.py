@@ -5,12 +5,11 @@ are two, and `layer_types` the kind of each block. Before, each had keys of its 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.positions import Rotary, RotaryScaling
+from transfer_cli.model.shape import BackboneShape, Rotary, RotaryScaling
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """What `layer_types` calls blocks that see everything, and those with a window."""
@@ -21,28 +20,34 @@ _LLAMA3 = {
 }  # fmt: skip
 
 
-def rotary_of(settings: PublishedConfig, usual_share: float | None = None) -> Rotary:
-    """Return the angles of a model whose blocks all have the same.
+@dataclass(frozen=True)
+class Angles:
+    """The angles of a family whose blocks all have the same.
 
     Args:
-        settings: Its config.
         usual_share: The share of a head that is turned where the config does not say; None: the
             family turns whole heads.
+        older: Further keys of configs from before 2026, and what these are called today.
     """
-    given = _said(settings, "rope_parameters") or _said(settings, "rope_scaling")
-    return _rotary(settings, given, usual_share)
 
+    usual_share: float | None = None
+    older: Mapping[str, str] = field(default_factory=dict)
 
-def rotary_config(rotary: Rotary) -> dict[str, Any]:
-    """Return the keys that describe the same angles for all blocks."""
-    said = _described(rotary)
-    scaling = {} if rotary.scaling is None else {"rope_scaling": said}
-    return {"rope_theta": rotary.base, "rope_parameters": said, **scaling}
+    def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the angles."""
+        older = {today: settings.values.get(key) for key, today in self.older.items()}
+        settings = replace(settings, values={**older, **settings.values})
+        given = _said(settings, "rope_parameters") or _said(settings, "rope_scaling")
+        return {"rotary": _rotary(settings, given, self.usual_share)}
 
-
-def window_config(shape: BackboneShape) -> dict[str, Any]:
-    """Return the keys that say which blocks have a window."""
-    return {"layer_types": [LOCAL if each else GLOBAL for each in shape.has_window]}
+    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
+        """Return the keys that describe them."""
+        rotary = shape.rotary
+        said = _described(rotary)
+        scaling = {} if rotary.scaling is None else {"rope_scaling": said}
+        known = {"rope_theta": rotary.base, "partial_rotary_factor": rotary.share}
+        older = {key: known[today] for key, today in self.older.items()}
+        return {"rope_theta": rotary.base, "rope_parameters": said, **scaling, **older}
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,24 @@ class TwoKinds:
     common: int
     first: bool
 
-    def rotary_of(self, settings: PublishedConfig) -> Rotary:
-        """Return the angles; see `rotary_of` above."""
+    def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the angles, and which blocks see everything."""
+        order = self._order_of(settings, before["depth"])
+        return {"rotary": self._rotary_of(settings), **order}
+
+    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
+        """Return the keys that describe them."""
+        rotary = shape.rotary
+        local = Rotary(rotary.base if rotary.local_base is None else rotary.local_base)
+        scaling = {} if rotary.scaling is None else {"rope_scaling": _described(rotary)}
+        return {
+            "layer_types": [LOCAL if has_window else GLOBAL for has_window in shape.has_window],
+            **dict(zip(self.bases, (rotary.base, local.base), strict=True)),
+            "rope_parameters": {GLOBAL: _described(rotary), LOCAL: _described(local)},
+            **scaling,
+        }
+
+    def _rotary_of(self, settings: PublishedConfig) -> Rotary:
         given = _said(settings, "rope_parameters")
         kinds = [
             {
@@ -80,18 +101,7 @@ class TwoKinds:
             raise settings.wrong("rope_parameters", f"no scaling of {LOCAL}")
         return replace(whole, local_base=local.base)
 
-    def rotary_config(self, rotary: Rotary) -> dict[str, Any]:
-        """Return the keys that describe the angles."""
-        local = Rotary(rotary.base if rotary.local_base is None else rotary.local_base)
-        scaling = {} if rotary.scaling is None else {"rope_scaling": _described(rotary)}
-        return {
-            **dict(zip(self.bases, (rotary.base, local.base), strict=True)),
-            "rope_parameters": {GLOBAL: _described(rotary), LOCAL: _described(local)},
-            **scaling,
-        }
-
-    def order_of(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
-        """Return which blocks see everything, as fields of a shape."""
+    def _order_of(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
         every = settings.value(self.every, self.common, int)
         start = 0 if self.first else every - 1
         order = [block % max(1, every) != start for block in range(depth)]

@@ -5,8 +5,7 @@ al. 2020 (ELECTRA), Lan et al. 2020 (ALBERT), Song et al. 2020 (MPNet), Sanh et 
 (DistilBERT).
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,27 +15,44 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
+    POSITIONS,
     PRETRAINING,
-    QUESTION_ANSWERING,
     REPLACED_TOKENS,
     SEQUENCE_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
-    USUAL_KEYS,
+    SIZES,
+    ActivationField,
+    ConfigPart,
     Family,
-    PublishedHead,
-    question_answering,
-    token_classification,
+    Field,
+    ModuleNames,
+    Written,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Rule, from_row, packed_attention, same, with_prefix
-from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.block import Activation
+from transfer_cli.interop.rules import Conversion, Rule, from_row, same
 from transfer_cli.model.positions import RelativeBias
+from transfer_cli.model.shape import Activation, BackboneShape
 
 PAD = 1
 """RoBERTa's padding token."""
 
-_SEGMENTS = "embeddings.token_type_embeddings"
+_SEGMENTS = Field("segments", "type_vocab_size", 2, give=lambda shape: max(1, shape.segments))
+"""Their models have at least one."""
+_EMBEDDING_WIDTH = Field(
+    "embedding_width", "embedding_size", 128,
+    lambda size, before: None if size == before["width"] else size,
+    lambda shape: shape.embedding_size,
+)  # fmt: skip
+_OPTIONS: tuple[ConfigPart, ...] = (
+    Field("dropout", "hidden_dropout_prob", 0.1),
+    Field("attention_dropout", "attention_probs_dropout_prob", 0.1),
+    ActivationField("hidden_act", "gelu"),
+    Field("epsilon", "layer_norm_eps", 1e-12),
+    Field("tie_output", "tie_word_embeddings", default=True),
+)
+_ROBERTA_POSITIONS = Field(
+    "positions", "max_position_embeddings",
+    take=lambda rows, _: rows - PAD - 1, give=lambda shape: shape.positions + PAD + 1,
+)  # fmt: skip
 
 
 class EncoderFamily(Family):
@@ -55,7 +71,8 @@ class EncoderFamily(Family):
         "residual": "post", "direction": "bidirectional", "position_kind": "learned",
         "embedding_norm": True, "embedding_width": None,
     }  # fmt: skip
-    output: ClassVar[Mapping[str, bool]] = {"output_transform": True}
+    unsaid: ClassVar[Mapping[str, Any]] = {"output_transform": True}
+    has_token_heads = True
     lm_head: ClassVar[tuple[str, str, str]]
     decoder: ClassVar[str] = ""
     is_gelu_head: ClassVar[bool] = False
@@ -63,27 +80,16 @@ class EncoderFamily(Family):
     choice: ClassVar[tuple[str, str]]
     pair: ClassVar[tuple[str, str] | None] = None
 
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads."""
-        stem = self.base_model.removesuffix("Model")
-        found = {
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                f"{stem}ForSequenceClassification",
-                "text-classification",
-                _judge("class", *self.classifier),
-            ),
-            MULTIPLE_CHOICE: PublishedHead(
-                f"{stem}ForMultipleChoice", "multiple-choice", _judge("class", *self.choice)
-            ),
-            QUESTION_ANSWERING: question_answering(stem),
-            TOKEN_CLASSIFICATION: token_classification(stem),
+    def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
+        """Return the rules of its heads."""
+        found: dict[str, Sequence[Rule]] = {
+            SEQUENCE_CLASSIFICATION: _judge("class", *self.classifier),
+            MULTIPLE_CHOICE: _judge("class", *self.choice),
         }
         if shape.output_activation == self.output_activation(shape.activation):
-            rules = self._language_model(shape)
-            found[LANGUAGE_MODEL] = PublishedHead(f"{stem}ForMaskedLM", "fill-mask", rules)
+            found[LANGUAGE_MODEL] = self._language_model(shape)
             if self.pair is not None:
-                rules = [*rules, *_judge("pair", *self.pair)]
-                found[PRETRAINING] = PublishedHead(f"{stem}ForPreTraining", "fill-mask", rules)
+                found[PRETRAINING] = [*found[LANGUAGE_MODEL], *_judge("pair", *self.pair)]
         return found
 
     def output_activation(self, activation: Activation) -> Activation:
@@ -119,15 +125,7 @@ class Bert(EncoderFamily):
     base_model = "BertModel"
     prefix = "bert"
     blocks = "encoder.layer"
-    keys: ClassVar[Mapping[str, str]] = USUAL_KEYS
-    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        "dropout": ("hidden_dropout_prob", 0.1),
-        "attention_dropout": ("attention_probs_dropout_prob", 0.1),
-        "activation": ("hidden_act", "gelu"),
-        "segments": ("type_vocab_size", 2),
-        "epsilon": ("layer_norm_eps", 1e-12),
-        "tie_output": ("tie_word_embeddings", True),
-    }
+    fields = (*SIZES, POSITIONS, *_OPTIONS, _SEGMENTS)
     only: ClassVar[Mapping[str, Any]] = {
         "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
     }  # fmt: skip
@@ -141,46 +139,28 @@ class Bert(EncoderFamily):
     bare_pooler = "pooler.dense"
     first_position: ClassVar[int] = 0
     """The row of the position table that belongs to the first token."""
-
-    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        return {**found, "positions": found["positions"] - self.first_position}
-
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape; their models have at least one segment."""
-        rows, segments = shape.positions + self.first_position, max(1, shape.segments)
-        found = super().config(shape)
-        return {**found, "max_position_embeddings": rows, "type_vocab_size": segments}
+    outside: ClassVar[ModuleNames] = {
+        "token_embedding": "embeddings.word_embeddings",
+        "position_embedding": "embeddings.position_embeddings",
+        "segment_embedding": "embeddings.token_type_embeddings",
+        "embedding_norm": "embeddings.LayerNorm",
+    }
+    inside: ClassVar[ModuleNames] = {
+        "attention.packed": ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "attention.output": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm", "feed_forward.inner": "intermediate.dense",
+        "feed_forward.output": "output.dense", "feed_forward_norm": "output.LayerNorm",
+    }  # fmt: skip
 
     def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
         """Return a row of zeros for the segment that their embeddings always have."""
+        table = self.outside.get("segment_embedding")
         row = torch.zeros(1, shape.embedding_size)
-        return {} if shape.segments else {f"{_SEGMENTS}.weight": row}
+        return {} if shape.segments or table is None else {f"{table}.weight": row}
 
-    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the embeddings."""
-        table = same("backbone.position_embedding", "embeddings.position_embeddings", "weight")
-        rules = [
-            *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
-            replace(table[0], conversion=from_row(self.first_position)),
-            *same("backbone.embedding_norm", "embeddings.LayerNorm"),
-        ]
-        if shape.segments:
-            rules += same("backbone.segment_embedding", _SEGMENTS, "weight")
-        return rules
-
-    def block(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of a block."""
-        attention = "attention.self"
-        return [
-            *packed_attention(f"{attention}.query", f"{attention}.key", f"{attention}.value"),
-            *same("attention.output", "attention.output.dense"),
-            *same("attention_norm", "attention.output.LayerNorm"),
-            *same("feed_forward.inner", "intermediate.dense"),
-            *same("feed_forward.output", "output.dense"),
-            *same("feed_forward_norm", "output.LayerNorm"),
-        ]
+    def conversions(self, shape: BackboneShape) -> Mapping[str, Conversion]:
+        """Return that the table of positions may begin with rows that no token uses."""
+        return {"backbone.position_embedding.weight": from_row(self.first_position)}
 
 
 class Roberta(Bert):
@@ -190,6 +170,7 @@ class Roberta(Bert):
     model_type = "roberta"
     base_model = "RobertaModel"
     prefix = "roberta"
+    fields = (*SIZES, _ROBERTA_POSITIONS, *_OPTIONS, _SEGMENTS)
     first_position = PAD + 1
     only: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.only}
     lm_head = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
@@ -224,6 +205,7 @@ class Electra(Bert):
     model_type = "electra"
     base_model = "ElectraModel"
     prefix = "electra"
+    fields = (*Bert.fields, _EMBEDDING_WIDTH)
     fixed: ClassVar[Mapping[str, Any]] = {
         key: value for key, value in Bert.fixed.items() if key != "embedding_width"
     }
@@ -238,31 +220,17 @@ class Electra(Bert):
     pooler_activation = "gelu"
     bare_pooler = ""
 
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads, that of the discriminator among them."""
-        rules = [
+    outside: ClassVar[ModuleNames] = {
+        **Bert.outside, "embedding_projection": "embeddings_project",
+    }  # fmt: skip
+
+    def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
+        """Return the rules of its heads, that of the discriminator among them."""
+        judge = [
             *same("heads.discriminator.dense", "discriminator_predictions.dense"),
             *same("heads.discriminator.linear", "discriminator_predictions.dense_prediction"),
         ]
-        own = PublishedHead("ElectraForPreTraining", "feature-extraction", rules)
-        return {**super().heads(shape), REPLACED_TOKENS: own}
-
-    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        size = settings.value("embedding_size", 128, int)
-        return {**found, "embedding_width": None if size == found["width"] else size}
-
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        return {**super().config(shape), "embedding_size": shape.embedding_size}
-
-    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the embeddings."""
-        rules = super().outside_blocks(shape)
-        if shape.embedding_size != shape.width:
-            rules += same("backbone.embedding_projection", "embeddings_project")
-        return rules
+        return {**super().head_rules(shape), REPLACED_TOKENS: judge}
 
 
 class Albert(Bert):
@@ -273,15 +241,24 @@ class Albert(Bert):
     base_model = "AlbertModel"
     prefix = "albert"
     blocks = "encoder.albert_layer_groups"
+    within = "albert_layers.0."
+    fields = (
+        *SIZES, POSITIONS,
+        Field("dropout", "hidden_dropout_prob", 0.0),
+        Field("attention_dropout", "attention_probs_dropout_prob", 0.0),
+        ActivationField("hidden_act", "gelu_new"),
+        _SEGMENTS,
+        Field("epsilon", "layer_norm_eps", 1e-12),
+        _EMBEDDING_WIDTH,
+        Field(
+            "share", "num_hidden_groups", 1,
+            lambda groups, before: {1: "all", before["depth"]: "none"}.get(groups, groups),
+            lambda shape: shape.distinct_blocks,
+        ),
+        Written("inner_group_num", lambda _: 1),
+    )  # fmt: skip
     fixed: ClassVar[Mapping[str, Any]] = {**Electra.fixed, "tie_output": True}
     varies = ("share",)
-    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        "dropout": ("hidden_dropout_prob", 0.0),
-        "attention_dropout": ("attention_probs_dropout_prob", 0.0),
-        "activation": ("hidden_act", "gelu_new"),
-        "segments": ("type_vocab_size", 2),
-        "epsilon": ("layer_norm_eps", 1e-12),
-    }
     only: ClassVar[Mapping[str, Any]] = {
         **Bert.only, "inner_group_num": 1, "tie_word_embeddings": True,
     }  # fmt: skip
@@ -289,25 +266,22 @@ class Albert(Bert):
     classifier = choice = ("albert.pooler", "classifier")
     pair = ("albert.pooler", "sop_classifier.classifier")
     bare_pooler = "pooler"
+    outside: ClassVar[ModuleNames] = {
+        **Bert.outside, "embedding_projection": "encoder.embedding_hidden_mapping_in",
+    }  # fmt: skip
+    inside: ClassVar[ModuleNames] = {
+        "attention.packed": ("attention.query", "attention.key", "attention.value"),
+        "attention.output": "attention.dense", "attention_norm": "attention.LayerNorm",
+        "feed_forward.inner": "ffn", "feed_forward.output": "ffn_output",
+        "feed_forward_norm": "full_layer_layer_norm",
+    }  # fmt: skip
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
         found = super().shape_fields(settings)
-        size = settings.value("embedding_size", 128, int)
-        if size == found["width"]:
+        if found["embedding_width"] is None:
             raise settings.wrong("embedding_size", "another number than hidden_size")
-        groups = settings.value("num_hidden_groups", 1, int)
-        share = {1: "all", found["depth"]: "none"}.get(groups, groups)
-        return {**found, "embedding_width": size, "share": share}
-
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        return {
-            **super().config(shape),
-            "embedding_size": shape.embedding_size,
-            "num_hidden_groups": shape.distinct_blocks,
-            "inner_group_num": 1,
-        }
+        return found
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has."""
@@ -315,24 +289,6 @@ class Albert(Bert):
         if shape.embedding_size == shape.width:
             wrong.append("embedding_width=null, not less than width")
         return wrong
-
-    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the embeddings."""
-        mapping = same("backbone.embedding_projection", "encoder.embedding_hidden_mapping_in")
-        return [*super().outside_blocks(shape), *mapping]
-
-    def block(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of a block."""
-        attention = "attention"
-        rules = [
-            *packed_attention(f"{attention}.query", f"{attention}.key", f"{attention}.value"),
-            *same("attention.output", f"{attention}.dense"),
-            *same("attention_norm", f"{attention}.LayerNorm"),
-            *same("feed_forward.inner", "ffn"),
-            *same("feed_forward.output", "ffn_output"),
-            *same("feed_forward_norm", "full_layer_layer_norm"),
-        ]
-        return with_prefix(rules, "albert_layers.0.")
 
 
 class MPNet(Roberta):
@@ -345,41 +301,26 @@ class MPNet(Roberta):
     fixed: ClassVar[Mapping[str, Any]] = {
         **Roberta.fixed, "position_kind": "relative_bias", "segments": 0,
     }  # fmt: skip
-    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        ours: there for ours, there in Roberta.options.items() if ours != "segments"
-    }
+    fields = (
+        *SIZES, _ROBERTA_POSITIONS, *_OPTIONS,
+        Written("relative_attention_num_buckets", lambda _: RelativeBias.ranges),
+    )  # fmt: skip
     only: ClassVar[Mapping[str, Any]] = {
         "pad_token_id": PAD, "relative_attention_num_buckets": RelativeBias.ranges,
     }  # fmt: skip
     choice = ("mpnet.pooler.dense", "classifier")
 
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        found = super().config(shape)
-        return {**found, "relative_attention_num_buckets": RelativeBias.ranges}
-
-    def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
-
-    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the embeddings and the biases."""
-        biases = same(
-            "backbone.position_embedding.bias", "encoder.relative_attention_bias", "weight"
-        )
-        return [*super().outside_blocks(shape), *biases]
-
-    def block(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of a block."""
-        there = "attention.attn"
-        return [
-            *packed_attention(f"{there}.q", f"{there}.k", f"{there}.v"),
-            *same("attention.output", f"{there}.o"),
-            *same("attention_norm", "attention.LayerNorm"),
-            *same("feed_forward.inner", "intermediate.dense"),
-            *same("feed_forward.output", "output.dense"),
-            *same("feed_forward_norm", "output.LayerNorm"),
-        ]
+    outside: ClassVar[ModuleNames] = {
+        "token_embedding": "embeddings.word_embeddings",
+        "position_embedding": "embeddings.position_embeddings",
+        "embedding_norm": "embeddings.LayerNorm",
+        "position_embedding.bias": "encoder.relative_attention_bias",
+    }
+    inside: ClassVar[ModuleNames] = {
+        **Bert.inside,
+        "attention.packed": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        "attention.output": "attention.attn.o", "attention_norm": "attention.LayerNorm",
+    }  # fmt: skip
 
 
 class DistilBert(EncoderFamily):
@@ -390,40 +331,26 @@ class DistilBert(EncoderFamily):
     base_model = "DistilBertModel"
     prefix = "distilbert"
     blocks = "transformer.layer"
-    keys: ClassVar[Mapping[str, str]] = {
-        "width": "dim", "heads": "n_heads", "depth": "n_layers", "feedforward": "hidden_dim",
-        "positions": "max_position_embeddings",
-    }  # fmt: skip
+    fields = (
+        Field("width", "dim"), Field("heads", "n_heads"), Field("depth", "n_layers"),
+        Field("feedforward", "hidden_dim"), POSITIONS,
+        Field("dropout", "dropout", 0.1), Field("attention_dropout", "attention_dropout", 0.1),
+        ActivationField("activation", "gelu"),
+        Field("tie_output", "tie_word_embeddings", default=True),
+        Written("sinusoidal_pos_embds", lambda _: False),
+    )  # fmt: skip
     fixed: ClassVar[Mapping[str, Any]] = {**EncoderFamily.fixed, "segments": 0, "epsilon": 1e-12}
-    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        "dropout": ("dropout", 0.1),
-        "attention_dropout": ("attention_dropout", 0.1),
-        "activation": ("activation", "gelu"),
-        "tie_output": ("tie_word_embeddings", True),
-    }
     lm_head = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
     classifier = choice = ("pre_classifier", "classifier")
     pooler_activation = "relu"
-
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        return {**super().config(shape), "sinusoidal_pos_embds": False}
-
-    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the embeddings."""
-        return [
-            *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
-            *same("backbone.position_embedding", "embeddings.position_embeddings", "weight"),
-            *same("backbone.embedding_norm", "embeddings.LayerNorm"),
-        ]
-
-    def block(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of a block."""
-        return [
-            *packed_attention("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-            *same("attention.output", "attention.out_lin"),
-            *same("attention_norm", "sa_layer_norm"),
-            *same("feed_forward.inner", "ffn.lin1"),
-            *same("feed_forward.output", "ffn.lin2"),
-            *same("feed_forward_norm", "output_layer_norm"),
-        ]
+    outside: ClassVar[ModuleNames] = {
+        "token_embedding": "embeddings.word_embeddings",
+        "position_embedding": "embeddings.position_embeddings",
+        "embedding_norm": "embeddings.LayerNorm",
+    }
+    inside: ClassVar[ModuleNames] = {
+        "attention.packed": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        "attention.output": "attention.out_lin", "attention_norm": "sa_layer_norm",
+        "feed_forward.inner": "ffn.lin1", "feed_forward.output": "ffn.lin2",
+        "feed_forward_norm": "output_layer_norm",
+    }  # fmt: skip

@@ -1,38 +1,46 @@
 """The families that are read and written: ours, and those that a plugin adds."""
 
+from functools import cache
+from importlib import import_module
 from typing import TypeVar
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.interop.bert import Albert, Bert, DistilBert, Electra, MPNet, Roberta, XlmRoberta
 from transfer_cli.interop.family import Family
-from transfer_cli.interop.gpt2 import Gpt2
-from transfer_cli.interop.llama import Gemma3, Llama, Mistral, Qwen2, Qwen3
-from transfer_cli.interop.modernbert import ModernBert
-from transfer_cli.interop.neox import GptNeoX
 
-_OURS: tuple[type[Family], ...] = (
-    Roberta, XlmRoberta, Bert, DistilBert, Electra, Albert, MPNet, ModernBert, Gpt2, GptNeoX, Llama,
-    Mistral, Qwen2, Qwen3, Gemma3,
-)  # fmt: skip
-_families: dict[str, Family] = {kind.model_type: kind() for kind in _OURS}
-"""An export takes the first that fits, so the family that asks for most comes first."""
+_OURS = {
+    "bert": ("Roberta", "XlmRoberta", "Bert", "DistilBert", "Electra", "Albert", "MPNet"),
+    "modernbert": ("ModernBert",),
+    "decoders": ("Gpt2", "GptNeoX", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"),
+}
+"""The classes of each module beside this one, in the order in which an export tries them: it takes
+the first that fits, so the family that asks for most comes first."""
 
 _Kind = TypeVar("_Kind", bound=type[Family])
 
 
+@cache
+def _registry() -> dict[str, Family]:
+    kinds: list[type[Family]] = [
+        getattr(import_module(f"transfer_cli.interop.{module}"), name)
+        for module, names in _OURS.items()
+        for name in names
+    ]
+    return {kind.model_type: kind() for kind in kinds}
+
+
 def families() -> dict[str, Family]:
     """Return all families by their `model_type`, in the order in which an export tries them."""
-    return dict(_families)
+    return dict(_registry())
 
 
 def register_family(kind: _Kind) -> _Kind:
     """Add a family after those that are there; a decorator for classes of a plugin."""
-    there = type(_families.get(kind.model_type, kind()))
+    there = type(_registry().get(kind.model_type, kind()))
     paths = [f"{each.__module__}.{each.__qualname__}" for each in (kind, there)]
     if paths[0] != paths[1]:
         raise ConfigError(
             f"{paths[0]}: model_type {kind.model_type!r} is that of {paths[1]}; "
             "a family needs one of its own"
         )
-    _families[kind.model_type] = kind()
+    _registry()[kind.model_type] = kind()
     return kind

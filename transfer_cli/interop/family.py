@@ -5,18 +5,24 @@ ours. One table serves both directions.
 """
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Rule, same, with_prefix
-from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.shape import check_sizes
+from transfer_cli.interop.rules import (
+    CONCATENATED,
+    SAME,
+    Conversion,
+    Rule,
+    same,
+    stacked,
+    with_prefix,
+)
+from transfer_cli.model.shape import FORMS, BackboneShape, check_sizes
 
 ACTIVATIONS = {
     "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -31,11 +37,86 @@ COMMON = {
 }  # fmt: skip
 """What `fixed` holds in every family that does not say otherwise."""
 
-USUAL_KEYS = {
-    "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
-    "feedforward": "intermediate_size", "positions": "max_position_embeddings",
-}  # fmt: skip
-"""`Family.keys` of most families."""
+
+class ConfigPart(Protocol):
+    """Some keys of a config, and what they say of our shape."""
+
+    def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return fields of the shape; `before` are those that other parts have read."""
+
+    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
+        """Return the keys that say them."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of the config that says one field of a `BackboneShape`.
+
+    Args:
+        ours: The field.
+        theirs: The key.
+        default: Its value where a config lacks it, or a function of the fields before that returns
+            one. None: the key must be there, and is a whole number.
+        take: Makes our value of theirs and the fields before.
+        give: Makes their value of a shape; None: it is the field.
+    """
+
+    ours: str
+    theirs: str
+    default: Any = None
+    take: Callable[[Any, Mapping[str, Any]], Any] = lambda value, before: value
+    give: Callable[[BackboneShape], Any] | None = None
+
+    def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the field."""
+        default = self.default(before) if callable(self.default) else self.default
+        value = settings.value(self.theirs, default, int if default is None else type(default))
+        return {self.ours: self.take(value, before)}
+
+    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
+        """Return the key."""
+        return {self.theirs: getattr(shape, self.ours) if self.give is None else self.give(shape)}
+
+
+@dataclass(frozen=True)
+class ActivationField:
+    """The key of the activation, and its value where a config lacks it."""
+
+    theirs: str
+    default: str
+
+    def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the field."""
+        return {"activation": settings.one_of(self.theirs, ACTIVATIONS, self.default)}
+
+    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
+        """Return the key."""
+        names = (theirs for theirs, ours in ACTIVATIONS.items() if ours == shape.activation)
+        return {self.theirs: next(names)}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A key that is written and not read."""
+
+    theirs: str
+    give: Callable[[BackboneShape], Any]
+
+    def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
+        """Return the key."""
+        return {self.theirs: self.give(shape)}
+
+
+POSITIONS = Field("positions", "max_position_embeddings")
+SIZES = (
+    Field("width", "hidden_size"), Field("heads", "num_attention_heads"),
+    Field("depth", "num_hidden_layers"), Field("feedforward", "intermediate_size"),
+)  # fmt: skip
+"""What most families call these."""
 
 LANGUAGE_MODEL = "language_model"
 PRETRAINING = "pretraining"
@@ -63,48 +144,26 @@ class PublishedHead:
     rules: Sequence[Rule]
 
 
-def question_answering(model: str) -> PublishedHead:
-    """Return the head of answers in a text, which all families call the same.
+CLASSES = {
+    PRETRAINING: ("ForPreTraining", "fill-mask"),
+    REPLACED_TOKENS: ("ForPreTraining", "feature-extraction"),
+    SEQUENCE_CLASSIFICATION: ("ForSequenceClassification", "text-classification"),
+    MULTIPLE_CHOICE: ("ForMultipleChoice", "multiple-choice"),
+    QUESTION_ANSWERING: ("ForQuestionAnswering", "question-answering"),
+    TOKEN_CLASSIFICATION: ("ForTokenClassification", "token-classification"),
+}
+"""By kind of head, the end of the class that loads it, and its task on the hub."""
+TOKEN_HEADS = {
+    QUESTION_ANSWERING: same("heads.span", "qa_outputs"),
+    TOKEN_CLASSIFICATION: same("heads.tags", "classifier"),
+}
+"""The rules of answers in a text, and of a label for each token, where a family has these heads."""
 
-    Args:
-        model: The beginning of the class that loads it.
-    """
-    rules = same("heads.span", "qa_outputs")
-    return PublishedHead(f"{model}ForQuestionAnswering", "question-answering", rules)
-
-
-def token_classification(model: str) -> PublishedHead:
-    """Return the head of a label for each token, which all families call the same.
-
-    Args:
-        model: The beginning of the class that loads it.
-    """
-    rules = same("heads.tags", "classifier")
-    return PublishedHead(f"{model}ForTokenClassification", "token-classification", rules)
-
-
-def causal_heads(
-    model: str, language_model: str, output: Sequence[Rule]
-) -> dict[str, PublishedHead]:
-    """Return the heads of a causal family, whose classifier has no bias.
-
-    Args:
-        model: The beginning of the classes that load them.
-        language_model: The class that loads its language model.
-        output: The rules of the layer of that, where it is not the token embedding.
-    """
-    score = same("heads.class.linear", "score", "weight")
-    return {
-        LANGUAGE_MODEL: PublishedHead(language_model, "text-generation", output),
-        SEQUENCE_CLASSIFICATION: PublishedHead(
-            f"{model}ForSequenceClassification", "text-classification", score
-        ),
-        QUESTION_ANSWERING: question_answering(model),
-        TOKEN_CLASSIFICATION: token_classification(model),
-    }
+ModuleNames = Mapping[str, str | tuple[str, ...]]
+"""Names of modules here and there; several there are one above the other here."""
 
 
-class Family(ABC):
+class Family:
     """A family whose models are read and written; no other code asks which family it is.
 
     Attributes:
@@ -113,12 +172,17 @@ class Family(ABC):
         base_model: What `config.json` calls a model without a head.
         prefix: The prefix of the backbone's tensors in a model with a head.
         blocks: The name of its blocks: the tensors of block 2 begin with `{blocks}.2.`.
-        keys: What the config calls the fields of a `BackboneShape` that are numbers.
+        fields: What the config says of a `BackboneShape`, in the order in which it is read.
         fixed: Fields that have one value in all models of the family, such as `direction`,
             `position_kind` and `residual`.
-        options: What the config calls the other fields, and their defaults.
+        unsaid: Fields that reading sets and no key says, such as those of its language-model head.
         varies: Fields that are equal in most families, and not in this one.
-        output: Fields of its language-model head.
+        outside: The modules of the backbone outside of its blocks; theirs lack the prefix. Those
+            that a shape does not ask for are left out.
+        inside: The modules of a block; names here and there lack the block's own.
+        within: What stands before these names there.
+        language_model: The class that loads its language model; "": as usual.
+        has_token_heads: Whether it has `TOKEN_HEADS`.
         only: Keys of the config, each with the one value that we can build.
         poolings: How its classifier makes one vector of a text, the usual way first, and what the
             config calls that (`classifier_pooling`); None: all do so.
@@ -134,11 +198,15 @@ class Family(ABC):
     base_model: ClassVar[str]
     prefix: ClassVar[str]
     blocks: ClassVar[str]
-    keys: ClassVar[Mapping[str, str]]
+    fields: ClassVar[Sequence[ConfigPart]]
     fixed: ClassVar[Mapping[str, Any]]
+    unsaid: ClassVar[Mapping[str, Any]] = {}
     varies: ClassVar[Sequence[str]] = ()
-    options: ClassVar[Mapping[str, tuple[str, Any]]]
-    output: ClassVar[Mapping[str, bool]] = {}
+    outside: ClassVar[ModuleNames]
+    inside: ClassVar[ModuleNames]
+    within: ClassVar[str] = ""
+    language_model: ClassVar[str] = ""
+    has_token_heads: ClassVar[bool] = False
     only: ClassVar[Mapping[str, Any]] = {}
     poolings: ClassVar[Mapping[str, str | None]] = {"cls_first": None}
     pooler_activation: ClassVar[str] = "none"
@@ -168,22 +236,20 @@ class Family(ABC):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of that shape."""
-        sizes = {ours: settings.value(key, None, int) for ours, key in self.keys.items()}
-        check_sizes(sizes)
-        options = {
-            ours: settings.one_of(key, ACTIVATIONS, default)
-            if ours == "activation"
-            else settings.value(key, default, type(default))
-            for ours, (key, default) in self.options.items()
-        }
-        return {**self.fixed, **self.output, **sizes, **options, "pooler": self.pooler_activation}
+        found = {**self.fixed, "pooler": self.pooler_activation}
+        for part in self.fields:
+            read = part.read(settings, found)
+            check_sizes(read)
+            found |= read
+        return {**found, **self.unsaid}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape, without vocabulary, labels and names."""
-        names = {**self.keys, **{ours: key for ours, (key, _) in self.options.items()}}
-        found = {key: getattr(shape, ours) for ours, key in names.items()}
-        theirs = {ours: there for there, ours in reversed(ACTIVATIONS.items())}
-        return {**found, names["activation"]: theirs[shape.activation]}
+        return {key: value for part in self.fields for key, value in part.write(shape).items()}
+
+    def key_of(self, field: str) -> str:
+        """Return what the config calls a field."""
+        return next(p.theirs for p in self.fields if isinstance(p, Field) and p.ours == field)
 
     def pooling_of(self, settings: PublishedConfig) -> str:
         """Return how its classifier makes one vector of a text."""
@@ -196,17 +262,29 @@ class Family(ABC):
         name = self.poolings[pooling]
         return {} if name is None else {"classifier_pooling": name}
 
-    @abstractmethod
-    def heads(self, shape: BackboneShape) -> Mapping[str, PublishedHead]:
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return the heads that such a model can have, by kind (`LANGUAGE_MODEL`, ...)."""
+        stem = self.base_model.removesuffix("Model")
+        causal, masked = ("ForCausalLM", "text-generation"), ("ForMaskedLM", "fill-mask")
+        classes = {**CLASSES, LANGUAGE_MODEL: causal if self.is_causal else masked}
+        names = {kind: stem + end for kind, (end, _) in classes.items()}
+        names |= {LANGUAGE_MODEL: self.language_model} if self.language_model else {}
+        heads = {**self.head_rules(shape), **(TOKEN_HEADS if self.has_token_heads else {})}
+        return {
+            kind: PublishedHead(names[kind], classes[kind][1], rules)
+            for kind, rules in heads.items()
+        }
 
-    @abstractmethod
-    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the backbone's embeddings and norms; theirs lack the prefix."""
+    def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
+        """Return the rules of its heads but `TOKEN_HEADS`, by kind."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def block(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of a block; names here and there lack the block's own."""
+    def conversions(self, shape: BackboneShape) -> Mapping[str, Conversion]:
+        """Return how tensors are stored there that are not so as they are here, by our names.
+
+        Those of blocks lack the block's own.
+        """
+        return {}
 
     def pooler(self) -> list[Rule]:
         """Return the rules of the pooler that a model without a classifier may have."""
@@ -219,9 +297,28 @@ class Family(ABC):
 
     def backbone(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the backbone; their names there lack the prefix."""
-        rules, block = self.outside_blocks(shape), self.block(shape)
+        outside = {f"backbone.{ours}": theirs for ours, theirs in self.outside.items()}
+        rules, block = self._rules(outside, shape), self._rules(self.inside, shape)
         for number in range(shape.distinct_blocks):
-            rules += with_prefix(block, f"{self.blocks}.{number}.", f"backbone.blocks.{number}.")
+            theirs = f"{self.blocks}.{number}.{self.within}"
+            rules += with_prefix(block, theirs, f"backbone.blocks.{number}.")
+        plain_start = FORMS[shape.residual].plain_start
+        first_norm = "backbone.blocks.0.attention_norm." if plain_start else None
+        return [r for r in rules if not first_norm or not r.ours.startswith(first_norm)]
+
+    def _rules(self, names: ModuleNames, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of those of these modules that a shape has."""
+        heads, shared = (count * shape.head_size for count in (shape.heads, shape.shared_heads))
+        conversions, rules = self.conversions(shape), []
+        for ours, theirs in names.items():
+            parts = (theirs,) if isinstance(theirs, str) else theirs
+            usual = SAME if len(parts) == 1 else CONCATENATED
+            if len(parts) == 3:
+                usual = stacked([heads, shared, shared])
+            for kind in _tensors(ours, shape):
+                name = f"{ours}.{kind}"
+                there = tuple(f"{part}.{kind}" for part in parts)
+                rules.append(Rule(name, there, conversions.get(name, usual)))
         return rules
 
     def rules_of(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
@@ -246,3 +343,41 @@ class Family(ABC):
         if shape.pooler not in ("none", self.pooler_activation):
             wrong.append(f"pooler={shape.pooler}, not {self.pooler_activation}")
         return wrong
+
+
+class CausalFamily(Family):
+    """A family of causal models with positions but no segments, whose classifier has no bias.
+
+    Attributes:
+        output_layer: The output layer of its language model, where that is not the token embedding.
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "residual": "pre", "direction": "causal", "embedding_norm": False, "embedding_width": None,
+        "segments": 0,
+    }  # fmt: skip
+    unsaid: ClassVar[Mapping[str, Any]] = {"output_bias": False}
+    poolings: ClassVar[Mapping[str, str | None]] = {"cls_last": None}
+    output_layer: ClassVar[str] = "lm_head"
+
+    def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
+        """Return the rules of its language model and its classifier."""
+        output = [] if shape.tie_output else same("heads.lm", self.output_layer, "weight")
+        score = same("heads.class.linear", "score", "weight")
+        return {LANGUAGE_MODEL: output, SEQUENCE_CLASSIFICATION: score}
+
+
+def _tensors(module: str, shape: BackboneShape) -> tuple[str, ...]:
+    """Return the tensors of a module of ours; none where the shape does not ask for it."""
+    name = module.rpartition(".")[2]
+    if (
+        (name == "segment_embedding" and not shape.segments)
+        or (name == "embedding_projection" and shape.embedding_size == shape.width)
+        or (name in ("query_norm", "key_norm") and not shape.query_key_norm)
+    ):
+        return ()
+    if name.endswith("norm"):
+        has_bias = shape.norm == "layer"
+    else:
+        has_bias = shape.biases == "all" or (shape.biases == "qkv" and name == "packed")
+    return ("weight", "bias") if has_bias and "_embedding" not in module else ("weight",)

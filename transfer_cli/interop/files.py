@@ -3,7 +3,7 @@
 import json
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.errors import CheckpointError
-from transfer_cli.model.weights import TensorFile, shapes_of
+from transfer_cli.model.weights import LazyTensors, open_tensors, shapes_of, without_values
 from transfer_cli.runs.checkpoint import check_unpacked
 from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
 
@@ -33,31 +33,6 @@ def holds_weights(folder: Path) -> bool:
     return any((folder / f"{n}{end}").is_file() for n in names for end in ("", ".index.json"))
 
 
-class _Tensors(Mapping[str, Tensor]):
-    """Tensors, each read and made float32 when it is asked for.
-
-    Args:
-        places: Where each is, and its name there.
-        values: Whether they have values; else they are on the meta device.
-    """
-
-    def __init__(
-        self, places: Mapping[str, tuple[Mapping[str, Tensor], str]], *, values: bool
-    ) -> None:
-        self._places, self._values = places, values
-
-    def __getitem__(self, name: str) -> Tensor:
-        inside, there = self._places[name]
-        found = inside[there] if self._values else inside[there].to("meta")
-        return found.float() if found.is_floating_point() else found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
 def read_tensors(
     folder: Path, synonyms: Mapping[str, str] | None = None, *, values: bool = True
 ) -> Mapping[str, Tensor]:
@@ -67,21 +42,34 @@ def read_tensors(
     takes the memory of the tensors that are kept. Without values, they are on the meta device.
     `synonyms` are further parts of names that some files have, and what they stand for.
     """
-    for name, read in ((WEIGHTS, TensorFile if values else shapes_of), (PICKLE, _unpickled)):
+    places = _places(folder, values=values)
+    names = {**_OLD_NAMES, **(synonyms or {})}
+    today = {_renamed(name, names): name for name in places}
+    shapes = {
+        new: _widened(without_values(places[old])[old].to("meta")) for new, old in today.items()
+    }
+    if not values:
+        return shapes
+    return LazyTensors(shapes, lambda new: _widened(places[today[new]][today[new]]))
+
+
+def _places(folder: Path, *, values: bool) -> Mapping[str, Mapping[str, Tensor]]:
+    """Return the tensors of the file of each tensor, by the names there."""
+    for name, read in ((WEIGHTS, open_tensors if values else shapes_of), (PICKLE, _unpickled)):
         whole, index = folder / name, folder / f"{name}.index.json"
-        if whole.is_file() or index.is_file():
-            if whole.is_file():
-                inside: Mapping[str, Tensor] = read(whole)
-                found = dict.fromkeys(inside, inside)
-            else:
-                found = _join(index, read)
-            names = {**_OLD_NAMES, **(synonyms or {})}
-            places = {_renamed(each, names): (there, each) for each, there in found.items()}
-            return _Tensors(places, values=values)
+        if whole.is_file():
+            inside: Mapping[str, Tensor] = read(whole)
+            return dict.fromkeys(inside, inside)
+        if index.is_file():
+            return _join(index, read)
     raise CheckpointError(
         f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
         f"its parts, or {PICKLE}"
     )
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

@@ -49,8 +49,10 @@ class PublishedConfig:
 
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value, with which the model would compute something else than ours."""
-        if self.get(key, value) != value:
-            raise self.wrong(key, f"{value!r}, which is all that is built here")
+        found = self.values.get(key)
+        if found is not None and found != value:
+            known = "null" if value is None else repr(value)
+            raise self.wrong(key, f"{known}, which is all that is built here")
 
     def wrong(self, key: str, expected: str, hint: str = "") -> CheckpointError:
         """Return the error of a key whose value cannot be used."""

@@ -3,8 +3,8 @@
 import json
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,22 +41,7 @@ log = logging.getLogger(__name__)
 TABLES = ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias")
 """Our tensors with a row for each token."""
 
-_CAUSAL = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
-_REGRESSION = {"_target_": "transfer_cli.tasks.regression.objective.Regression",
-               "standardise": False}  # fmt: skip
-_NUMBERS = {"_target_": "transfer_cli.tasks.regression.task.RegressionTask"}
-_CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.MultipleChoice"}
-_CHOICES = {"_target_": "transfer_cli.tasks.choice.task.ChoiceTask"}
-_ANSWERS = {"_target_": "transfer_cli.tasks.span.objective.SpanExtraction"}
-_SPANS = {"_target_": "transfer_cli.tasks.span.task.SpanTask"}
-_TAGGER = {"_target_": "transfer_cli.tasks.tagging.objective.TokenTagging"}
-_TAGS = {"_target_": "transfer_cli.tasks.tagging.task.TaggingTask"}
-_MULTILABEL = {"_target_": "transfer_cli.tasks.multilabel.objective.Multilabel"}
-_SEVERAL = {"_target_": "transfer_cli.tasks.multilabel.task.MultilabelTask"}
 _PROBLEMS = (None, "single_label_classification", "multi_label_classification", "regression")
-_MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
-_DETECTION = {"_target_": "transfer_cli.objectives.replaced_tokens.ReplacedTokens", "width": None}
-_CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _SPARE = 50
 """For speed, tables of tokens are padded by less than one of so many rows (Phi: 905 of 51,200)."""
 _ADAPTER = "adapter_config.json"
@@ -136,16 +121,16 @@ def open_folder(folder: Path, key: str) -> Published:
     if any(name.startswith(f"{family.prefix}.") for name in found):
         backbone = with_prefix(backbone, f"{family.prefix}.")
     there.check_blocks(backbone)
-    heads, objective, labels, task = there.heads()
-    rules = (*backbone, *heads)
-    there.check_sizes(rules, len(labels))
+    trained = there.trained()
+    rules = (*backbone, *trained.rules)
+    there.check_sizes(rules, len(trained.labels))
     tokenizer = there.tokenizer()
     description = ModelDescription(
         shape=shape,
         vocabulary=tokenizer.size,
-        objective=objective,
-        labels=labels,
-        task=task,
+        objective=trained.objective,
+        labels=trained.labels,
+        task=trained.task,
         tokenizer_hash=tokenizer.hash,
     )
     dropped = found.keys() - {name for rule in rules for name in rule.theirs}
@@ -197,6 +182,21 @@ def _family(settings: PublishedConfig, key: str) -> Family:
 
 
 @dataclass(frozen=True)
+class _Trained:
+    """The rules of the heads there, the nodes of what trained the model, and its labels."""
+
+    rules: Sequence[Rule]
+    objective: Mapping[str, Any]
+    labels: tuple[str, ...] = ()
+    task: Mapping[str, Any] | None = None
+
+
+def _node(path: str, **options: Any) -> dict[str, Any]:
+    """Return the config node of a class of ours; tasks are on the floor of this folder."""
+    return {"_target_": f"transfer_cli.{path}", **options}
+
+
+@dataclass(frozen=True)
 class _Folder:
     """The config of a folder and its tensors, by their names there, to be compared."""
 
@@ -207,7 +207,7 @@ class _Folder:
 
     def check_blocks(self, rules: Sequence[Rule]) -> None:
         """Refuse a backbone with fewer tensors than the config asks for, or with more blocks."""
-        place, depth = self.settings.path, f"{self.family.keys['depth']}={self.shape.depth}"
+        place, depth = self.settings.path, f"{self.family.key_of('depth')}={self.shape.depth}"
         lost = [name for rule in rules for name in rule.theirs if name not in self.found]
         if lost:
             raise CheckpointError(
@@ -272,85 +272,90 @@ class _Folder:
             log.info("dropped: the last %d rows of the tokens, which no token has", unused)
         return tokenizer
 
-    def heads(
-        self,
-    ) -> tuple[list[Rule], dict[str, Any], tuple[str, ...], dict[str, Any] | None]:
-        """Return the rules of the heads there, what trained the model, its labels and its task."""
-        family, heads = self.family, self.family.heads(self.shape)
-        rules: list[Rule] = []
-        if LANGUAGE_MODEL in heads and self._has(heads[LANGUAGE_MODEL].rules):
-            rules += heads[LANGUAGE_MODEL].rules
-        # A causal one reads the last token of a text, ours the classification token behind it.
-        classifier = None if family.is_causal else self._classifier(heads)
-        if classifier is not None:
-            of_head, objective, labels, task = classifier
-            has_pooler = family.pooler_activation != "none"
-            options = {"pooling": family.pooling_of(self.settings), "pooler": has_pooler}
-            return [*rules, *of_head], {**objective, **options}, labels, task
-        answers = heads.get(QUESTION_ANSWERING)
-        # A causal one has learnt other inputs than ours, too.
-        if answers is not None and not family.is_causal and self._has(answers.rules):
-            return [*rules, *answers.rules], dict(_ANSWERS), (), dict(_SPANS)
-        tagger = heads.get(TOKEN_CLASSIFICATION)
-        # Their names are those of another head in some families.
-        is_named = tagger and self.settings.values.get("architectures") == [tagger.architecture]
-        if tagger and is_named and not family.is_causal and self._has(tagger.rules):
-            labels = self._labels(tagger)
-            # Tags of which none begins an entity stand for themselves.
-            marks = any(label.startswith("B-") for label in labels)
-            return (
-                [*rules, *tagger.rules],
-                dict(_TAGGER),
-                labels,
-                {**_TAGS, "marks_entities": marks},
-            )
-        both = heads.get(PRETRAINING)
-        if both is not None and self._has(both.rules):
-            return list(both.rules), dict(_MASKED), (), None
-        discriminator = heads.get(REPLACED_TOKENS)
-        if discriminator is not None and self._has(discriminator.rules):
-            return [*rules, *discriminator.rules], dict(_DETECTION), (), None
+    def trained(self) -> _Trained:
+        """Return what trained the model: the head that is there, the first of this order."""
+        heads, masked = self.family.heads(self.shape), _node("objectives.masked_lm.MaskedLM")
+        detection = _node("objectives.replaced_tokens.ReplacedTokens", width=None)
+        tests: tuple[tuple[str, Callable[[PublishedHead], _Trained | None]], ...] = (
+            (MULTIPLE_CHOICE, self._chooser),
+            (SEQUENCE_CLASSIFICATION, self._classifier),
+            (QUESTION_ANSWERING, self._reader),
+            (TOKEN_CLASSIFICATION, self._tagger),
+            (PRETRAINING, lambda head: _Trained(head.rules, masked)),
+            (REPLACED_TOKENS, lambda head: _Trained(head.rules, detection)),
+        )
+        output = heads[LANGUAGE_MODEL].rules if LANGUAGE_MODEL in heads else ()
+        output = output if self._has(output) else ()
+        # Other heads of a causal one read the last token of a text, ours the classification token
+        # behind it, and have learnt other inputs.
+        for kind, trained_by in () if self.family.is_causal else tests:
+            if kind in heads and self._has(heads[kind].rules):
+                found = trained_by(heads[kind])
+                if found is not None:
+                    shared = () if kind == PRETRAINING else output
+                    return replace(found, rules=(*shared, *found.rules))
         usual = heads.get(SEQUENCE_CLASSIFICATION)
         own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (
             each
-            for pooler in (family.pooler(), own_pooler)
-            for each in (pooler, without_prefix(pooler, f"{family.prefix}."))
+            for pooler in (self.family.pooler(), own_pooler)
+            for each in (pooler, without_prefix(pooler, f"{self.family.prefix}."))
         )
         pooler = next(filter(self._has, poolers), [])
-        return [*rules, *pooler], dict(_CAUSAL if family.is_causal else _MASKED), (), None
+        causal = _node("objectives.causal_lm.CausalLM")
+        return _Trained((*output, *pooler), causal if self.family.is_causal else masked)
 
-    def _classifier(
-        self, heads: Mapping[str, PublishedHead]
-    ) -> tuple[Sequence[Rule], dict[str, Any], tuple[str, ...], dict[str, Any] | None] | None:
-        """Return the head there that judges texts, and the rest as `heads` does; None: none is."""
-        choice, head = heads.get(MULTIPLE_CHOICE), heads.get(SEQUENCE_CLASSIFICATION)
-        is_named = choice and self.settings.values.get("architectures") == [choice.architecture]
-        if choice and is_named and self._has(choice.rules):
-            return choice.rules, dict(_CHOICE), (), dict(_CHOICES)
-        if head is None or not self._is_classifier(head):
+    def _chooser(self, head: PublishedHead) -> _Trained | None:
+        if not self._is_named(head):
             return None
-        labels, problem = self._labels(head), self.settings.values.get("problem_type")
+        objective = _node("tasks.choice.task.MultipleChoice", **self._pooling())
+        return _Trained(head.rules, objective, task=_node("tasks.choice.task.ChoiceTask"))
+
+    def _reader(self, head: PublishedHead) -> _Trained:
+        objective = _node("tasks.span.objective.SpanExtraction")
+        return _Trained(head.rules, objective, task=_node("tasks.span.task.SpanTask"))
+
+    def _classifier(self, head: PublishedHead) -> _Trained | None:
+        """Return what trained a head that gives each text labels, or a number."""
+        problem, known = self.settings.values.get("problem_type"), self._is_named(head)
+        # One that is not named may be of each token.
+        is_bare = self.settings.values.get("architectures") is None
+        if problem not in _PROBLEMS or not (known or is_bare):
+            return None
+        labels, pooling = self._labels(head), self._pooling()
         if problem == "multi_label_classification":
-            return head.rules, dict(_MULTILABEL), labels, dict(_SEVERAL)
+            objective = _node("tasks.multilabel.objective.Multilabel", **pooling)
+            task = _node("tasks.multilabel.task.MultilabelTask")
+            return _Trained(head.rules, objective, labels, task)
         if len(labels) > 1:
-            return head.rules, {"_target_": _CLASSIFICATION}, labels, None
+            objective = _node("objectives.classification.Classification", **pooling)
+            return _Trained(head.rules, objective, labels)
         if problem == "regression":
-            return head.rules, dict(_REGRESSION), (), dict(_NUMBERS)
+            objective = _node("tasks.regression.Regression", standardise=False, **pooling)
+            task = _node("tasks.regression.RegressionTask")
+            return _Trained(head.rules, objective, task=task)
         return None
+
+    def _pooling(self) -> dict[str, Any]:
+        has_pooler = self.family.pooler_activation != "none"
+        return {"pooling": self.family.pooling_of(self.settings), "pooler": has_pooler}
+
+    def _tagger(self, head: PublishedHead) -> _Trained | None:
+        # Its names are those of another head in some families.
+        if not self._is_named(head):
+            return None
+        labels = self._labels(head)
+        # Tags of which none begins an entity stand for themselves.
+        marks = any(label.startswith("B-") for label in labels)
+        task = _node("tasks.tagging.task.TaggingTask", marks_entities=marks)
+        objective = _node("tasks.tagging.objective.TokenTagging")
+        return _Trained(head.rules, objective, labels, task)
+
+    def _is_named(self, head: PublishedHead) -> bool:
+        return bool(self.settings.values.get("architectures") == [head.architecture])
 
     def _has(self, rules: Sequence[Rule]) -> bool:
         return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)
-
-    def _is_classifier(self, head: PublishedHead) -> bool:
-        """Return whether a head is there that gives each text labels, or a number."""
-        values = self.settings.values
-        return (
-            self._has(head.rules)
-            # not each token
-            and values.get("architectures") in (None, [head.architecture])
-            and values.get("problem_type") in _PROBLEMS
-        )
 
     def _contradiction(self, name: str, expected: Tensor) -> CheckpointError:
         found = self.found[name]

@@ -86,33 +86,6 @@ def same(ours: str, theirs: str, *kinds: str) -> list[Rule]:
     return [Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",)) for kind in kinds or ("weight", "bias")]
 
 
-def packed_attention(
-    query: str,
-    key: str,
-    value: str,
-    *,
-    kinds: Sequence[str] = ("weight", "bias"),
-    rows: Sequence[int] | None = None,
-) -> list[Rule]:
-    """Return the rules of a block's queries, keys and values: three layers there, one here.
-
-    Args:
-        query: The layer of the queries there; `key` and `value` alike.
-        key: See `query`.
-        value: See `query`.
-        kinds: The parameters of each.
-        rows: How many outputs each has; None: equally many.
-    """
-    return [
-        Rule(
-            f"attention.packed.{kind}",
-            tuple(f"{part}.{kind}" for part in (query, key, value)),
-            CONCATENATED if rows is None else stacked(rows),
-        )
-        for kind in kinds
-    ]
-
-
 def with_prefix(rules: Iterable[Rule], theirs: str, ours: str = "") -> list[Rule]:
     """Return the rules with a prefix before their names there, and here."""
     return [

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import initialise_plain
-from transfer_cli.model.block import ACTIVATIONS, Activation
+from transfer_cli.model.block import ACTIVATIONS
+from transfer_cli.model.shape import Activation
 
 
 class Bottleneck(Added):

@@ -7,25 +7,22 @@ of a head.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.model.attention_dropout import attend_with_dropout, can_attend_with_dropout
+from transfer_cli.model.attention_dropout import attend, causal_mask
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.packing import Packing
-
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
-    from transfer_cli.model.sparse_attention import SparseView
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.sparse_attention import SparseView
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Factors of what a block computes, 1 where nothing is left out; see `model.gates`.
+    """Factors of what a block computes, 1 where nothing is left out; see `model.probes`.
 
     Args:
         heads: Of each head's mixed values, before the output projection: `[H]`, or `[B, H]` for
@@ -66,12 +63,13 @@ class AttentionInputs:
             its own.
         rotate: The position kind's rotation of queries, `[B, H, T, W]`, and keys, `[B, G, T, W]`.
         packing: How the hidden states were packed, `[1, N, D]`; None: they are `[B, T, D]`.
-        gates: Factors of what the block computes; None: nothing is multiplied.
         sparse: What each head sees, which is computed without a table of all pairs; then there is
             no mask, and `causal` is False. None: the two decide.
         earlier: The number of keys before those at the queries' own positions.
         relative: What the position kind adds to the scores; only without later keys. None: nothing.
         memory: The states of earlier positions, `[B, M, D]`, which queries also see.
+        probe: What looks at the pass, or changes it; None: nothing does.
+        place: The number of the block among the L that a pass goes through, from 0.
     """
 
     attn_mask: Tensor | None = None
@@ -79,11 +77,19 @@ class AttentionInputs:
     kv_cache: LayerKVCache | None = None
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     packing: Packing | None = None
-    gates: Gates | None = None
-    sparse: "SparseView | None" = None
+    sparse: SparseView | None = None
     earlier: int = 0
     relative: RelativeScores | None = None
     memory: Tensor | None = None
+    probe: "Probe | None" = None
+    place: int = 0
+
+    @property
+    def gates(self) -> Gates | None:
+        """Factors of what the block computes; None: nothing is multiplied."""
+        if self.probe is None or self.probe.gates is None:
+            return None
+        return self.probe.gates[self.place]
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,26 @@ class Projections:
     inputs: AttentionInputs
 
 
+@dataclass(frozen=True)
+class Probe:
+    """What looks at a pass from inside, or changes it, at named sites; see `model.probes`.
+
+    Sites of blocks are told apart by place: one that several places share is visited at each.
+
+    Args:
+        embeddings: Returns what is taken for the embeddings of the tokens, given these.
+        gates: Factors of what the block at each of the L places computes.
+        projections: Gets a place and what its attention computes with.
+        probabilities: Gets a place and its attention probabilities, `[B, H, T, S]`, before dropout.
+            They are materialised, instead of fused kernels: outputs agree up to rounding.
+    """
+
+    embeddings: Callable[[Tensor], Tensor] | None = None
+    gates: Sequence[Gates] | None = None
+    projections: Callable[[int, Projections], None] | None = None
+    probabilities: Callable[[int, Tensor], None] | None = None
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence on itself.
 
@@ -114,10 +140,12 @@ class SelfAttention(nn.Module):
 
     rows: tuple[int, int, int]
     """How many rows of the input projection make queries, keys and values."""
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
     prefix: nn.Module | None
     """Maps queries to what is added to the mixed values; None without an edit."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.head_width = shape.head_size
         self.sharing = shape.heads // shape.shared_heads
@@ -132,16 +160,14 @@ class SelfAttention(nn.Module):
         if shape.query_key_norm:
             self.query_norm = build_norm(shape, shape.head_size)
             self.key_norm = build_norm(shape, shape.head_size)
+        else:
+            self.query_norm = self.key_norm = None
         self.register_module("prefix", None)
-        self.on_probabilities: Callable[[Tensor], None] | None = None
-        """Called with the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
-        self.on_projections: Callable[[Projections], None] | None = None
-        """Called with the queries, keys and values of a pass; see `captures`."""
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
         query, key, value = self._projected(hidden_BTD, inputs)
-        if hasattr(self, "query_norm"):
+        if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if inputs.rotate is not None:
             query, key = inputs.rotate(query, key)
@@ -150,8 +176,8 @@ class SelfAttention(nn.Module):
         scored = query
         if inputs.relative is not None:
             scored, inputs = self._with_distances(query, inputs, inputs.relative)
-        if self.on_projections is not None:
-            self.on_projections(Projections(scored, key, value, inputs))
+        if inputs.probe is not None and inputs.probe.projections is not None:
+            inputs.probe.projections(inputs.place, Projections(scored, key, value, inputs))
         mixed_BHTW = self._mix_shared(scored, key, value, inputs)
         if self.prefix is not None:
             mixed_BHTW = mixed_BHTW + self.prefix(query)
@@ -207,8 +233,8 @@ class SelfAttention(nn.Module):
         if self.sharing == 1:
             return self._mix(query, key, value, inputs)
         alike = inputs.attn_mask is None or inputs.attn_mask.shape[1] == 1
-        alike = alike and not inputs.causal and self.on_probabilities is None
-        alike = alike and inputs.sparse is None
+        alike = alike and not inputs.causal and inputs.sparse is None
+        alike = alike and (inputs.probe is None or inputs.probe.probabilities is None)
         if query.shape[2] == 1 and alike:
             # Of one token, heads that share keys are like so many tokens: nothing is copied.
             grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
@@ -219,9 +245,9 @@ class SelfAttention(nn.Module):
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the values, weighted, `[B, H, T, W]`."""
         dropout = self.dropout if self.training else 0.0
-        if self.on_probabilities is not None:
+        if inputs.probe is not None and inputs.probe.probabilities is not None:
             probabilities_BHTS = masked_scores(query, key, inputs).softmax(-1)
-            self.on_probabilities(probabilities_BHTS)
+            inputs.probe.probabilities(inputs.place, probabilities_BHTS)
             return F.dropout(probabilities_BHTS, dropout) @ value
         if inputs.sparse is not None:
             return inputs.sparse.attend(query, key, value, dropout)
@@ -240,25 +266,6 @@ class SelfAttention(nn.Module):
         return query, key, value
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-    lengths: Sequence[int] | None = None,
-) -> Tensor:
-    """Return the values, weighted, `[B, H, T, W]`; see `AttentionInputs` and `Packing`."""
-    if dropout and can_attend_with_dropout(query, value, attn_mask):
-        attn_mask = _causal_mask(query, key) if causal else attn_mask
-        return attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal
-    )
-
-
 def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
     """Return what a softmax makes attention probabilities of, `[B, H, T, S]`.
 
@@ -267,7 +274,7 @@ def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs)
     scores = query_BHTW @ key_BHSW.transpose(-2, -1) / math.sqrt(query_BHTW.shape[-1])
     attn_mask = inputs.attn_mask
     if inputs.causal:
-        attn_mask = _causal_mask(query_BHTW, key_BHSW)
+        attn_mask = causal_mask(query_BHTW, key_BHSW)
     if inputs.sparse is not None:
         _, heads, new, seen = scores.shape
         attn_mask = inputs.sparse.mask(heads, new, seen, scores.device)
@@ -276,11 +283,6 @@ def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs)
     if attn_mask.dtype == torch.bool:
         return scores.masked_fill(~attn_mask, -math.inf)
     return scores + attn_mask
-
-
-def _causal_mask(query_BHTW: Tensor, key_BHSW: Tensor) -> Tensor:
-    shape = query_BHTW.shape[2], key_BHSW.shape[2]
-    return torch.ones(shape, dtype=torch.bool, device=query_BHTW.device).tril()
 
 
 def _shifted(scores_BHTS: Tensor) -> Tensor:

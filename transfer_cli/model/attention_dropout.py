@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.model.dropout import KeepFactors, draw_seed
@@ -22,8 +23,32 @@ CHUNK = 2**18
 """Most scores of a piece, 1 MiB of them; but all of one head and sequence."""
 
 
-def can_attend_with_dropout(query: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
-    """Return whether `attend_with_dropout` is for such tensors."""
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the values, weighted, `[B, H, T, W]`; see `AttentionInputs` and `Packing`."""
+    if dropout and _is_for_cpu(query, value, attn_mask):
+        attn_mask = causal_mask(query, key) if causal else attn_mask
+        return attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal
+    )
+
+
+def causal_mask(query_BHTW: Tensor, key_BHSW: Tensor) -> Tensor:
+    """Return which keys queries see that see none behind them, `[T, S]`."""
+    shape = query_BHTW.shape[2], key_BHSW.shape[2]
+    return torch.ones(shape, dtype=torch.bool, device=query_BHTW.device).tril()
+
+
+def _is_for_cpu(query: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
     return (
         query.device.type == "cpu"
         and query.dtype == value.dtype

@@ -5,25 +5,23 @@ Legend: B batch, T positions, D width, L blocks.
 
 import math
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.attention import AttentionInputs, Gates
+from transfer_cli.model.added_embeddings import AddedRows, AddedSegments
+from transfer_cli.model.attention import Probe
 from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.memory import Memory
-from transfer_cli.model.new_rows import AddedRows
-from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.patterns import PATTERNS, within_documents, without_padding
 from transfer_cli.model.positions import POSITIONS, count_positions, positions_within
-from transfer_cli.model.shape import MAX_SIZE, BackboneShape, Direction
+from transfer_cli.model.shape import FORMS, MAX_SIZE, BackboneShape, Direction
 
 __all__ = ["MAX_SIZE", "Backbone", "BackboneShape", "Direction", "initialise_plain"]
 
@@ -74,14 +72,12 @@ class Backbone(nn.Module):
         self.attention_pattern = PATTERNS[shape.attention](shape)
         block = RESIDUALS[shape.residual]
         self.blocks = nn.ModuleList(block(shape) for _ in range(shape.distinct_blocks))
-        if block.plain_start:
+        if FORMS[shape.residual].plain_start:
             self.blocks[0].attention_norm = nn.Identity()
         if shape.has_final_norm:
             self.final_norm = build_norm(shape, shape.width)
-        self.gates: Sequence[Gates] | None = None
-        """Factors of what the block at each of the L places computes; see `model.gates`."""
-        self.on_tokens: Callable[[Tensor], Tensor] | None = None
-        """Returns what a pass takes for its tokens' embeddings; see `model.replaced_embeddings`."""
+        self.probe: Probe | None = None
+        """What its passes carry; see `model.probes`."""
         self.initialise()
 
     def initialise(self) -> None:
@@ -162,7 +158,6 @@ class Backbone(nn.Module):
         earlier = 0 if before is None else before.length
         self._check(earlier + tokens_BT.shape[1], kv_cache, prefix_B)
         inputs = self.attention_pattern(mask_BT, padded=padded, cached=earlier, prefix_B=prefix_B)
-        inputs = _after(inputs, earlier)
         position_BT = count_positions(mask_BT, earlier)
         if document_BT is not None:
             seen_BS = document_BT if memory is None else memory.documents_before(document_BT)
@@ -172,21 +167,21 @@ class Backbone(nn.Module):
             inputs = without_padding(inputs, kv_cache.padding_B, earlier + tokens_BT.shape[1])
             position_BT = position_BT - kv_cache.padding_B[:, None]
         inputs = self.position_embedding.attend(inputs, position_BT)
-        if kv_cache is not None:
-            layers = zip(inputs, kv_cache.layers, strict=True)
-            inputs = [replace(each, kv_cache=layer) for each, layer in layers]
-        if memory is not None:
-            inputs = memory.seen_by(inputs)
         if packing is not None:
-            inputs = [replace(each, packing=packing) for each in inputs]
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
             segment_BT = None if segment_BT is None else packing.pack(segment_BT)
-        if self.gates is not None:
-            pairs = zip(inputs, self.gates, strict=True)
-            inputs = [replace(each, gates=gates) for each, gates in pairs]
+        remembered = memory.states if memory is not None else ()
         hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
-        for number, each in zip(self.shape.visits, inputs, strict=True):
-            hidden_states.append(self.blocks[number](hidden_states[-1], each))
+        for place, number in enumerate(self.shape.visits):
+            seen = replace(
+                inputs[place],
+                kv_cache=None if kv_cache is None else kv_cache.layers[place],
+                memory=remembered[place] if remembered else None,
+                packing=packing,
+                probe=self.probe,
+                place=place,
+            )
+            hidden_states.append(self.blocks[number](hidden_states[-1], seen))
         if memory is not None:
             memory.keep(hidden_states[:-1], document_BT, packing)
         if self.shape.has_final_norm:
@@ -203,7 +198,7 @@ class Backbone(nn.Module):
             raise ValueError(
                 "a bidirectional model cannot use a cache: later tokens change its hidden states"
             )
-        if length > self.shape.positions and self.position_embedding.is_bounded:
+        if length > self.shape.positions and self.shape.is_bounded:
             raise ValueError(
                 f"a sequence of {length} tokens is longer than the model's "
                 f"{self.shape.positions} positions"
@@ -238,8 +233,8 @@ class Backbone(nn.Module):
     ) -> Tensor:
         """Return the embeddings of tokens, positions and segments, summed and normed."""
         token_BTE = self.embeddings_of(tokens_BT)
-        if self.on_tokens is not None:
-            token_BTE = self.on_tokens(token_BTE)
+        if self.probe is not None and self.probe.embeddings is not None:
+            token_BTE = self.probe.embeddings(token_BTE)
         if self.shape.embedding_scale != 1:
             token_BTE = token_BTE * self.shape.embedding_scale
         summed = self.position_embedding.embed(token_BTE, position_BT)
@@ -256,12 +251,6 @@ class Backbone(nn.Module):
         """Return the embeddings of tokens alone, `[B, T, E]`: without positions and segments."""
         found: Tensor = self.token_embedding(tokens_BT)
         return found if self.new_rows is None else found + self.new_rows(tokens_BT)
-
-
-def _after(inputs: Sequence[AttentionInputs], keys: int) -> Sequence[AttentionInputs]:
-    """Return attention inputs with so many earlier keys; blocks go on to share objects."""
-    made = {id(each): replace(each, earlier=keys) for each in inputs}
-    return [made[id(each)] for each in inputs]
 
 
 def _check_memory(size_bytes: int) -> None:

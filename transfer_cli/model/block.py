@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,15 +30,11 @@ from torch.utils.checkpoint import checkpoint
 from transfer_cli.model.attention import AttentionInputs, SelfAttention
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
-
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.shape import BackboneShape
 
 BESIDE = "beside_feed_forward"
 BESIDE_BLOCK = "beside_block"
 """Sites of a block that need not be there."""
-
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -55,19 +51,21 @@ class FeedForward(nn.Module):
     """The up projection: reads the residual stream."""
     output: nn.Linear
     """The down projection: writes to the residual stream."""
+    inner_parts: ClassVar[int] = 1
+    """How many states of the inner size the up projection makes."""
     kept_states: ClassVar[int] = 2
     """How many states of the inner size the backward pass needs, roughly."""
+
+    def __init__(self, shape: BackboneShape) -> None:
+        super().__init__()
+        has_bias, inner = shape.biases in ("all", "feed_forward"), shape.feedforward
+        self.inner = nn.Linear(shape.width, self.inner_parts * inner, bias=has_bias)
+        self.output = nn.Linear(inner, shape.width, bias=has_bias)
+        self.activation = ACTIVATIONS[shape.activation]
 
 
 class MLP(FeedForward):
     """Two linear layers with an activation between them, at every position alike."""
-
-    def __init__(self, shape: "BackboneShape") -> None:
-        super().__init__()
-        has_bias = shape.biases in ("all", "feed_forward")
-        self.inner = nn.Linear(shape.width, shape.feedforward, bias=has_bias)
-        self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
-        self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `[B, T, D]`."""
@@ -81,14 +79,8 @@ class GatedMLP(FeedForward):
     With `silu` it is called SwiGLU, with `gelu` GeGLU.
     """
 
+    inner_parts = 2
     kept_states = 4
-
-    def __init__(self, shape: "BackboneShape") -> None:
-        super().__init__()
-        has_bias = shape.biases in ("all", "feed_forward")
-        self.inner = nn.Linear(shape.width, 2 * shape.feedforward, bias=has_bias)
-        self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
-        self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `[B, T, D]`."""
@@ -111,19 +103,10 @@ class Block(nn.Module, ABC):
     The output of both is added to the update by the feed-forward layer.
     """
 
-    embedding_norm: ClassVar[bool] = False
-    """Whether the embeddings have a norm by default."""
-    final_norm: ClassVar[bool] = False
-    """Whether a norm follows the last block, because no block normalises the residual stream.
-
-    If so, the output projections start smaller.
-    """
-    plain_start: ClassVar[bool] = False
-    """Whether the first block's attention has no norm, since the embeddings have one."""
     norms_follow: ClassVar[bool] = False
     """Whether `attention_norm` and `feed_forward_norm` come after their sub-layers."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.recomputed = False
         """Whether the backward pass recomputes the activations (gradient checkpointing)."""
@@ -188,8 +171,6 @@ class Block(nn.Module, ABC):
 class PreNormBlock(Block):
     """Norms before each sub-layer."""
 
-    final_norm = True
-
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
         read = self.reads(z)
@@ -200,7 +181,6 @@ class PreNormBlock(Block):
 class PostNormBlock(Block):
     """Norms after each residual sum."""
 
-    embedding_norm = True
     norms_follow = True
 
     def reads(self, z: Tensor) -> Tensor:
@@ -227,14 +207,10 @@ class TutorialBlock(Block):
 class PlainStartBlock(PreNormBlock):
     """Norms before each sub-layer but the first."""
 
-    embedding_norm = True
-    plain_start = True
-
 
 class ReorderedBlock(Block):
     """Norms on each sub-layer's output."""
 
-    final_norm = True
     norms_follow = True
 
     def reads(self, z: Tensor) -> Tensor:
@@ -260,7 +236,7 @@ class ReorderedBlock(Block):
 class SandwichBlock(ReorderedBlock):
     """Norms before each sub-layer and on its output."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
         self.attention_first_norm = build_norm(shape, shape.width)
         self.feed_forward_first_norm = build_norm(shape, shape.width)
@@ -279,8 +255,6 @@ class SandwichBlock(ReorderedBlock):
 
 class ParallelBlock(Block):
     """Both sub-layers read the same state, each through its norm."""
-
-    final_norm = True
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""

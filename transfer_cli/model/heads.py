@@ -35,6 +35,9 @@ class LanguageModelHead(nn.Module):
     counted once, and still tied after loading, copying or wrapping.
     """
 
+    transform: nn.Linear | None
+    """The layer before the matrix, with its activation and norm; None: there is none."""
+
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
         super().__init__()
         size = shape.embedding_size if shape.tie_output else shape.width
@@ -43,6 +46,8 @@ class LanguageModelHead(nn.Module):
             self.norm = build_norm(shape, size)
             self.activation = ACTIVATIONS[shape.output_activation]
             initialise_plain(self.transform)
+        else:
+            self.transform = None
         if not shape.tie_output:
             self.weight = nn.Parameter(torch.empty(vocabulary, size))
             nn.init.normal_(self.weight, std=0.02)
@@ -63,15 +68,8 @@ class LanguageModelHead(nn.Module):
 
         For `on_logits` see `vocabulary_loss.summed_cross_entropy`.
         """
-        table_VD = getattr(self, "weight", embedding_VD)
-        return summed_cross_entropy(
-            self._transformed(hidden_ND),
-            table_VD,
-            self.bias,
-            target_N,
-            compiled=self.compiled,
-            on_logits=on_logits,
-        )
+        output = self._output(hidden_ND, embedding_VD)
+        return summed_cross_entropy(*output, target_N, compiled=self.compiled, on_logits=on_logits)
 
     def summed_copy_loss(
         self,
@@ -82,10 +80,8 @@ class LanguageModelHead(nn.Module):
         is_read_N: Tensor,
     ) -> Tensor:
         """Return the loss of a head that may copy (`vocabulary_loss`), summed over rows."""
-        table_VD = getattr(self, "weight", embedding_VD)
-        return summed_copy_loss(
-            self._transformed(hidden_ND), table_VD, self.bias, gate_N, target_N, is_read_N
-        )
+        output = self._output(hidden_ND, embedding_VD)
+        return summed_copy_loss(*output, gate_N, target_N, is_read_N)
 
     def summed_divergence(
         self,
@@ -95,23 +91,22 @@ class LanguageModelHead(nn.Module):
         temperature: float,
     ) -> Tensor:
         """Return the divergence from a teacher (`vocabulary_loss`), summed over rows."""
-        table_VD = getattr(self, "weight", embedding_VD)
-        return summed_divergence(
-            self._transformed(hidden_ND), table_VD, self.bias, teacher_logits, temperature
-        )
+        output = self._output(hidden_ND, embedding_VD)
+        return summed_divergence(*output, teacher_logits, temperature)
 
     def forward(self, hidden_ND: Tensor, embedding_VD: Tensor) -> Tensor:
         """Return logits `[N, V]`."""
-        table_VD = getattr(self, "weight", embedding_VD)
-        return F.linear(self._transformed(hidden_ND), table_VD, self.bias)
+        return F.linear(*self._output(hidden_ND, embedding_VD))
 
-    def _transformed(self, hidden_ND: Tensor) -> Tensor:
+    def _output(
+        self, hidden_ND: Tensor, embedding_VD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what the matrix multiplies, the matrix and the bias."""
         if self.on_rows is not None:
             self.on_rows(hidden_ND.numel() // hidden_ND.shape[-1])
-        if not hasattr(self, "transform"):
-            return hidden_ND
-        transformed: Tensor = self.norm(self.activation(self.transform(hidden_ND)))
-        return transformed
+        if self.transform is not None:
+            hidden_ND = self.norm(self.activation(self.transform(hidden_ND)))
+        return hidden_ND, getattr(self, "weight", embedding_VD), self.bias
 
 
 class Pooler(nn.Module):

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -75,17 +75,8 @@ class Decomposed(LowRank):
     The arguments are those of `LowRank`.
     """
 
-    def __init__(
-        self,
-        weight: Tensor,
-        rows: slice,
-        *,
-        rank: int,
-        scale: float,
-        dropout: float,
-        lr_ratio: float = 1.0,
-    ) -> None:
-        super().__init__(weight, rows, rank=rank, scale=scale, dropout=dropout, lr_ratio=lr_ratio)
+    def __init__(self, weight: Tensor, rows: slice, **options: Any) -> None:
+        super().__init__(weight, rows, **options)
         self.magnitude = nn.Parameter(torch.empty(rows.stop - rows.start))
         if not weight.is_meta:  # even a sum would import torch's compiler there, for seconds
             self.magnitude.data = _norm_of_rows(weight[rows].detach())

@@ -4,12 +4,10 @@ Legend: B batch, M remembered positions, T positions, D width.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from transfer_cli.model.attention import AttentionInputs
 from transfer_cli.model.packing import Packing
 
 
@@ -45,13 +43,6 @@ class Memory:
             self.empty()
         self.states = tuple(state_BMD[:rows] for state_BMD in self.states)
         self.document = None if self.document is None else self.document[:rows]
-
-    def seen_by(self, inputs: Sequence[AttentionInputs]) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each place with its states."""
-        if not self.states:
-            return inputs
-        pairs = zip(inputs, self.states, strict=True)
-        return [replace(each, memory=state_BMD) for each, state_BMD in pairs]
 
     def documents_before(self, document_BT: Tensor) -> Tensor:
         """Return the documents of all positions, `[B, M + T]`, given those of a pass."""

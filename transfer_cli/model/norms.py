@@ -8,14 +8,13 @@
 | `rms_unit` | `z / rms(z) * (1 + weight)` | Gemma |
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.shape import BackboneShape
 
 
 class LayerNormWithoutBias(nn.LayerNorm):
@@ -60,6 +59,6 @@ NORMS: dict[str, type[nn.Module]] = {
 """Each is built by `(size, eps=...)` and reinitialised by `reset_parameters`."""
 
 
-def build_norm(shape: "BackboneShape", size: int) -> nn.Module:
+def build_norm(shape: BackboneShape, size: int) -> nn.Module:
     """Return the norm of a shape, over a last dimension of `size`."""
     return NORMS[shape.norm](size, eps=shape.epsilon)

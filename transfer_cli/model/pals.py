@@ -6,7 +6,8 @@ Legend: B batch, T positions, D width, E narrow width, H heads.
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
-from transfer_cli.model.attention import AttentionInputs, attend
+from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.backbone import initialise_plain
 
 

@@ -7,23 +7,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.attention import AttentionInputs
-from transfer_cli.model.sparse_attention import SparseView
-
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.sparse_attention import SparseView, parts_of
 
 
 class AttentionPattern(nn.Module, ABC):
     """Base class of attention patterns; built from a shape, whose direction it follows."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.causal = shape.direction == "causal"
         self.depth = shape.depth
@@ -51,7 +48,8 @@ class FullAttention(AttentionPattern):
     ) -> Sequence[AttentionInputs]:
         """Return the same inputs for every block."""
         if cached:
-            inputs = AttentionInputs(cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device))
+            seen = cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device)
+            inputs = AttentionInputs(seen, earlier=cached)
         elif prefix_B is not None:
             inputs = AttentionInputs(prefix_mask(mask_BT, prefix_B))
         elif padded:
@@ -67,7 +65,7 @@ class WindowAttention(FullAttention):
     The shape says how wide the window is and which blocks see everything.
     """
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
         self.window = shape.window
         self.has_window = shape.has_window
@@ -86,7 +84,7 @@ class WindowAttention(FullAttention):
         if prefix_B is not None and not cached:
             near = near | near.mT  # a prefix sees as far ahead as back
         seen = inputs[0].attn_mask
-        local = AttentionInputs(near if seen is None else seen & near)
+        local = AttentionInputs(near if seen is None else seen & near, earlier=cached)
         return [
             local if is_local else each
             for each, is_local in zip(inputs, self.has_window, strict=True)
@@ -99,9 +97,9 @@ class SparseAttention(AttentionPattern):
     The shape says which kind, and the rest; see `model.sparse_attention`.
     """
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
-        self.parts = shape.sparse_parts
+        self.parts = parts_of(shape)
 
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
@@ -117,7 +115,10 @@ class SparseAttention(AttentionPattern):
         can_ask = mask_BT.device.type == "cpu" and not torch.compiler.is_compiling()
         if starts is not None and can_ask and not starts.any():
             starts = None
-        made = {parts: AttentionInputs(sparse=SparseView(parts, starts)) for parts in self.parts}
+        made = {
+            parts: AttentionInputs(sparse=SparseView(parts, starts), earlier=cached)
+            for parts in self.parts
+        }
         return [made[parts] for parts in self.parts]
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from transfer_cli.model.block import RESIDUALS
-from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.shape import FORMS, BackboneShape
+from transfer_cli.model.sparse_attention import parts_of
 from transfer_cli.model.weights import LazyTensors, without_values
 
 _BLOCKS = "backbone.blocks."
@@ -44,14 +44,14 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
             f"the model's blocks share their weights (model.share={shape.share}), so there are "
             "none to pick"
         )
-    if RESIDUALS[shape.residual].plain_start and layers[0] != 0:
+    if FORMS[shape.residual].plain_start and layers[0] != 0:
         raise ValueError(
             f"{list(layers)} has to begin with 0: with residual={shape.residual} the first block "
             "is unlike the others"
         )
     wanted = [shape.has_window[layer] for layer in layers]
     depth = len(layers)
-    if [shape.sparse_parts[n] for n in layers] != list(replace(shape, depth=depth).sparse_parts):
+    if [parts_of(shape)[n] for n in layers] != list(parts_of(replace(shape, depth=depth))):
         raise ValueError(
             f"{list(layers)} do not alternate as the blocks of model.sparse=alternate do; pick "
             "blocks with even and odd numbers in turns, the first one even"

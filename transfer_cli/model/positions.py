@@ -6,91 +6,21 @@ width of a head, F frequencies.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.errors import above_zero, one_of
 from transfer_cli.model.attention import AttentionInputs, RelativeScores
 from transfer_cli.model.dropout import Dropout
-
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
-
+from transfer_cli.model.shape import BackboneShape, Rotary, RotaryScaling
 
 Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class RotaryScaling:
-    """A change of rotary frequencies for texts longer than those of pretraining.
-
-    Args:
-        kind: linear: all are divided by `factor` (Chen et al. 2023); llama3: only low ones, see
-            `rotary_frequencies` (Llama 3.1).
-        factor: At least 1.
-        original_positions: Longest text of pretraining (llama3).
-        low_factor: Waves longer than `original_positions / low_factor` are slowed down (llama3).
-        high_factor: Those shorter than `original_positions / high_factor` are not (llama3).
-    """
-
-    kind: str
-    factor: float
-    original_positions: int = 8192
-    low_factor: float = 1.0
-    high_factor: float = 4.0
-
-    def __post_init__(self) -> None:
-        one_of("rotary.scaling.kind", self.kind, SCALINGS, ValueError)
-        if self.factor < 1:
-            raise ValueError(f"rotary.scaling.factor must be at least 1, got {self.factor}")
-        if not 0 < self.low_factor < self.high_factor or self.original_positions < 1:
-            raise ValueError(
-                "rotary.scaling needs 0 < low_factor < high_factor and original_positions of at "
-                f"least 1; got {self.low_factor}, {self.high_factor}, {self.original_positions}"
-            )
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """The angles of rotary positions.
-
-    Args:
-        base: Pair m of r rotated numbers is turned by base^(-2m/r) a position.
-        share: Share of a head's width that is turned, its first numbers.
-        scaling: For longer texts; None: none.
-        local_base: The base in blocks with a window, which are not scaled; None: as elsewhere.
-    """
-
-    base: float = 10_000.0
-    share: float = 1.0
-    scaling: RotaryScaling | None = None
-    local_base: float | None = None
-
-    def __post_init__(self) -> None:
-        above_zero("rotary.base", self.base)
-        if self.local_base is not None:
-            above_zero("rotary.local_base", self.local_base)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"rotary.share must be above 0 and at most 1, got {self.share}")
-
-    @property
-    def local(self) -> "Rotary":
-        """The angles in blocks with a window."""
-        if self.local_base is None:
-            return self
-        return replace(self, base=self.local_base, scaling=None)
-
-
 class Positions(nn.Module):
     """Base class of position kinds; built from a `BackboneShape`."""
-
-    is_bounded: ClassVar[bool] = True
-    """Whether a sequence may have as many tokens as the shape has positions, and no more."""
-    projects_distances: ClassVar[bool] = False
-    """Whether each block's attention has a matrix for the encodings of distances."""
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
         """Return token embeddings with positions added, `[B, T, E]`; by default unchanged."""
@@ -110,7 +40,7 @@ class Positions(nn.Module):
 class LearnedPositions(nn.Embedding, Positions):
     """An embedding of each position, added to the token's (BERT, GPT-2)."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape.positions, shape.embedding_size)
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
@@ -124,7 +54,7 @@ class SinusoidalPositions(Positions):
 
     table: Tensor
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         # The sinusoids have an RMS of 0.7, new embeddings 0.02: scale them to the same size.
         self.scale = math.sqrt(shape.embedding_size)
@@ -146,7 +76,7 @@ class RotaryPositions(Positions):
     frequency: Tensor
     local_frequency: Tensor
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         rotary, self.has_window = shape.rotary, shape.has_window
         for name, angles in (("frequency", rotary), ("local_frequency", rotary.local)):
@@ -193,7 +123,7 @@ class RelativeBias(LearnedPositions):
     farthest: ClassVar[int] = 128
     """The distance from which on all have one bias."""
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
         self.bias = nn.Embedding(self.ranges, shape.heads)
 
@@ -235,11 +165,9 @@ class RelativePositions(Positions):
     no longest sequence. It is for causal models: a key is never later than its query.
     """
 
-    is_bounded = False
-    projects_distances = True
     initial_std: ClassVar[float] = 0.02
 
-    def __init__(self, shape: "BackboneShape") -> None:
+    def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.width = shape.width
         size = shape.heads * shape.head_size
@@ -280,17 +208,8 @@ def positions_within(position_BT: Tensor, document_BT: Tensor) -> Tensor:
 
 
 def rotary_frequencies(rotary: Rotary, head_width: int) -> Tensor:
-    """Return the angle a position of each pair of a head's numbers, `[F]`.
-
-    Raises:
-        ValueError: The rotated numbers are no pairs.
-    """
-    rotated = int(rotary.share * head_width)
-    if rotated < 2 or rotated % 2:
-        raise ValueError(
-            f"rotary positions turn pairs of a head's numbers, and rotary.share={rotary.share} of "
-            f"{head_width} are {rotated}"
-        )
+    """Return the angle a position of each pair of a head's numbers, `[F]`."""
+    rotated = rotary.rotated(head_width)
     frequency_F = rotary.base ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
     if rotary.scaling is not None:
         frequency_F = SCALINGS[rotary.scaling.kind](frequency_F, rotary.scaling)

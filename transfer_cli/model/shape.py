@@ -1,21 +1,21 @@
-"""The shape of a backbone: sizes, dropout rates, and the classes of its modules."""
+"""The shape of a backbone: sizes, dropout rates, and the names of its kinds of module.
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+It imports none of these modules: each is built from a shape, and looked up by name in a table.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 from transfer_cli.errors import above_zero, at_least, one_of
-from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
-from transfer_cli.model.norms import NORMS
-from transfer_cli.model.patterns import PATTERNS
-from transfer_cli.model.positions import POSITIONS, Rotary, rotary_frequencies
-from transfer_cli.model.sparse_attention import KINDS, SparsePart, parts_of
 
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Direction = Literal["auto", "causal", "bidirectional"]
 PoolerActivation = Literal["none", "tanh", "gelu", "relu", "gelu_norm"]
 Biases = Literal["all", "none", "qkv", "feed_forward"]
 Share = Literal["none", "all"]
 Sparse = Literal["split", "alternate"]
+Scaling = Literal["linear", "llama3"]
 
 MAX_SIZE = 2**24
 """Maximum of all sizes: a hundred times the largest model trained so far."""
@@ -23,15 +23,119 @@ MAX_SIZE = 2**24
 MAX_DEPTH = 10_000
 """The deepest Transformers have 1000 blocks, and even on meta a block is many Python objects."""
 
-_CHOICES: dict[str, Collection[str]] = {
+
+class ResidualForm(NamedTuple):
+    """What a residual form asks of the norms outside of its blocks.
+
+    Args:
+        embedding_norm: Whether the embeddings have a norm by default.
+        final_norm: Whether a norm follows the last block, because no block normalises the residual
+            stream. If so, the output projections start smaller.
+        plain_start: Whether the first block's attention has no norm, since the embeddings have one.
+    """
+
+    embedding_norm: bool = False
+    final_norm: bool = False
+    plain_start: bool = False
+
+
+FORMS: dict[str, ResidualForm] = {
+    "pre": ResidualForm(final_norm=True),
+    "post": ResidualForm(embedding_norm=True),
+    "tutorial": ResidualForm(),
+    "pre_first_plain": ResidualForm(embedding_norm=True, final_norm=True, plain_start=True),
+    "sandwich": ResidualForm(final_norm=True),
+    "reordered": ResidualForm(final_norm=True),
+    "parallel": ResidualForm(final_norm=True),
+}
+SPARSE_KINDS = ("strided", "fixed")
+"""Attention patterns of `model.sparse_attention`."""
+
+CHOICES: dict[str, Collection[str]] = {
     "activation": get_args(Activation), "output_activation": get_args(Activation),
-    "direction": get_args(Direction),
-    "pooler": get_args(PoolerActivation), "biases": get_args(Biases), "residual": RESIDUALS,
-    "norm": NORMS,
-    "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention": PATTERNS,
-    "sparse": get_args(Sparse),
+    "direction": get_args(Direction), "pooler": get_args(PoolerActivation),
+    "biases": get_args(Biases), "residual": FORMS,
+    "norm": ("layer", "layer_no_bias", "rms", "rms_unit"), "feedforward_kind": ("mlp", "gated"),
+    "position_kind": ("learned", "sinusoidal", "rotary", "relative_bias", "relative"),
+    "attention": ("full", "window", *SPARSE_KINDS), "sparse": get_args(Sparse),
 }  # fmt: skip
-"""Values of a field. A dict holds classes; add new ones there."""
+"""Names that a field may have. Kinds of module are in a table of their own by the same name:
+`RESIDUALS`, `NORMS`, `FEED_FORWARDS`, `POSITIONS` and `PATTERNS`."""
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """A change of rotary frequencies for texts longer than those of pretraining.
+
+    Args:
+        kind: linear: all are divided by `factor` (Chen et al. 2023); llama3: only low ones (Llama
+            3.1).
+        factor: At least 1.
+        original_positions: Longest text of pretraining (llama3).
+        low_factor: Waves longer than `original_positions / low_factor` are slowed down (llama3).
+        high_factor: Those shorter than `original_positions / high_factor` are not (llama3).
+    """
+
+    kind: Scaling
+    factor: float
+    original_positions: int = 8192
+    low_factor: float = 1.0
+    high_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        one_of("rotary.scaling.kind", self.kind, get_args(Scaling), ValueError)
+        if self.factor < 1:
+            raise ValueError(f"rotary.scaling.factor must be at least 1, got {self.factor}")
+        if not 0 < self.low_factor < self.high_factor or self.original_positions < 1:
+            raise ValueError(
+                "rotary.scaling needs 0 < low_factor < high_factor and original_positions of at "
+                f"least 1; got {self.low_factor}, {self.high_factor}, {self.original_positions}"
+            )
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The angles of rotary positions.
+
+    Args:
+        base: Pair m of r rotated numbers is turned by base^(-2m/r) a position.
+        share: Share of a head's width that is turned, its first numbers.
+        scaling: For longer texts; None: none.
+        local_base: The base in blocks with a window, which are not scaled; None: as elsewhere.
+    """
+
+    base: float = 10_000.0
+    share: float = 1.0
+    scaling: RotaryScaling | None = None
+    local_base: float | None = None
+
+    def __post_init__(self) -> None:
+        above_zero("rotary.base", self.base)
+        if self.local_base is not None:
+            above_zero("rotary.local_base", self.local_base)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"rotary.share must be above 0 and at most 1, got {self.share}")
+
+    @property
+    def local(self) -> "Rotary":
+        """The angles in blocks with a window."""
+        if self.local_base is None:
+            return self
+        return replace(self, base=self.local_base, scaling=None)
+
+    def rotated(self, head_width: int) -> int:
+        """Return how many numbers of a head are turned.
+
+        Raises:
+            ValueError: They are no pairs.
+        """
+        rotated = int(self.share * head_width)
+        if rotated < 2 or rotated % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of a head's numbers, and rotary.share={self.share} "
+                f"of {head_width} are {rotated}"
+            )
+        return rotated
 
 
 @dataclass(frozen=True)
@@ -147,7 +251,7 @@ class BackboneShape:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        for name, known in _CHOICES.items():
+        for name, known in CHOICES.items():
             one_of(name, getattr(self, name), known, ValueError)
         self._check_share()
         self._check_sparse()
@@ -155,7 +259,7 @@ class BackboneShape:
 
     def _check_positions(self) -> None:
         if self.position_kind == "rotary":
-            rotary_frequencies(self.rotary, self.head_size)
+            self.rotary.rotated(self.head_size)
         if self.projects_distances and self.direction == "bidirectional":
             raise ValueError(
                 f"position_kind={self.position_kind}: these distances look back alone, for a model "
@@ -172,7 +276,7 @@ class BackboneShape:
             one_of("share", self.share, get_args(Share), ValueError)
         else:
             _check_size("share", self.share, 1, self.depth)
-        if self.distinct_blocks < self.depth and RESIDUALS[self.residual].plain_start:
+        if self.distinct_blocks < self.depth and FORMS[self.residual].plain_start:
             raise ValueError(
                 f"share={self.share}: with residual={self.residual} the first block is unlike the "
                 "others"
@@ -182,7 +286,7 @@ class BackboneShape:
         _check_size("summary", self.summary_size, 1, self.window)
         if self.summary is not None and self.attention != "fixed":
             raise ValueError(f"summary is for attention=fixed, and this one is {self.attention}")
-        if self.attention not in KINDS:
+        if not self.is_sparse:
             return
         if self.direction == "bidirectional":
             raise ValueError(
@@ -216,12 +320,12 @@ class BackboneShape:
     @property
     def is_bounded(self) -> bool:
         """Whether a sequence may have as many tokens as there are positions, and no more."""
-        return POSITIONS[self.position_kind].is_bounded
+        return self.position_kind != "relative"
 
     @property
     def projects_distances(self) -> bool:
         """Whether each block's attention has a matrix for distances."""
-        return POSITIONS[self.position_kind].projects_distances
+        return self.position_kind == "relative"
 
     @property
     def distinct_blocks(self) -> int:
@@ -254,9 +358,9 @@ class BackboneShape:
         return [not every or (block - first) % every != 0 for block in range(self.depth)]
 
     @property
-    def sparse_parts(self) -> Sequence[tuple[SparsePart, ...]]:
-        """What the heads of each block see in strided and fixed attention; else nothing."""
-        return parts_of(self)
+    def is_sparse(self) -> bool:
+        """Whether heads see near or far keys alone; see `model.sparse_attention`."""
+        return self.attention in SPARSE_KINDS
 
     @property
     def summary_size(self) -> int:
@@ -271,13 +375,13 @@ class BackboneShape:
     @property
     def has_embedding_norm(self) -> bool:
         """Whether the embeddings are normalised before their dropout."""
-        default = RESIDUALS[self.residual].embedding_norm
+        default = FORMS[self.residual].embedding_norm
         return default if self.embedding_norm is None else self.embedding_norm
 
     @property
     def has_final_norm(self) -> bool:
         """Whether a norm follows the last block."""
-        return RESIDUALS[self.residual].final_norm
+        return FORMS[self.residual].final_norm
 
 
 def check_sizes(sizes: Mapping[str, Any]) -> None:

@@ -12,16 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.model.attention import attend
-
-if TYPE_CHECKING:
-    from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.attention_dropout import attend
+from transfer_cli.model.shape import BackboneShape
 
 FLEX_WIDTH = 16
 """The narrowest head that `flex_attention` takes."""
@@ -363,7 +361,7 @@ def _block_mask(part: SparsePart, length: int, device: torch.device) -> Any:
     )  # fmt: skip
 
 
-KINDS: dict[str, Callable[["BackboneShape"], tuple[SparsePart, SparsePart]]] = {
+KINDS: dict[str, Callable[[BackboneShape], tuple[SparsePart, SparsePart]]] = {
     "strided": lambda shape: (Window(shape.window), Stride(shape.window)),
     "fixed": lambda shape: (
         OwnBlock(shape.window), Summary(shape.window, shape.summary_size)
@@ -372,9 +370,9 @@ KINDS: dict[str, Callable[["BackboneShape"], tuple[SparsePart, SparsePart]]] = {
 """The parts of each pattern: what is near, and what is far."""
 
 
-def parts_of(shape: "BackboneShape") -> Sequence[tuple[SparsePart, ...]]:
+def parts_of(shape: BackboneShape) -> Sequence[tuple[SparsePart, ...]]:
     """Return the parts of the block at each place, bottom first; none where it sees everything."""
-    if shape.attention not in KINDS:
+    if not shape.is_sparse:
         return [()] * shape.depth
     parts = KINDS[shape.attention](shape)
     if shape.sparse == "split":

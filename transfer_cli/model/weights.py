@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.old_names import with_new_names
 from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
@@ -163,28 +164,6 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
         return load_file(path)
 
 
-class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, each read when it is asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._names = path, shapes_of(path).keys()
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor."""
-        # Opened anew each time, since an open file holds what was read of it in memory.
-        with _reading(self._path), safe_open(self._path, framework="pt") as file:
-            found: Tensor = file.get_tensor(name)
-            return found
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._names)
-
-
 class LazyTensors(Mapping[str, Tensor]):
     """Tensors that are made when they are asked for, so that never two models are in memory.
 
@@ -208,6 +187,18 @@ class LazyTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self.shapes)
+
+
+def open_tensors(path: Path) -> LazyTensors:
+    """Return the tensors of a safetensors file, each read when it is asked for."""
+
+    def read(name: str) -> Tensor:
+        # Opened anew each time, since an open file holds what was read of it in memory.
+        with _reading(path), safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+
+    return LazyTensors(shapes_of(path), read)
 
 
 def without_values(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -350,7 +341,7 @@ def read_description(folder: Path) -> ModelDescription:
     """Read `model.json`."""
     path = folder / DESCRIPTION
     try:
-        return _description(read_json(path))
+        return _description(with_new_names(read_json(path)))
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no model: {DESCRIPTION} is missing") from error
     except KeyError as error:
@@ -362,8 +353,6 @@ def read_description(folder: Path) -> ModelDescription:
 def _description(found: dict[str, Any]) -> ModelDescription:
     for name in ("shape", "vocabulary", "objective", "labels", "tokenizer_hash"):
         found[name]  # a KeyError names it
-    if "attention_pattern" in found["shape"]:
-        found["shape"]["attention"] = found["shape"].pop("attention_pattern")  # in older runs
     # Not built here: whoever reads a description may need none of these classes.
     nodes = {name: found.pop(name) for name in _NODES if name in found}
     return build(found, "model", ModelDescription, **nodes)

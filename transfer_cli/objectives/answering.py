@@ -1,9 +1,9 @@
-"""Base class of objectives whose head answers examples.
+"""Base classes of objectives whose head answers examples, or parts of them.
 
 A subclass defines `outputs`, what the head says of a batch, and functions of that: `losses`,
 `answers`, `shown` and, for further measures, `tallies`. All that the engine asks for follows.
 
-Legend: B batch, T positions.
+Legend: B batch, T positions, N units, C labels, choices or numbers.
 """
 
 from abc import abstractmethod
@@ -16,6 +16,15 @@ from torch import Tensor
 from transfer_cli.batch import IGNORE, Batch, size
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+
+
+def occurrences(number_N: Tensor, kinds: int) -> Tensor:
+    """Return how often each of the numbers below `kinds` occurs, `[kinds]`.
+
+    `torch.bincount` looks for the largest number first, so that the host waits for the device.
+    """
+    counts = torch.zeros(kinds, dtype=torch.long, device=number_N.device)
+    return counts.scatter_add_(0, number_N, torch.ones_like(number_N))
 
 
 class Answering(Objective):
@@ -101,3 +110,53 @@ class Answering(Objective):
         if self not in encoded.outputs:
             encoded.outputs[self] = self.outputs(model, batch, encoded)
         return encoded.outputs[self]
+
+
+class UnitObjective(Answering):
+    """A loss of what a head says of each unit; others can be about the same (`OfMainHead`).
+
+    By default units are examples, of which one label is said.
+    """
+
+    units_are_examples: ClassVar[bool] = True
+    """Whether any text has such units; else a batch says which there are, as that of its task."""
+
+    @abstractmethod
+    def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """Return the numbers that say what each unit is, in float32, `[N, C]`."""
+
+    def num_units(self, batch: Batch) -> int:
+        """Return the number of units."""
+        return size(batch)
+
+    def of_units(self, values: Tensor, batch: Batch) -> Tensor:
+        """Return, `[N, C]`, the values of units that are a key of their batch."""
+        return values
+
+    def left_in(self, batch: Batch, mask: Tensor) -> Batch:
+        """Return a batch without the units that another mask of its tokens takes away."""
+        return batch
+
+    def units_in(self, batch: Batch, mask: Tensor) -> Tensor:
+        """Return which units another mask of the tokens leaves, `[N]` bool."""
+        return torch.ones(self.num_units(batch), dtype=torch.bool, device=mask.device)
+
+    def scores_of(self, answers_NC: Tensor) -> Tensor:
+        """Return the scores of which a finished run's answers are made."""
+        return answers_NC.log()
+
+    def softened(self, scores_NC: Tensor, temperature: float) -> Tensor:
+        """Return scores that say less, or more below 1."""
+        return scores_NC / temperature
+
+    def sureness(self, scores_NC: Tensor) -> Tensor:
+        """Return the probability of what the scores say first, `[N]`."""
+        return scores_NC.softmax(1).amax(1)
+
+    def divergence(self, target_NC: Tensor, scores_NC: Tensor) -> Tensor:
+        """Return how far scores are from others, `[N]`: KL(target || scores)."""
+        first_NC, second_NC = target_NC.log_softmax(1), scores_NC.log_softmax(1)
+        target_NC = first_NC.exp()
+        never_NC = target_NC == 0  # such as a choice that is not there
+        difference_NC = first_NC.masked_fill(never_NC, 0) - second_NC.masked_fill(never_NC, 0)
+        return (target_NC * difference_NC).sum(1)

@@ -7,7 +7,7 @@ whole batch, so that results do not depend on micro-batches and processes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,7 +26,7 @@ from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
 if TYPE_CHECKING:
-    from transfer_cli.data.tokenizer import Tokenizer
+    from transfer_cli.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TaskInfo:
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
     """
 
-    vocabulary: "Tokenizer"
+    vocabulary: "Vocabulary"
     labels: tuple[str, ...] = ()
     name: str = "main"
     task: Any = None
@@ -203,6 +203,12 @@ class Objective(ABC):
     reads_main_view: bool = False
     """Whether it reads what `prepare` of the main loss made of the batch, if that is of its stream:
     both then share one pass, though that one changes tokens."""
+    predicts_tokens: bool = False
+    """Whether its targets are the tokens of the text itself, or what became of them."""
+    asks_language_model: bool = False
+    """Whether it asks the language model that `init_from` was, whose head has to be there."""
+    needs_whole_model: bool = False
+    """Whether it works in processes alone that have the whole model (`parallel=ddp`)."""
     reaches_all: bool = True
     """Whether every parameter of the backbone that trains has a part in it."""
     published_as: str = "language_model"
@@ -242,6 +248,10 @@ class Objective(ABC):
 
     def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
         """Return those of its `training_heads` that a run leaves beside its model, by name."""
+        return {}
+
+    def head_rows(self, batch: Batch) -> dict[str, int]:
+        """Return how many rows of a batch pass through each head that reads tokens, by name."""
         return {}
 
     def setup(self, info: TaskInfo) -> None:
@@ -363,3 +373,24 @@ def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
         for name, objective in objectives.items()
         for metric in (*objective.answer_metrics(), *objective.declared_metrics())
     )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An objective in a run.
+
+    Args:
+        name: "main", or the user's name for a further loss.
+        objective: Computes it.
+        stream: The stream of batches that it reads.
+        weight: Its weight, or the weight at each step.
+    """
+
+    name: str
+    objective: Objective
+    stream: str = "main"
+    weight: float | Callable[[int], float] = 1.0
+
+    def weight_at(self, step: int) -> float:
+        """Return its weight at a step."""
+        return self.weight(step) if callable(self.weight) else self.weight

@@ -1,19 +1,29 @@
-"""What further losses share whose heads are like the main one, and end with the training."""
+"""Further losses with heads like the main one, which end with the training: views and slices.
+
+Legend: B batch, T positions, K slices, N texts, questions or words; C labels, choices or numbers.
+"""
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from transfer_cli.batch import Batch, view_of
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, RunError, one_of
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.answering import UnitObjective
+from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
+from transfer_cli.objectives.of_main_head import main_of
+from transfer_cli.objectives.perturbations import Mask
+from transfer_cli.runs.slices import Slice
+from transfer_cli.seeds import ExampleNoise
 
 Main = TypeVar("Main", bound=Objective)
 
@@ -89,3 +99,156 @@ def _like(main: Main, name: str) -> Main:
     other = copy.copy(main)
     other.info = replace(main.info, name=name)
     return other
+
+
+VIEWS = ("masked", "left", "right")
+
+
+class CrossView(BesideMainHead[UnitObjective]):
+    """KL(p || q) for each view: p is what the main head says of a text, q what the view's does.
+
+    Cross-view training (Clark et al. 2018), in the form that fits Transformers. The paper restricts
+    what a head reads of a recurrent network; here the states of a whole text know all of it, so
+    each view is a pass of its own, which sees a part. It needs no label. No gradient flows through
+    p, which comes from a pass with dropout, too.
+
+    Args:
+        views: masked: a share of the tokens is hidden; left, right: this half of them is seen.
+            Special tokens always are.
+        rate: The share that is hidden, in (0, 1).
+    """
+
+    def __init__(self, views: tuple[str, ...] = VIEWS, rate: float = 0.15) -> None:
+        if not views:
+            raise ValueError(f"views is empty; give some of {', '.join(VIEWS)}")
+        for view in views:
+            one_of("views", view, VIEWS, ValueError)
+        if not 0 < rate < 1:
+            raise ValueError(f"rate must be between 0 and 1, got {rate}")
+        self.views = tuple(dict.fromkeys(views))
+        self._hide = Mask(rate)
+
+    @property
+    def terms(self) -> Sequence[str]:
+        """The views."""
+        return self.views
+
+    def main_of(self, info: TaskInfo) -> UnitObjective:
+        """See `BesideMainHead`."""
+        return main_of(info)
+
+    def setup(self, info: TaskInfo) -> None:
+        """Store the facts of the run."""
+        super().setup(info)
+        self.keeps_tokens = False  # its further passes need them
+        self._ordinary_V = torch.ones(info.vocabulary.size, dtype=torch.bool)
+        self._ordinary_V[sorted(info.vocabulary.special)] = False
+        if "masked" not in self.views:
+            return
+        if not info.vocabulary.has_mask:
+            raise ConfigError(
+                f"losses.{info.name}.views: this tokenizer has no mask token of its own to hide "
+                "others by; take views=[left,right]"
+            )
+        self._hide.setup(info)
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the batch with masks of the halves, and with tokens of which some are hidden."""
+        found = dict(batch)
+        if "masked" in self.views:
+            found["tokens_masked"], _ = self._hide(batch, noise)
+        ordinary_BT = batch["mask"] & self._ordinary_V[batch["tokens"]]
+        place_BT, count_B1 = ordinary_BT.cumsum(-1), ordinary_BT.sum(-1, keepdim=True)
+        half_B1 = (count_B1 + 1) // 2  # the one in the middle is in both, so that neither is empty
+        hidden = {"left": place_BT > half_B1, "right": place_BT <= count_B1 - half_B1}
+        for side in hidden.keys() & set(self.views):
+            found[f"mask_{side}"] = batch["mask"] & ~(ordinary_BT & hidden[side])
+        return found
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of texts, questions or words that each view sees."""
+        return {view: int(self._units_in(view, batch).sum()) for view in self.views}
+
+    def _units_in(self, view: str, batch: Batch) -> Tensor:
+        return self.main.units_in(batch, view_of(batch, view)["mask"])
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return each view's divergence, summed over what it sees, in float32."""
+        # A pass of its own without gradients: another loss may need those of `encoded`.
+        with torch.no_grad():
+            target_NC = self.main.scores(model, batch, Encoding(model, batch))
+        found = {}
+        for view, beside in self.beside_main.items():
+            part = view_of(batch, view)
+            each_N = self.main.divergence(
+                target_NC, beside.scores(model, part, Encoding(model, part))
+            )
+            is_seen_N = self._units_in(view, batch)
+            found[view] = torch.where(is_seen_N, each_N, 0).sum()
+        return found
+
+
+class SliceHeads(BesideMainHead[Objective]):
+    """The main loss on each slice, by a head of the slice's own.
+
+    So what is special to a slice has weights to be learnt in, and the backbone learns it; the main
+    head answers as before. This is the simplest form of slice-based learning (Chen et al. 2019),
+    without its indicator heads and its attention over slices.
+
+    Args:
+        parts: The slices, by name.
+    """
+
+    def __init__(self, parts: Mapping[str, Slice]) -> None:
+        if not parts:
+            raise ValueError("parts is empty; give slices, such as parts.short.length=[0,6]")
+        self.parts = parts
+
+    @property
+    def terms(self) -> Sequence[str]:
+        """The names of the slices."""
+        return tuple(self.parts)
+
+    def main_of(self, info: TaskInfo) -> Objective:
+        """See `BesideMainHead`."""
+        if info.main is None:
+            raise ConfigError(
+                "objective: slices are a further loss; take +objective@losses.slices=slice_heads"
+            )
+        return info.main
+
+    @property
+    def key(self) -> str:
+        """The key in a batch of which slices its examples are in, `[B, K]` bool."""
+        return f"slices_{self.info.name}"
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Prepare as the main objective does."""
+        return self.main.prepare(batch, noise)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of targets in each slice; 0 where no example is in it."""
+        found = {}
+        for term, member_B in self._members(batch):
+            kept = {key: value[member_B] for key, value in batch.items() if value.dim()}
+            found[term] = self.main.counts(kept)["loss"]
+        return found
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the loss of each slice's head, summed over its examples."""
+        found = {}
+        for term, member_B in self._members(batch):
+            results = self.beside_main[term].example_results(model, batch, encoded)
+            if results is None:
+                name = type(self.main).__name__
+                raise RunError(f"losses.{self.info.name}: {name} has no loss of single examples")
+            found[term] = torch.where(member_B, results.loss, 0).sum()
+        return found
+
+    def _members(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+        if self.key not in batch:
+            raise RunError(
+                f"losses.{self.info.name}: slices come with a run's own data; evaluate the main "
+                "loss, with slices of its own"
+            )
+        yield from zip(self.parts, batch[self.key].unbind(1), strict=True)

@@ -18,6 +18,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.errors import one_of
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.answering import occurrences
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.sequence import SequenceObjective
 
@@ -127,14 +128,11 @@ class Classification(SequenceObjective):
         classes, said_B, label_B = outputs.shape[1], outputs.argmax(1), batch["label"]
         loss = F.cross_entropy(outputs, label_B, reduction="sum")
         if classes <= MOST_IN_CONFUSION:
-            cells = torch.bincount(label_B * classes + said_B, minlength=classes**2)
+            cells = occurrences(label_B * classes + said_B, classes**2)
             return {"loss": loss, "confusion": cells.view(classes, classes)}
         right_B = torch.where(said_B == label_B, label_B, classes)
-        counts = [
-            torch.bincount(numbers_B, minlength=classes + 1)[:classes]
-            for numbers_B in (right_B, label_B, said_B)
-        ]
-        return {"loss": loss, "labels": torch.stack(counts)}
+        counts = [occurrences(number_B, classes + 1) for number_B in (right_B, label_B, said_B)]
+        return {"loss": loss, "labels": torch.stack(counts)[:, :classes]}
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each label, `probabilities` `[B, C]`."""

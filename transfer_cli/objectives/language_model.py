@@ -35,6 +35,8 @@ def language_model_head(model: TransferModel) -> LanguageModelHead:
 class LanguageModel(Objective):
     """Cross-entropy of the tokens in `target`, which a subclass's `prepare` adds to the batch."""
 
+    predicts_tokens = True
+
     @abstractmethod
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with `target`, `IGNORE` where nothing is predicted."""

@@ -1,16 +1,25 @@
-"""What further losses share that are about what the main head says: they bring no head."""
+"""Further losses of what the main head says, which bring no head: consistency, and distillation.
 
+Legend: N texts, questions or words; C labels, choices or numbers.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from transfer_cli.batch import Batch
-from transfer_cli.errors import ConfigError
+from transfer_cli.batch import Batch, view_of
+from transfer_cli.data.split import Dataset
+from transfer_cli.errors import ConfigError, RunError, above_zero, one_of
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Objective, TaskInfo
-from transfer_cli.objectives.units import UnitObjective
+from transfer_cli.objectives.answering import UnitObjective
+from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
+from transfer_cli.objectives.perturbations import PERTURBATIONS
+from transfer_cli.seeds import ExampleNoise
 
 
 def main_of(info: TaskInfo) -> UnitObjective:
@@ -61,3 +70,151 @@ class OfMainHead(Objective):
 
 def _name_of(task: Any) -> str | None:
     return None if task is None else task.name
+
+
+_UNCHANGED = ("none", "dropout")
+"""The copy has the same tokens; in training, dropout draws anew."""
+
+
+@dataclass(eq=False, repr=False)
+class Consistency(OfMainHead):
+    """KL(p || q) of what the main head says of a text, p, and of a perturbed copy, q.
+
+    It needs no label. No gradient flows through p, which comes from a pass with dropout, too. Of
+    words p and q are compared one by one; a word that the copy lacks is left out.
+
+    Args:
+        perturb: dropout: the copy differs by dropout alone; mask, delete, unigram or tfidf: see
+            `objectives.perturbations`; none, for a test: not even by that, without training.
+        rate: The share of tokens that is perturbed, in (0, 1).
+        temperature: Sharpens p, below 1.
+        confidence: Where p, not sharpened, is not surer than this, it counts as 0, in [0, 1). The
+            mean is over all.
+        symmetric: Whether KL(q || p) is added, with gradients through both, and halved: with
+            perturb=dropout that is R-Drop (Wu et al. 2021).
+    """
+
+    perturb: str = "mask"
+    rate: float = 0.15
+    temperature: float = 1.0
+    confidence: float = 0.0
+    symmetric: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        one_of("perturb", self.perturb, (*_UNCHANGED, *PERTURBATIONS), ValueError)
+        if not 0 < self.rate < 1:
+            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
+        if not 0 <= self.confidence < 1:
+            raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
+        above_zero("temperature", self.temperature)
+        is_changed = self.perturb not in _UNCHANGED
+        self._perturb = PERTURBATIONS[self.perturb](self.rate) if is_changed else None
+        self.keeps_tokens = False  # its second pass needs them
+
+    def setup(self, info: TaskInfo) -> None:
+        """Store the facts of the run; for errors see `OfMainHead` and `Perturbation`."""
+        super().setup(info)
+        if self._perturb is not None:
+            self._perturb.setup(info)
+
+    def on_data(self, data: Dataset) -> None:
+        """Let the perturbation count tokens."""
+        if self._perturb is not None:
+            self._perturb.on_data(data)
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the batch with a further view: the perturbed copy."""
+        if self._perturb is None:
+            return batch
+        tokens, mask = self._perturb(batch, noise)
+        left = self.main.left_in(batch, mask)
+        return {**left, "tokens_copy": tokens, "mask_copy": mask}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the divergence, summed over texts, questions or words, in float32."""
+        main = self.main
+        # A pass of its own without gradients: another loss may need those of `encoded`.
+        with nullcontext() if self.symmetric else torch.no_grad():
+            first = encoded if self.symmetric else Encoding(model, batch)
+            scores_NC = main.scores(model, batch, first)
+            target_NC = main.softened(scores_NC, self.temperature)
+        copy = view_of(batch, "copy")
+        other_NC = main.scores(model, copy, Encoding(model, copy))
+        each_N = main.divergence(target_NC, other_NC)
+        if self.symmetric:
+            back_N = main.divergence(other_NC, scores_NC)
+            each_N = (each_N + back_N) / 2
+        if self.confidence:
+            each_N = torch.where(main.sureness(scores_NC) > self.confidence, each_N, 0)
+        return {"loss": each_N.sum()}
+
+
+@dataclass(eq=False, repr=False)
+class Distillation(OfMainHead):
+    """tau^2 KL(p || q) between a teacher's answer p and the main head's q, both flattened by tau.
+
+    It needs no label, so it goes with any stream of the task's texts. Of numbers it is the squared
+    difference. What the teachers say of each training and validation example is computed before the
+    run (`assembly.example_facts`) and comes with its batch; several teachers answer together, as in
+    `predict`. The paper's loss is the cross-entropy, whose gradient is the same; a divergence of 0
+    means "as the teacher".
+
+    Args:
+        teachers: Runs, or published models with a head; their tokenizers may be others.
+        temperature: tau, above 0.
+        hard: Whether p is the teacher's first choice alone, as in self-training; tau is then 1.
+        confidence: What the teacher is not surer of than this is left out, in [0, 1).
+    """
+
+    teachers: tuple[str, ...]
+    temperature: float = 2.0
+    hard: bool = field(default=False, kw_only=True)
+    confidence: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        above_zero("temperature", self.temperature)
+        if not self.teachers:
+            raise ValueError("teachers is empty; give one run or more: teachers=[RUN]")
+        if not 0 <= self.confidence < 1:
+            raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
+        if self.hard:
+            self.temperature = 1.0
+
+    @property
+    def key(self) -> str:
+        """The key of the teachers' answers in a batch; see `batch`."""
+        return f"teacher_{self.info.name}"
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of texts, questions or words that are not left out."""
+        return {"loss": int(self._kept(self._answers(batch)).sum())}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the divergence from the teachers, summed, in float32."""
+        given_NC = answers_NC = self._answers(batch)
+        if self.hard:
+            likeliest_N1 = given_NC.argmax(1, keepdim=True)
+            answers_NC = torch.zeros_like(given_NC).scatter(1, likeliest_N1, 1.0)
+        scores_NC = self.main.scores(model, batch, encoded)
+        answers_NC = answers_NC[:, : scores_NC.shape[1]]  # of choices, a batch may have fewer
+        each_N = self.main.divergence(
+            *(
+                self.main.softened(each_NC, self.temperature)
+                for each_NC in (self.main.scores_of(answers_NC), scores_NC)
+            )
+        )
+        kept_N = self._kept(given_NC)
+        return {"loss": self.temperature**2 * torch.where(kept_N, each_N, 0).sum()}
+
+    def _answers(self, batch: Batch) -> Tensor:
+        if self.key not in batch:
+            raise RunError(
+                f"losses.{self.info.name}: what the teachers say comes with a run's own data; "
+                "evaluate the main loss"
+            )
+        return self.main.of_units(batch[self.key], batch)
+
+    def _kept(self, answers_NC: Tensor) -> Tensor:
+        if not self.confidence:
+            return torch.ones_like(answers_NC[:, 0], dtype=torch.bool)
+        return self.main.sureness(self.main.scores_of(answers_NC)) > self.confidence

@@ -15,7 +15,7 @@ from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import AttentionInputs, Projections, masked_scores
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.captures import captures
+from transfer_cli.model.probes import probed
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
@@ -49,6 +49,7 @@ class RelationDistillation(WithTeachers):
     """
 
     reaches_all = False
+    needs_whole_model = True
 
     heads: int | None = None
     teacher_layer: int | None = None
@@ -135,7 +136,7 @@ class RelationDistillation(WithTeachers):
 
     def _uncut(self, whose: str, shape: BackboneShape, layer: int) -> str:
         """Return why a block's relations cannot be compared, and a cure; else ""."""
-        if shape.has_window[layer] or shape.sparse_parts[layer]:
+        if shape.has_window[layer] or shape.is_sparse:
             return (
                 f"{whose}has a window of attention in its block {layer}, or sparse attention, and "
                 "relations are of all that a query may see; take a block or model without"
@@ -182,11 +183,10 @@ class RelationDistillation(WithTeachers):
 
 def _projections(model: TransferModel, batch: Batch, layer: int | None) -> Projections:
     """Return what a block's attention computes with; the last block's, unless a layer is given."""
-    visits = model.backbone.shape.visits
-    name = f"backbone.blocks.{visits[-1 if layer is None else layer]}.attention"
-    with captures(model, projections=(name,)) as captured:
+    projections: dict[int, Projections] = {}
+    with probed(model.backbone, projections=projections.__setitem__):
         Encoding(model, batch).states  # noqa: B018 - computes them
-    return captured.projections[name]
+    return projections[model.backbone.shape.depth - 1 if layer is None else layer]
 
 
 def _seen_alone(inputs: AttentionInputs) -> AttentionInputs:

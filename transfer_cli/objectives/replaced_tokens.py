@@ -84,6 +84,7 @@ class ReplacedTokens(Objective):
 
     direction = "bidirectional"
     keeps_tokens = False
+    predicts_tokens = True
 
     mode: Mode = "detect"
     rate: float = 0.15

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transfer_cli.batch import Batch
 from transfer_cli.errors import CheckpointError, one_of
 from transfer_cli.model.added import added_parameters
+from transfer_cli.model.added_embeddings import AddedRows
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
-from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.objectives.units import UnitObjective
 
 POOLER = "pooler"
 """The name of the pooler among the heads: all that read one vector for each text share it."""

@@ -1,15 +1,30 @@
-"""Base class of losses that compare with other models in each step."""
+"""Language models that learn from others in each step: from teachers, or from their own start.
 
+Legend: B batch, T positions, N compared positions, D width, V vocabulary, K teachers, R rows.
+"""
+
+import copy
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from transfer_cli.batch import Batch
-from transfer_cli.errors import ConfigError, RunError
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.batch import Batch, rows_compared, rows_with_target
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, listed
+from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.added import added_parameters
+from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Objective
-from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
+from transfer_cli.objectives.language_model import HEAD, LanguageModel, language_model_head
+from transfer_cli.seeds import ExampleNoise
 
 
 @dataclass(eq=False, repr=False)
@@ -71,3 +86,257 @@ class WithTeachers(Objective):
                 "adapt the student to a task (transfer finetune), or evaluate another of its losses"
             )
         return self._lent
+
+
+@dataclass(eq=False, repr=False)
+class DistilLM(WithTeachers):
+    """A language model's own loss, the divergence from teachers, and the distance to their states.
+
+    The divergence is tau^2 KL(p || q) of the teachers' predictions p and the student's q, both
+    flattened by tau; several teachers are the mean of their probabilities. The paper's loss is the
+    cross-entropy, which has the same gradient; a divergence of 0 means "as the teacher". The
+    distance is 1 - cos of both last hidden states. Teacher and student read the same tokens,
+    hidden ones among them, and each term is divided by its own number of positions.
+
+    A finished student is opened as what `language_model` makes.
+
+    Args:
+        teachers: Runs or published models with a language-model head and the run's tokenizer.
+        language_model: What the student learns from the text itself.
+        temperature: tau, above 0.
+        kl_weight: Of the divergence, 5 in the released code.
+        lm_weight: Of the language model's loss, 2 there.
+        cosine_weight: Of the distance, 1 there; with 0 teacher and student may differ in width.
+        only_masked: Whether predictions are compared at hidden tokens alone, not at all real ones.
+    """
+
+    language_model: LanguageModel
+    temperature: float = 2.0
+    kl_weight: float = field(default=5.0, kw_only=True)
+    lm_weight: float = field(default=2.0, kw_only=True)
+    cosine_weight: float = field(default=1.0, kw_only=True)
+    only_masked: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero("temperature", self.temperature)
+        above_zero("kl_weight", self.kl_weight)
+        at_least("lm_weight", self.lm_weight, 0)
+        at_least("cosine_weight", self.cosine_weight, 0)
+        if self.only_masked and self.language_model.keeps_tokens:
+            raise ValueError("only_masked: this language model hides no tokens; leave it out")
+        self.direction = self.language_model.direction
+        self.keeps_tokens = self.language_model.keeps_tokens
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The language model's loss, the divergence, and the distance unless it counts nothing."""
+        distance = {"distance": self.cosine_weight} if self.cosine_weight else {}
+        return {"loss": self.lm_weight, "divergence": self.kl_weight, **distance}
+
+    def setup(self, info: TaskInfo) -> None:
+        """Store the facts of the run, for the language model too."""
+        super().setup(info)
+        self.language_model.setup(info)
+
+    def misfit(self, teacher: BackboneShape) -> str:
+        """See `WithTeachers`: the student looks as its language model does."""
+        if teacher.direction == self.direction:
+            return ""
+        kind = "causal_lm.CausalLM" if teacher.direction == "causal" else "masked_lm.MaskedLM"
+        return (
+            f"is {teacher.direction}, and {type(self.language_model).__name__} is not; give "
+            f"objective.language_model._target_=transfer_cli.objectives.{kind}"
+        )
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the language-model head."""
+        width = backbone.shape.width
+        if self.cosine_weight and any(shape.width != width for shape in self.shapes):
+            widths = ", ".join(str(shape.width) for shape in self.shapes)
+            raise ConfigError(
+                f"{self.key}.cosine_weight: the student's states have {width} numbers, and those "
+                f"of its teachers {widths}, so they have no angle; give "
+                f"{self.key}.cosine_weight=0"
+            )
+        return self.language_model.modules(backbone)
+
+    def described(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Return the node of the language model: that is what a student is, once it has learnt."""
+        found: dict[str, Any] = node["language_model"]
+        return found
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the language model's view with `compared`, `[B, T]` bool."""
+        view = self.language_model.prepare(batch, noise)
+        return {**view, "compared": view["mask"]}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of targets, and of positions that are compared."""
+        (targets,) = self.language_model.counts(batch).values()
+        positions = int(batch["compared"].sum())
+        compared = targets if self.only_masked else positions
+        found = {"loss": targets, "divergence": compared, "distance": positions}
+        return {term: found[term] for term in self.weights}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return each term, summed over its positions, in float32; losses are in nats."""
+        with torch.no_grad():
+            tokens = self.tokens_of(batch)
+            tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.lent]
+        own = encoded.top.flatten(0, 1)
+        found = self.language_model.loss_sums(model, batch, encoded)
+        found["divergence"] = self._divergence(
+            model, own, tops, rows_with_target(batch) if self.only_masked else rows_compared(batch)
+        )
+        if self.cosine_weight:
+            own_ND = own.index_select(0, rows_compared(batch)).float()
+            theirs = [top.index_select(0, rows_compared(batch)).float() for top in tops]
+            cosines = [F.cosine_similarity(own_ND, each_ND, dim=-1) for each_ND in theirs]
+            found["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
+        return found
+
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults | None:
+        """Return each text's loss as a language model."""
+        return self.language_model.example_results(model, batch, encoded)
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return the student's predictions."""
+        return self.language_model.samples(model, batch, encoded)
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return the language model's measures, and how far from its teachers a student is."""
+        found = self.language_model.compute_metrics(totals, counts, text)
+        further = [term for term in self.weights if term != "loss"]
+        return found | {term: float(totals[term]) / counts[term] for term in further}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the language model's metrics, then the divergence and the distance."""
+        further = {"divergence": LOSS, "distance": Metric("distance", higher_is_better=False)}
+        return (
+            *self.language_model.declared_metrics(),
+            *(replace(further[n], name=n, per_example=False) for n in self.weights if n != "loss"),
+        )
+
+    def _divergence(
+        self, model: TransferModel, own: Tensor, tops: list[Tensor], rows_N: Tensor
+    ) -> Tensor:
+        states = [top.index_select(0, rows_N) for top in tops]
+
+        def logits(rows: slice) -> Tensor:
+            found = [
+                teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
+                for teacher, state_ND in zip(self.lent, states, strict=True)
+            ]
+            if len(found) == 1:
+                only: Tensor = found[0]
+                return only
+            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in found])
+            return each_KRV.logsumexp(0) - math.log(len(found))
+
+        return language_model_head(model).summed_divergence(
+            own.index_select(0, rows_N),
+            model.backbone.token_embedding.weight,
+            logits,
+            self.temperature,
+        )
+
+
+@dataclass(eq=False, repr=False)
+class SourceDistillation(Objective):
+    """tau^2 KL(p0 || p) of the next or masked tokens; p0 is the model at the start of the run.
+
+    Learning without forgetting (Li and Hoiem 2016), on the run's own texts: no pretraining text is
+    needed. The temperature softens both distributions. The paper's loss is the cross-entropy, which
+    has the same gradient; a divergence of 0 means "unchanged".
+
+    The starting model is not stored, so a finished run can only be evaluated by its other losses.
+
+    Args:
+        language_model: The pretraining objective. Predictions are compared at every real token
+            (causal), or at the masked tokens of a masked copy of the text (masked).
+        temperature: tau, above 0.
+    """
+
+    asks_language_model = True
+    needs_whole_model = True
+
+    language_model: LanguageModel
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        above_zero("temperature", self.temperature)
+        self.direction = self.language_model.direction
+        self.keeps_tokens = self.language_model.keeps_tokens
+        self._source: TransferModel | None = None
+
+    def setup(self, info: TaskInfo) -> None:
+        """Store the facts of the run, for the language model too."""
+        super().setup(info)
+        self.language_model.setup(info)
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the language-model head."""
+        return self.language_model.modules(backbone)
+
+    def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:
+        """Keep a frozen copy of the language model, in evaluation mode."""
+        source = TransferModel(
+            copy.deepcopy(model.backbone), {HEAD: copy.deepcopy(model.heads[HEAD])}
+        )
+        source.readout = copy.deepcopy(model.readout)
+        same = {name for name, part in added_parameters(source).items() if part.keeps_outputs}
+        new = [n for n, _ in source.named_parameters() if n not in inherited and n not in same]
+        if new:
+            raise ConfigError(
+                f"{self._key}: source distillation keeps the predictions of a pretrained language "
+                f"model, but {listed(new)} did not come from one; give "
+                "init_from=RUN of a language model (transfer pretrain), and no edit that "
+                "replaces a part of it"
+            )
+        self._source = source.eval().requires_grad_(requires_grad=False)
+
+    @property
+    def other_models(self) -> Sequence[TransferModel]:
+        """The model at the start of the run, once it is known."""
+        return () if self._source is None else (self._source,)
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the language model's view with `compared`, `[B, T]` bool, instead of `target`."""
+        view = self.language_model.prepare(batch, noise)
+        compared_BT = self.language_model.predicts(view)
+        kept = {key: value for key, value in view.items() if key != "target"}
+        return {**kept, "compared": compared_BT}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of compared positions."""
+        return {"loss": int(batch["compared"].sum())}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return tau^2 KL(p0 || p), summed over the compared positions, in nats and float32."""
+        if self._source is None:
+            raise RunError(
+                f"{self._key}: source distillation compares with the model that its run started "
+                "from, which a finished run does not hold; evaluate another of its losses"
+            )
+        with torch.no_grad():
+            source_NV = self._log_softmax(self._source, batch, Encoding(self._source, batch))
+        own_NV = self._log_softmax(model, batch, encoded)
+        divergence = F.kl_div(own_NV, source_NV, reduction="sum", log_target=True)
+        # The gradient shrinks by tau^2 as logits are divided by tau (Hinton et al. 2015).
+        return {"loss": self.temperature**2 * divergence}
+
+    @property
+    def _key(self) -> str:
+        return "objective" if self.info.name == "main" else f"losses.{self.info.name}"
+
+    def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        logits_NV: Tensor = model.heads[HEAD](
+            encoded.top.flatten(0, 1).index_select(0, rows_compared(batch)),
+            model.backbone.token_embedding.weight,
+        )
+        return (logits_NV.float() / self.temperature).log_softmax(-1)

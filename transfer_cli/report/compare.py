@@ -26,8 +26,8 @@ from transfer_cli.report.contents import (
     TaskRuns,
     metric_of,
 )
-from transfer_cli.report.differing_settings import canonical, is_setting, labels, varying
 from transfer_cli.report.formats import plain
+from transfer_cli.report.grouping import canonical, is_setting, labels, varying
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.report.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.report.statistics import holm

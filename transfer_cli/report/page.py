@@ -18,18 +18,17 @@ from typing import NamedTuple
 from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, Report, TaskRuns
 from transfer_cli.report.finding import Finding
-from transfer_cli.report.html import conditions, mistakes, results_section
-from transfer_cli.report.html.analysis_sections import (
+from transfer_cli.report.html import task_sections
+from transfer_cli.report.html.charts import Chart, cost_charts, label_chart, rate_chart
+from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
+from transfer_cli.report.html.markup import Html, render, shown
+from transfer_cli.report.sections import (
     Pictures,
     analysis_sections,
     picture,
     shown_finding,
     title_of,
 )
-from transfer_cli.report.html.charts import Chart
-from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
-from transfer_cli.report.html.markup import Html, render, shown
-from transfer_cli.report.html.measure_charts import cost_charts, label_chart, rate_chart
 
 MOST_POINTS = 400
 FEWEST_POINTS = 40
@@ -136,21 +135,21 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     costs, labels = cost_charts(choosing, names), label_chart(task)
     cost = "Cost and labels" if costs and labels else "Cost" if costs else "Few labels"
     parts = [
-        ("results", "Results", results_section.results(task, names)),
+        ("results", "Results", task_sections.results(task, names)),
         ("rate", "Learning rate", _charts(address, [rate_chart(choosing)])),
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [*costs, labels])),
-        ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
-        ("decisions", "Labels", mistakes.decisions_section(task)),
-        ("errors", "Shared errors", mistakes.shared_errors(task.errors, task.expected)),
+        ("confusion", "Confusion", task_sections.confusion_section(address, task, names)),
+        ("decisions", "Labels", task_sections.decisions_section(task)),
+        ("errors", "Shared errors", task_sections.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
-        ("settings", "Settings", conditions.settings_section(task, names)),
-        ("environment", "Environment", conditions.environment_section(task)),
+        ("settings", "Settings", task_sections.settings_section(task, names)),
+        ("environment", "Environment", task_sections.environment_section(task)),
     ]
     sections = [
         Section(f"{address}-at-{name}", title, found) for name, title, found in parts if found
     ]
-    first = results_section.take(task) + results_section.best_sentence(task, names)
+    first = task_sections.take(task) + task_sections.best_sentence(task, names)
     return Section(address, task.name, first, sections)
 
 

@@ -6,7 +6,7 @@ files with their sizes and hashes. It is written under another name, flushed to 
 
 While a run is at work, one damaged file never damages all: a checkpoint shares no file with the one
 before it, nor with the run's own `best/`. What is equal in a finished run is on the disk once: its
-model has such a list, too; one of an earlier version has none.
+model has such a list, too.
 """
 
 import hashlib

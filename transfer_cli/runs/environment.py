@@ -2,12 +2,16 @@
 
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from transfer_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +59,34 @@ def cores() -> int:
     """Return how many cores this process may use."""
     known = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
+def processes_of(devices: int | str, device: str) -> int:
+    """Return how many processes work on a run: with `auto` one for each GPU, or one on the CPU."""
+    if devices == "auto":
+        return max(1, len(visible_gpus())) if device in ("auto", "cuda") else 1
+    if isinstance(devices, str):
+        raise ConfigError(f"devices: expected auto or a whole number, got {devices!r}")
+    return devices
+
+
+def visible_gpus() -> list[str]:
+    """Return the names that CUDA has for the GPUs a job could use, without importing torch."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        found = [name.strip() for name in given.split(",") if name.strip()]
+        return [] if "-1" in found else found
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    try:
+        listed = subprocess.run(  # noqa: S603 - the driver's own command, with fixed words
+            [command, "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.stdout.split()
 
 
 # --- what decides the last bits ----------------------------------------------------------------

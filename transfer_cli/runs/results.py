@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transfer_cli.earlier_runs import undeclared
 from transfer_cli.metrics import Metric
 from transfer_cli.runs.atomic import write_json
-from transfer_cli.runs.undeclared_metrics import undeclared
 from transfer_cli.runs.untrusted import is_number, mapping, nested, text_or_none
 from transfer_cli.safe_files import read_json
 

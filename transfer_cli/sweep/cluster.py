@@ -17,6 +17,7 @@ from transfer_cli.config.schema import LAUNCHERS, LocalLauncher
 from transfer_cli.errors import ConfigError, pip_install
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
+from transfer_cli.sweep.local import Shares
 from transfer_cli.sweep.processes import SideBySide
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,8 @@ class Cluster:
     kind: str
     settings: Mapping[str, Any]
 
-    def run(self, jobs: Jobs, todo: Sequence[SweepJob], config: DictConfig) -> None:
-        """Hand jobs to submitit, and return when all have ended."""
+    def run(self, jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> None:
+        """Hand jobs to submitit, and return when all have ended; there each has its own machine."""
         folder = self.settings["submitit_folder"]
         repeats = {
             f"{self.kind}_{name}": value

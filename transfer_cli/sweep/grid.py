@@ -21,7 +21,7 @@ from transfer_cli.config.flat import flat
 from transfer_cli.errors import ConfigError, TransferError, listed
 from transfer_cli.runs.sweep import SweepJob
 from transfer_cli.sweep.jobs import Jobs, shared
-from transfer_cli.sweep.local import settings_of, threads_each
+from transfer_cli.sweep.local import Shares, shares_of
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +44,14 @@ class Planner(ABC):
         folder: Its folder.
         overrides: What was typed and what a preset sweeps; one for each key.
         from_preset: The keys that a preset sweeps, and that were not typed.
-        launch: Runs jobs that agree with a config in how they are run, and returns when all have
-            ended.
+        launch: Runs jobs, which may share this machine, and returns when all have ended.
     """
 
     jobs: Jobs
     folder: Path
     overrides: Sequence[Override]
     from_preset: frozenset[str]
-    launch: Callable[[Sequence[SweepJob], DictConfig], None]
+    launch: Callable[[Sequence[SweepJob], Shares | None], None]
 
     @abstractmethod
     def run(self) -> None:
@@ -97,12 +96,12 @@ class Grid(Planner):
         configs = self.composed(all_jobs)
         if not self.jobs.makes_runs:
             numbered = enumerate(map(tuple, all_jobs))
-            self.launch([SweepJob(number, own, own) for number, own in numbered], configs[0])
+            self.launch([SweepJob(number, own, own) for number, own in numbered], None)
             return
         # Raises before anything is written.
-        threads = threads_each(settings_of(configs[0].sweep), configs[0])
+        shares = shares_of(configs[0])
         say_what_changes_the_data(configs)
-        self.launch(self.jobs.begin(self.folder, all_jobs, threads), configs[0])
+        self.launch(self.jobs.begin(self.folder, all_jobs, shares.threads), shares)
 
     def _that_can_run(self, all_jobs: Sequence[list[str]]) -> list[list[str]]:
         """Return the jobs without the schemes that cannot run here, and say why each cannot."""

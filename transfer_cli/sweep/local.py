@@ -4,20 +4,19 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.errors import ConfigError, at_least, one_of
-from transfer_cli.runs.environment import cores
+from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.runs.environment import cores, processes_of, visible_gpus
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import (
     SECONDS_BETWEEN_LOOKS,
     SideBySide,
-    processes_of,
-    visible_gpus,
 )
 
 log = logging.getLogger(__name__)
@@ -25,27 +24,72 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 
 
-def run_here(jobs: Jobs, todo: Sequence[SweepJob], config: DictConfig) -> None:
+@dataclass(frozen=True)
+class Shares:
+    """How the jobs of a sweep share this machine.
+
+    Args:
+        settings: The settings of the sweep.
+        processes: Of each job.
+        gpus: Those of the machine; none for jobs on the CPU.
+    """
+
+    settings: SweepConfig
+    processes: int
+    gpus: Sequence[str]
+
+    @property
+    def workers(self) -> int:
+        """How many jobs run at once."""
+        if not self.settings.isolate:
+            return 1
+        if self.settings.workers != AUTO:
+            return int(self.settings.workers)
+        return max(1, len(self.gpus) // self.processes)
+
+    @property
+    def threads(self) -> int:
+        """How many threads each process of each job has on the CPU.
+
+        The last job has no more than the others, though nothing runs beside it: sums are made in
+        another order with another number of threads.
+        """
+        typed = os.environ.get("OMP_NUM_THREADS")
+        if typed is not None:
+            first, _, _ = typed.partition(",")
+            return int(first)
+        return max(1, cores() // (self.workers * self.processes))
+
+
+def shares_of(config: DictConfig) -> Shares:
+    """Return how the jobs of a sweep share this machine, by the config of one of them."""
+    return Shares(
+        settings_of(config.sweep),
+        max(1, processes_of(config.devices, config.device)),
+        [] if config.device == "cpu" else visible_gpus(),
+    )
+
+
+def run_here(jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> None:
     """Run jobs on this machine, and return when all have ended.
 
     Args:
         jobs: The sweep.
         todo: The jobs.
-        config: That of one of them, which says how all are run.
+        shares: How they share the machine; None: one after the other, in this process.
     """
-    if not jobs.makes_runs:
+    if shares is None:
         _run_in_this_process(jobs, todo)
         return
-    settings = settings_of(config.sweep)
-    stops = settings.on_error == "stop"
-    if not settings.isolate:
+    stops = shares.settings.on_error == "stop"
+    if not shares.settings.isolate:
         _run_in_this_process(jobs, todo, stops=stops)
         return
     SideBySide(
         jobs,
-        workers=min(side_by_side(settings, config), max(1, len(todo))),
-        gpus=_gpus(config),
-        gpus_each=_processes(config),
+        workers=min(shares.workers, max(1, len(todo))),
+        gpus=shares.gpus,
+        gpus_each=shares.processes,
         threads=jobs.directory.read_request().threads,
         stops=stops,
     ).run(todo)
@@ -65,11 +109,8 @@ def _run_in_this_process(jobs: Jobs, todo: Sequence[SweepJob], *, stops: bool = 
             return
 
 
-def settings_of(node: DictConfig) -> SweepConfig:
-    """Return the `sweep` node of a config as the class that declares it."""
-    one_of("sweep.on_error", node.on_error, ("continue", "stop"))
-    one_of("sweep.direction", node.direction, (AUTO, "minimize", "maximize"))
-    one_of("sweep.sampler", node.sampler, ("tpe", "random"))
+def settings_of(node: Any) -> SweepConfig:
+    """Return the checked `sweep` node of a config as the class that declares it."""
     at_least("sweep.trials:", node.trials, 1, ConfigError)
     if node.workers != AUTO and (not str(node.workers).isdecimal() or int(node.workers) < 1):
         raise ConfigError(
@@ -83,33 +124,3 @@ def settings_of(node: DictConfig) -> SweepConfig:
     found: Any = OmegaConf.to_object(node)
     settings: SweepConfig = found
     return settings
-
-
-def side_by_side(settings: SweepConfig, config: DictConfig) -> int:
-    """Return how many jobs of a sweep run at once on this machine."""
-    if not settings.isolate:
-        return 1
-    if settings.workers != AUTO:
-        return int(settings.workers)
-    return max(1, len(_gpus(config)) // _processes(config))
-
-
-def threads_each(settings: SweepConfig, config: DictConfig) -> int:
-    """Return how many threads each process of each job of a sweep has on the CPU.
-
-    The last job has no more than the others, though nothing runs beside it: sums are made in
-    another order with another number of threads.
-    """
-    typed = os.environ.get("OMP_NUM_THREADS")
-    if typed is not None:
-        first, _, _ = typed.partition(",")
-        return int(first)
-    return max(1, cores() // (side_by_side(settings, config) * _processes(config)))
-
-
-def _processes(config: DictConfig) -> int:
-    return max(1, processes_of(config.devices, config.device))
-
-
-def _gpus(config: DictConfig) -> list[str]:
-    return [] if config.device == "cpu" else visible_gpus()

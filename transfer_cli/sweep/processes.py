@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from transfer_cli.errors import (
     EXIT_INTERRUPTED,
     EXIT_PRUNED,
     EXIT_STOPPED,
-    ConfigError,
     StoppedError,
 )
 from transfer_cli.runs.sweep import JobState, SweepJob
@@ -265,31 +263,3 @@ def as_time(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def processes_of(devices: int | str, device: str) -> int:
-    """Return how many processes work on a run: with `auto` one for each GPU, or one on the CPU."""
-    if devices == "auto":
-        return max(1, len(visible_gpus())) if device in ("auto", "cuda") else 1
-    if isinstance(devices, str):
-        raise ConfigError(f"devices: expected auto or a whole number, got {devices!r}")
-    return devices
-
-
-def visible_gpus() -> list[str]:
-    """Return the names that CUDA has for the GPUs a job could use, without importing torch."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        found = [name.strip() for name in given.split(",") if name.strip()]
-        return [] if "-1" in found else found
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return []
-    try:
-        listed = subprocess.run(  # noqa: S603 - the driver's own command, with fixed words
-            [command, "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return listed.stdout.split()

@@ -31,7 +31,7 @@ from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import UnreadableError
 from transfer_cli.sweep.grid import Planner, say_what_changes_the_data
 from transfer_cli.sweep.jobs import names_run
-from transfer_cli.sweep.local import AUTO, settings_of, side_by_side, threads_each
+from transfer_cli.sweep.local import AUTO, shares_of
 from transfer_cli.sweep.processes import SECONDS_BETWEEN_LOOKS
 from transfer_cli.sweep.trial import open_study, trial_file
 
@@ -70,14 +70,13 @@ class Search(Planner):
         space = {each.get_key_element(): self._distribution(each) for each in swept}
         corners = [[*fixed, *_words(low)] for low in _corners(space)]
         configs = self.composed(corners)
-        self._settings = self._directed(settings_of(configs[0].sweep), configs[0])
+        shares = shares_of(configs[0])
+        self._settings = self._directed(shares.settings, configs[0])
         self._aim = {
             "objective": self._settings.objective,
             "direction": self._settings.direction,
         }
-        self._workers = side_by_side(self._settings, configs[0])
-        self._threads = threads_each(self._settings, configs[0])
-        self._fixed, self._space, self._config = fixed, space, configs[0]
+        self._fixed, self._space, self._shares = fixed, space, shares
         say_what_changes_the_data(configs)
         self._say_what_is_unwise()
         self._search(seed=configs[0].seed)
@@ -121,7 +120,7 @@ class Search(Planner):
         if settings.study and self._file.is_file():
             # What is no study is refused before anything is written.
             open_study(self._file, direction=settings.direction)
-        jobs.begin(self.folder, [], self._threads, trials=settings.trials, **self._aim)
+        jobs.begin(self.folder, [], self._shares.threads, trials=settings.trials, **self._aim)
         study = self._open(seed)
         while jobs.stopped is None:
             batch = self._next(study)
@@ -130,7 +129,7 @@ class Search(Planner):
             if not batch:
                 break
             try:
-                self.launch(batch, self._config)
+                self.launch(batch, self._shares)
             finally:
                 failed = [self._tell(study, job.number) for job in batch]
             if settings.on_error == "stop" and any(failed):
@@ -198,8 +197,10 @@ class Search(Planner):
                 and trial.number in known
                 and known[trial.number].outcome in (JobState.STOPPED, JobState.LEFT)
                 and not directory.is_claimed(trial.number)
-            ][: self._workers]
-            for _ in range(min(self._workers - len(found), self._settings.trials - len(trials))):
+            ][: self._shares.workers]
+            for _ in range(
+                min(self._shares.workers - len(found), self._settings.trials - len(trials))
+            ):
                 trial = study.ask(dict(self._space))
                 own = tuple(_words(trial.params))
                 fixed = [word for word in self._fixed if not names_run(word)]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.data.encoded_task import Truncate
+from transfer_cli.data.encoded_task import EncodedRows, Truncate, encode_texts
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
@@ -132,6 +132,14 @@ class Task(ABC):
         left_out = ("labels",) if self.fitted else ("labels", "fitted")
         names = [each.name for each in dataclasses.fields(self) if each.name not in left_out]
         return self.node(**{name: getattr(self, name) for name in names})
+
+    @property
+    def laid_out_as(self) -> tuple[bool, int | None] | None:
+        """Whether it lays texts out as lines, and the token before them, where as in pretraining.
+
+        None: it has a layout of its own.
+        """
+        return None
 
     # --- examples ---------------------------------------------------------------------------
 
@@ -397,3 +405,29 @@ def by_example(data: Encoded, rows: Rows) -> dict[int, dict[int, Mapping[str, An
     for row in sorted(rows):
         found.setdefault(int(data.example_of[row]), {})[row] = rows[row]
     return found
+
+
+@dataclass(frozen=True)
+class TextsTask(Task):
+    """A task whose examples have a `text`, perhaps a `pair`, and the `line` that they stand on.
+
+    Args:
+        truncate: Which of two texts is cut where they are too long together.
+    """
+
+    truncate: Truncate = field(default="longest_first", kw_only=True)
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
+        """See `Task`."""
+        return replace(super().read(record, text, pair, name), line=record.line)
+
+    def targets(self, examples: Sequence[Any]) -> Mapping[str, Any] | None:
+        """Return further keys of a batch, see `EncodedRows`; None: the examples' labels."""
+        return None
+
+    def encode(
+        self, examples: Sequence[Any], tokenizer: Tokenizer, length: int, direction: Direction
+    ) -> EncodedRows:
+        """See `Task`; a text that is too long is cut, of two the one that `truncate` says."""
+        targets = self.targets(examples)
+        return encode_texts(examples, tokenizer, length, direction, targets, self.truncate)

@@ -16,10 +16,10 @@ from transfer_cli.tasks.base import (
     Result,
     Rows,
     Task,
+    TextsTask,
     mean_by_label,
     no_better,
 )
-from transfer_cli.tasks.texts import TextsTask
 from transfer_cli.tasks.words import MOST_LABELS, right_by_words
 
 

@@ -15,7 +15,7 @@ from transfer_cli.data.labelled import Example, LabelledData, Submission
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.regression.task import NumberExample, RegressionTask, problem_of
+from transfer_cli.tasks.regression import NumberExample, RegressionTask, problem_of
 from transfer_cli.tasks.sources import LabelledSource
 
 log = logging.getLogger(__name__)

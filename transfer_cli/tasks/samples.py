@@ -16,10 +16,9 @@ from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.choice.readers import ChoiceExample
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.dialog.readers import DialogExample
-from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 from transfer_cli.tasks.multilabel.task import LabelsExample, MultilabelTask
-from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
+from transfer_cli.tasks.regression import NumberExample, RegressionTask
 from transfer_cli.tasks.sources import LabelledSource
 from transfer_cli.tasks.span.readers import SpanExample
 from transfer_cli.tasks.span.task import SpanTask

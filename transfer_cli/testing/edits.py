@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 import torch
 from torch import Tensor
 
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.errors import listed
 from transfer_cli.model.added import added_modules, added_parameters, merge
 from transfer_cli.model.backbone import Backbone, BackboneShape

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.plan_table import at_most
+from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
@@ -40,9 +40,9 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         f"{shape.direction}",
         "data": f"{sizes} ({unit}){labels}{streams}",
         "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
-        f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{at_most(run.blueprint.loop)}",
+        f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{run.blueprint.at_most}",
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
-        "exports": run.blueprint.exports,
+        "exports": exports_as(run.blueprint),
     }
     log.info("%s", command)
     for name, text in rows.items():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.assembly.datasets import Prepared, encoded_of
-from transfer_cli.assembly.slice_members import members_of
+from transfer_cli.assembly.example_facts import members_of
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import EachExample, Outcome
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened

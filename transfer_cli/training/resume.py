@@ -16,6 +16,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.config.variables import MOST_THREADS
+from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE, state_of_today
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.loop import Progress
 from transfer_cli.engine.precision import device_and_precision
@@ -42,7 +43,7 @@ def as_before(directory: RunDirectory, config: DictConfig, *, strict: bool) -> I
     then: dict[str, Any] | None = json.loads(distributed.broadcast_text(found))
     asked = config.threads or (then or {}).get("threads")
     with computing_threads(asked):
-        if distributed.is_main() and checkpoint.find_all(directory.checkpoints):
+        if distributed.is_main():
             device = device_and_precision(config.device, config.precision).device
             _compare(then, ran_on(device, distributed.world_size()), strict=strict)
         if asked is not None and asked * distributed.local_world_size() > cores():
@@ -54,7 +55,10 @@ def as_before(directory: RunDirectory, config: DictConfig, *, strict: bool) -> I
 
 
 def _surroundings(directory: RunDirectory) -> dict[str, Any] | None:
-    """Return what the newest checkpoint was computed on; None if it is of an earlier version."""
+    """Return what the newest checkpoint was computed on; None: it does not say so.
+
+    Where there is no checkpoint it is empty.
+    """
     for found in reversed(checkpoint.find_all(directory.checkpoints)):
         try:
             read: dict[str, Any] = read_json(found / RECORD)
@@ -64,13 +68,13 @@ def _surroundings(directory: RunDirectory) -> dict[str, Any] | None:
         except (OSError, UnreadableError, KeyError, TypeError, ValueError):
             continue  # damaged, as the whole checkpoint then is
         return read
-    return None
+    return {}
 
 
 def _compare(then: dict[str, Any] | None, now: dict[str, Any], *, strict: bool) -> None:
-    changed = [] if then is None else differences(then, now)
-    if then is None and strict:
-        changed = ["the checkpoint, of an earlier version, does not say what it ran on"]
+    if then == {}:
+        return
+    changed = [DROPOUT_DRAWN_OTHERWISE] if then is None else differences(then, now)
     if changed and strict:
         raise RunError(
             f"resume.strict: {'; '.join(changed)}; go on where it was, or without resume.strict"
@@ -103,6 +107,7 @@ def take_up(
     state = checkpoint.read_state(newest)
     patience, minutes = run.blueprint.loop.patience, run.blueprint.loop.minutes
     with checkpoint.fitting(newest):
+        state = state_of_today(state)
         progress.load_state_dict(state["progress"])
         run.step.stages.load_ends(state["step"]["stages"])
         total = run.blueprint.sizes.total_steps

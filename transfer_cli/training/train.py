@@ -60,12 +60,11 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
     spending = _spending(config)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
-    config.data_changed = "refuse"  # it holds for one command
-    made = _make(config, command, run, typed) if distributed.is_main() else None
+    made = _make(command, run, typed) if distributed.is_main() else None
     directory = _of_main(made)
     assert directory is not None  # noqa: S101 - the main process has made it, or failed
     try:
-        Trainer(config, command, run, directory, spending).train()
+        Trainer(command, run, directory, spending).train()
     finally:
         directory.unlock()
 
@@ -80,8 +79,9 @@ def _spending(config: DictConfig) -> Spending:
     return Spending(meter, Footprint(asked.pue, asked.kg_per_kwh))
 
 
-def _make(config: DictConfig, command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:
+def _make(command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:
     """Make the run directory, with all that is known before the first step."""
+    config = run.blueprint.config
     if config.run.dir is not None:
         directory = RunDirectory.create(Path(config.run.dir).expanduser())
     else:
@@ -136,6 +136,6 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
         with as_before(directory, stored, strict=config.resume_strict):
             spending = _spending(stored)
             run = build_run(stored, command, typed, Origins(directory, config.data_changed))
-            Trainer(stored, command, run, directory, spending).resume(typed)
+            Trainer(command, run, directory, spending).resume(typed)
     finally:
         directory.unlock()

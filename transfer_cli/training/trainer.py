@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig
-
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
@@ -22,7 +20,6 @@ from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, samples
 from transfer_cli.engine.handlers import MetricsLogger, NoMetricsLogger
 from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import (
     DivergedError,
     NotFiniteError,
@@ -33,6 +30,7 @@ from transfer_cli.errors import (
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, judge
 from transfer_cli.model.weights import WEIGHTS
+from transfer_cli.objectives.base import Loss
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
@@ -89,7 +87,6 @@ class Trainer:
     """Trains a run, scores its best weights, and writes its files.
 
     Args:
-        config: The whole config, for the files of the run alone.
         command: pretrain or finetune.
         run: What `build_run` built.
         directory: Where everything is written.
@@ -98,20 +95,19 @@ class Trainer:
 
     def __init__(
         self,
-        config: DictConfig,
         command: str,
         run: TrainingRun,
         directory: RunDirectory,
         spending: Spending,
     ) -> None:
         self._spending = spending
-        self._config = config
+        self._config = run.blueprint.config
         self._command = command
         self._run = run
         self._blueprint = run.blueprint
         self._directory = directory
         self._progress = Progress()
-        self._checkpoints = CheckpointWriter(run, directory, config.checkpoint.keep)
+        self._checkpoints = CheckpointWriter(run, directory, self._config.checkpoint.keep)
         self._main = distributed.is_main()
         self._trial = trial_of(directory.path) if self._main else None
         self._logger: MetricsLogger | NoMetricsLogger = NoMetricsLogger()

@@ -5,15 +5,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 import transfer_cli
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
+from transfer_cli.config.schema import EvaluateConfig, PredictConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import device_and_precision
@@ -31,17 +33,14 @@ from transfer_cli.errors import (
     above_zero,
     at_least,
     between,
-    one_of,
 )
-from transfer_cli.runs.environment import cores
-from transfer_cli.sweep.processes import processes_of
+from transfer_cli.runs.environment import cores, processes_of
 from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
 
 MINUTES_OF_A_YEAR = 365 * 24 * 60
 
-PARALLEL = ("ddp", "fsdp")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
@@ -49,7 +48,7 @@ _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 
 
 @contextmanager
-def in_process_group(config: DictConfig) -> Iterator[None]:
+def in_process_group(config: DictConfig | EvaluateConfig | PredictConfig) -> Iterator[None]:
     """Do the work of a command as one of several processes, where torchrun has started this one."""
     if not distributed.started_by_torchrun():
         yield
@@ -62,8 +61,9 @@ def in_process_group(config: DictConfig) -> Iterator[None]:
         # All processes of the machine find the same; one of them says it.
         raise PeerError(str(error), error.exit_code) from error
     with distributed.process_group(device, config.timeout_minutes):
-        shared = [key for key in map(str, config) if Role.PER_PROCESS not in role_of(key)]
-        _check_alike(as_yaml(OmegaConf.masked_copy(config, shared)))
+        composed = cast(DictConfig, config)
+        shared = [key for key in map(str, composed) if Role.PER_PROCESS not in role_of(key)]
+        _check_alike(as_yaml(OmegaConf.masked_copy(composed, shared)))
         yield
 
 
@@ -126,29 +126,29 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
             return
 
 
-def check(config: DictConfig) -> None:
-    """Put a number in place of `devices=auto`, and refuse numbers of processes that cannot be."""
-    if config.devices == "auto" and distributed.started_by_torchrun():
-        config.devices = int(os.environ["WORLD_SIZE"])
-    config.devices = processes_of(config.devices, config.device)
+def processes_asked(config: Mapping[str, Any]) -> int:
+    """Return how many processes `devices` asks for, and refuse numbers that cannot be."""
+    devices = config["devices"]
+    if devices == "auto" and distributed.started_by_torchrun():
+        devices = int(os.environ["WORLD_SIZE"])
+    devices = processes_of(devices, config["device"])
     # One process a GPU, and no machine has more of them than this; each takes half a GB.
-    between("devices:", config.devices, 1, max(16, 2 * cores()), ConfigError)
-    above_zero("timeout_minutes:", config.timeout_minutes, ConfigError)
-    between("timeout_minutes:", config.timeout_minutes, 0, MINUTES_OF_A_YEAR, ConfigError)
-    one_of("parallel", config.get("parallel", PARALLEL[0]), PARALLEL)
+    between("devices:", devices, 1, max(16, 2 * cores()), ConfigError)
+    above_zero("timeout_minutes:", config["timeout_minutes"], ConfigError)
+    between("timeout_minutes:", config["timeout_minutes"], 0, MINUTES_OF_A_YEAR, ConfigError)
     at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
-    if config.get("restarts", 0) and config.resume != "auto":
+    if config.get("restarts", 0) and config["resume"] != "auto":
         raise ConfigError(
             "restarts: a run that starts again has to go on where it was; give resume=auto and "
             "run.dir=..., or leave restarts out"
         )
-    if config.devices > 1 and distributed.started_by_torchrun():
+    if devices > 1 and distributed.started_by_torchrun():
         world = int(os.environ["WORLD_SIZE"])
-        if config.devices != world:
+        if devices != world:
             raise ConfigError(
-                f"devices: {config.devices} asked for, but torchrun has started {world}; "
-                "leave devices out"
+                f"devices: {devices} asked for, but torchrun has started {world}; leave devices out"
             )
+    return devices
 
 
 def wanted(devices: int) -> bool:

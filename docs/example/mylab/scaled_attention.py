@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.model.added import Added
 from transfer_cli.model.transfer_model import TransferModel
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.adaptation.edit import Edit, make_edit
 from transfer_cli.adaptation.edits import (
     IA3,
     Adapters,
-    Edit,
     FreshTop,
     GatedPrefix,
     LoRA,
@@ -23,7 +23,6 @@ from transfer_cli.adaptation.edits import (
     PALs,
     ParallelAdapters,
     Segments,
-    make_edit,
 )
 from transfer_cli.config.build import build
 from transfer_cli.model.attention import AttentionInputs

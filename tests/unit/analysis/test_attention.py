@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from tests import attending, tiny
 from tests.attending import TEXTS, subject
 from transfer_cli.adaptation.edits import GatedPrefix, PALs
 from transfer_cli.analysis.analysis import Material
-from transfer_cli.analysis.attention.attention_maps import AttentionMaps
-from transfer_cli.analysis.attention.attention_view import plain_text
-from transfer_cli.analysis.attention.head_summaries import KINDS, MEASURES, HeadSummaries
-from transfer_cli.analysis.attention.text_maps import (
+from transfer_cli.analysis.attention import AttentionMaps, plain_text
+from transfer_cli.analysis.head_maps import (
+    KINDS,
+    MEASURES,
+    HeadSummaries,
     ReadSequence,
     in_units,
     maps_of,
@@ -32,10 +34,10 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
-from transfer_cli.model.captures import attention_by_place
+from transfer_cli.model.probes import probed
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.html.analysis_sections import shown_finding
 from transfer_cli.report.page import analyses_page
+from transfer_cli.report.sections import shown_finding
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogTask
@@ -123,7 +125,7 @@ def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
     assert found.files == again.files
     assert found.view == again.view
     assert tiny.same(before, tiny.weights_of(model))
-    assert all(each.attention.on_probabilities is None for each in model.backbone.blocks)
+    assert model.backbone.probe is None
 
 
 def test_rows_sum_to_one_in_half_precision_too():
@@ -154,7 +156,7 @@ def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
     looked_at = subject(model, shown=PAIRS if task is None else task.sample())
     rows = np.arange(len(looked_at.split.data))
     batch, beside = with_facts(looked_at.split.data.batch(rows)), {}
-    with torch.no_grad(), attention_by_place(model.backbone, beside.__setitem__):
+    with torch.no_grad(), probed(model.backbone, probabilities=beside.__setitem__):
         _ = Encoding(model, batch).states
     together = torch.stack(list(beside.values()), 1)[batch["mask"].flatten(0, -2).any(1)]
 
@@ -282,7 +284,7 @@ def test_queries_of_zero_look_everywhere_alike_with_an_entropy_of_ln_t():
 
     with (
         torch.no_grad(),
-        attention_by_place(backbone, lambda place, found: summaries.add(place, found, batch)),
+        probed(backbone, probabilities=partial(summaries.add, batch=batch)),
     ):
         backbone(batch["tokens"], batch["mask"])
 

@@ -7,24 +7,21 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import subjects, tiny
-from transfer_cli.analysis.attributions.attribution_methods import (
-    MOST_STEPS,
-    gradient_times_input,
-    integrated_gradients,
-)
-from transfer_cli.analysis.attributions.attributions import (
+from transfer_cli.analysis.attributions import (
     METHODS,
+    MOST_STEPS,
     Attributions,
     attribution_of,
     faithfulness,
+    gradient_times_input,
+    integrated_gradients,
 )
-from transfer_cli.analysis.attributions.chosen_texts import ChosenTexts
-from transfer_cli.analysis.attributions.explained_text import Explainer, words_of
+from transfer_cli.analysis.explained_text import ChosenTexts, Explainer, words_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.report.html.analysis_sections import shown_finding
+from transfer_cli.report.sections import shown_finding
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
@@ -107,7 +104,7 @@ def test_all_methods_agree_on_a_bag_of_embeddings():
     table_VE = subject.model.backbone.token_embedding.weight
 
     with torch.no_grad():
-        each_T = table_VE[text.tokens] @ weight_E / len(text.tokens)
+        each_T = table_VE[text.row.tokens] @ weight_E / len(text.row.tokens)
     expected = [each_T[list(word.places)].sum().item() for word in text.words]
 
     for name in METHODS:
@@ -232,7 +229,7 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
 
     assert first == second
     assert tiny.same(before, tiny.weights_of(subject.model))
-    assert subject.model.backbone.on_tokens is None
+    assert subject.model.backbone.probe is None
     assert all(each.grad is None for each in subject.model.parameters())
 
 

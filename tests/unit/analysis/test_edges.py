@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 
-from transfer_cli.analysis.edges.edge_data import EdgeTarget, read_edges
-from transfer_cli.analysis.edges.edges import expected_layer
-from transfer_cli.analysis.edges.span_probe import Spans, micro_f1, trained
+from transfer_cli.analysis.edges import EdgeTarget, expected_layer, read_edges
+from transfer_cli.analysis.probes.span_probe import Spans, micro_f1, trained
 
 
 def write(path, *lines):

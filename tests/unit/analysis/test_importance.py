@@ -7,14 +7,13 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import subjects, tiny
-from transfer_cli.analysis.importance.head_gradients import head_gradients, importance_of
-from transfer_cli.analysis.importance.importance import Importance
+from transfer_cli.analysis.importance import Importance, head_gradients, importance_of
 from transfer_cli.data.split import Split
-from transfer_cli.model.gates import all_heads, gated
+from transfer_cli.model.probes import all_heads, gated
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 
 DATA = tiny.Questions(examples=12)
 
@@ -188,4 +187,4 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     assert tiny.same(before, tiny.weights_of(model))
     assert [each.requires_grad for each in model.parameters()] == needs
     assert all(each.grad is None for each in model.parameters())
-    assert model.backbone.gates is None
+    assert model.backbone.probe is None

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from tests import subjects, tiny
-from transfer_cli.analysis.probes import linear, mlp, online_code
-from transfer_cli.analysis.probes.controls import baselines, relabelled
-from transfer_cli.analysis.probes.linear import Given, solved
-from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes import linear, mlp
+from transfer_cli.analysis.probes.linear import learnt_shares, solved
 from transfer_cli.analysis.probes.probe_findings import scores
+from transfer_cli.analysis.probes.probes import baselines, relabelled
+from transfer_cli.analysis.probes.sought import made
 from transfer_cli.analysis.probes.states import (
     LayersRead,
     Probed,
@@ -22,7 +22,6 @@ from transfer_cli.analysis.probes.states import (
     standardise,
     states_of,
 )
-from transfer_cli.analysis.probes.surface_tasks import made
 from transfer_cli.batch import IGNORE
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError
@@ -40,7 +39,7 @@ def labelled(units=300, width=8, seed=0, rule=0):
     """Return states whose label is told by a linear rule, with much noise."""
     states = noise(units, width, seed=seed)
     told = states @ noise(width, 3, seed=100 + rule) + 2 * noise(units, 3, seed=seed + 1)
-    return Given(states, told.argmax(1))
+    return Probed(states, told.argmax(1))
 
 
 def accuracy(probe, given):
@@ -53,7 +52,7 @@ def accuracy(probe, given):
 def test_of_states_that_tell_kinds_apart_a_probe_gives_the_share_of_each_label():
     kind = torch.arange(4).repeat_interleave(10)
     label = torch.tensor([0] * 7 + [1] * 3 + [1] * 9 + [2] + [2] * 5 + [0] * 5 + [0, 1] * 5)
-    given = Given(torch.eye(4)[kind], label)
+    given = Probed(torch.eye(4)[kind], label)
 
     probe = solved(given, given, 3, (1e-5,))
 
@@ -80,7 +79,7 @@ def test_a_probe_of_separable_labels_is_at_its_minimum_however_weak_the_penalty(
     states = noise(60, 3) * torch.tensor([0.3, 1.0, 4.0])
     label = (states @ noise(3, 3, seed=9)).argmax(1)
 
-    probe = solved(Given(states, label), Given(states, label), 3, (strength,))
+    probe = solved(Probed(states, label), Probed(states, label), 3, (strength,))
 
     weight, bias = tiny.newton(states, label, strength / 60)
     assert_close(probe.log_shares(states), (states.double() @ weight + bias).log_softmax(1),
@@ -92,7 +91,7 @@ def test_the_order_of_units_does_not_matter():
     order = torch.randperm(300, generator=torch.Generator().manual_seed(1))
 
     one = solved(given, other, 3, linear.STRENGTHS)
-    same = solved(Given(given.states[order], given.label[order]), other, 3, linear.STRENGTHS)
+    same = solved(Probed(given.states[order], given.label[order]), other, 3, linear.STRENGTHS)
 
     # Where two strengths are as good to four digits, rounding decides which is taken.
     assert one.chosen_by == pytest.approx(same.chosen_by, abs=1e-4)
@@ -101,7 +100,7 @@ def test_the_order_of_units_does_not_matter():
 
 def test_states_in_half_precision_give_the_same_accuracy():
     given, other = labelled(1000), labelled(2000, seed=5)
-    halved = [Given(each.states.half().float(), each.label) for each in (given, other)]
+    halved = [Probed(each.states.half().float(), each.label) for each in (given, other)]
 
     found = accuracy(solved(given, other, 3, linear.STRENGTHS), other)
 
@@ -144,7 +143,7 @@ def test_scores_are_those_of_the_labels_that_occur():
 def test_a_mix_is_learnt_from_the_layer_that_knows():
     given = labelled(600)
     layers = torch.stack([noise(600, 8, seed=7), given.states, noise(600, 8, seed=8)], 1)
-    train, other = Given(layers[:400], given.label[:400]), Given(layers[400:], given.label[400:])
+    train, other = Probed(layers[:400], given.label[:400]), Probed(layers[400:], given.label[400:])
 
     shares = learnt_shares(train, other, 3, seed=0)
 
@@ -156,7 +155,7 @@ def test_a_mix_is_learnt_from_the_layer_that_knows():
 def corners(units, seed):
     """Return points of a plane whose label is whether their signs differ, and pure noise."""
     states = noise(units, 2, 2, seed=seed)
-    return Given(states, (states[:, 0].prod(1) < 0).long())
+    return Probed(states, (states[:, 0].prod(1) < 0).long())
 
 
 def test_a_hidden_layer_finds_what_no_linear_probe_can():
@@ -167,9 +166,9 @@ def test_a_hidden_layer_finds_what_no_linear_probe_can():
     right_SK = (said_SKN == other.label).double().mean(-1)
     assert (right_SK[:, 0] > 0.9).all()
     assert (right_SK[:, 1] < 0.65).all()
-    straight = solved(Given(train.states[:, 0], train.label),
-                      Given(other.states[:, 0], other.label), 2, linear.STRENGTHS)  # fmt: skip
-    assert accuracy(straight, Given(other.states[:, 0], other.label)) < 0.65
+    straight = solved(Probed(train.states[:, 0], train.label),
+                      Probed(other.states[:, 0], other.label), 2, linear.STRENGTHS)  # fmt: skip
+    assert accuracy(straight, Probed(other.states[:, 0], other.label)) < 0.65
 
 
 def test_a_probe_of_one_seed_and_layer_is_the_same_beside_others():
@@ -186,31 +185,30 @@ def test_a_probe_of_one_seed_and_layer_is_the_same_beside_others():
 
 
 def test_a_uniform_coder_compresses_nothing():
-    given = Given(torch.zeros(1000, 1), torch.arange(1000) % 6)
+    given = Probed(torch.zeros(1000, 1), torch.arange(1000) % 6)
 
-    bits = online_code.codelength(
+    bits = linear.codelength(
         given, 6, lambda known: lambda states: torch.full((len(states), 6), -math.log(6))
     )
 
     assert bits == pytest.approx(2585.0, abs=0.05)
-    assert online_code.compression(bits, 1000, 6) == pytest.approx(1.0)
 
 
 def test_a_perfect_coder_pays_for_the_first_portion_alone():
     label = torch.arange(1000) % 6
-    given = Given(F.one_hot(label, 6).float(), label)
+    given = Probed(F.one_hot(label, 6).float(), label)
 
-    bits = online_code.codelength(given, 6, lambda known: lambda states: states.log())
+    bits = linear.codelength(given, 6, lambda known: lambda states: states.log())
 
-    assert online_code.portion_ends(1000, 6)[0] == 6
+    assert linear.portion_ends(1000, 6)[0] == 6
     assert bits == pytest.approx(6 * math.log2(6))
 
 
 def test_a_probe_of_states_that_tell_labels_is_nearly_a_perfect_coder():
     label = torch.arange(1000) % 6
-    given = Given(8 * F.one_hot(label, 6).float(), label)
+    given = Probed(8 * F.one_hot(label, 6).float(), label)
 
-    bits = online_code.codelength(
+    bits = linear.codelength(
         given, 6, lambda known: solved(known, given, 6, (1e-4,), bias_penalty=1.0).log_shares
     )
 
@@ -218,8 +216,8 @@ def test_a_probe_of_states_that_tell_labels_is_nearly_a_perfect_coder():
 
 
 def test_portions_double_and_the_first_has_a_unit_for_each_label():
-    assert online_code.portion_ends(1000, 2) == [2, 4, 8, 16, 32, 63, 125, 250, 500, 1000]
-    assert online_code.portion_ends(10, 20) == [10]
+    assert linear.portion_ends(1000, 2) == [2, 4, 8, 16, 32, 63, 125, 250, 500, 1000]
+    assert linear.portion_ends(10, 20) == [10]
 
 
 # --- controls ----------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.adaptation.edits import Adapters, LoRA, make_edit
-from transfer_cli.analysis.similarity import cka as module
-from transfer_cli.analysis.similarity.cka import cka
-from transfer_cli.analysis.similarity.moved_weights import ALL, moved_weights
+from transfer_cli.adaptation.edit import make_edit
+from transfer_cli.adaptation.edits import Adapters, LoRA
+from transfer_cli.analysis import cka as module
+from transfer_cli.analysis.cka import cka
+from transfer_cli.analysis.moved_weights import ALL, moved_weights
 from transfer_cli.model.added import merge
 from transfer_cli.objectives.causal_lm import CausalLM
 

@@ -6,15 +6,15 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.analysis.neurons.unit_sums import (
+from transfer_cli.analysis.unit_sums import (
     PropertySums,
     TokenProperties,
     UnitSums,
     contexts_of,
 )
 from transfer_cli.batch import with_facts
-from transfer_cli.data.tokenizer import WordPiece
-from transfer_cli.model.captures import captures, units_by_place
+from transfer_cli.data.tokenizer_recipes import WordPiece
+from transfer_cli.model.probes import units_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -86,16 +86,17 @@ def test_units_are_what_the_second_layer_reads_at_each_place(changes, padded):
     lengths = [7, 1, 2] if padded else [5, 5]
     batch = with_facts(tiny.rows_to_batch([list(range(5, 5 + length)) for length in lengths]))
     assert ("real_rows" in batch) == padded
-    units, name = {}, "backbone.blocks.0.feed_forward"
+    units, outputs, feed_forward = {}, [], model.backbone.blocks[0].feed_forward
+    hook = feed_forward.register_forward_hook(lambda module, given, out: outputs.append(out))
 
-    with captures(model, [name]) as captured, units_by_place(model.backbone, units.__setitem__):
+    with hook, units_by_place(model.backbone, units.__setitem__):
         _ = Encoding(model, batch).states
 
     assert list(units) == [0, 1, 2]
-    place = 2 if changes.get("share") == "all" else 0  # the latest one is captured
-    layer = model.backbone.blocks[0].feed_forward.output
+    place = 2 if changes.get("share") == "all" else 0  # the latest one
+    layer = feed_forward.output
     assert units[place].flatten(0, 1).shape == (sum(lengths), layer.in_features)
-    assert_close(layer(units[place]), captured.hidden_states[name])
+    assert_close(layer(units[place]), outputs[-1])
     assert not layer._forward_pre_hooks
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tests import configs
 from transfer_cli.adaptation import edits
+from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import draw, sizes_of
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.origins import Origins
@@ -293,7 +294,7 @@ def test_a_schedule_of_each_stage_has_to_be_shorter_than_each(laid_out, pretrain
 def test_labels_that_no_loss_reads_are_a_problem(laid_out, pretrained):
     node = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
 
-    (found,) = laid_out(pretrained, objective=node).warnings
+    (found,) = advice(laid_out(pretrained, objective=node))
 
     assert found.startswith("objective: no loss reads the labels of data")
     assert found.endswith("take objective=classification")
@@ -301,9 +302,9 @@ def test_labels_that_no_loss_reads_are_a_problem(laid_out, pretrained):
 
 def assert_problem(laid_out, run, what, **changes):
     changes["loop__steps"] = 11
-    found = laid_out(run, **changes).warnings
+    found = advice(laid_out(run, **changes))
     if what is None:
-        assert found == ()
+        assert found == []
     else:
         assert found[0].startswith("schedule.warmup: ")
         assert what in found[0]

@@ -7,12 +7,13 @@ from tests import configs, tiny
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, StreamSource
 from transfer_cli.assembly.losses import Asked
+from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.classification import Classification
 
@@ -79,7 +80,7 @@ def test_each_command_takes_its_kind_of_data(tmp_path):
 
 @pytest.mark.parametrize(("length", "found"), [(None, 24), (1, 1), (24, 24)])
 def test_a_block_is_as_long_as_it_is_told_or_as_the_model_has_positions(length, found):
-    assert datasets.block_length(length, 24) == found
+    assert block_length(length, 24) == found
 
 
 # --- text --------------------------------------------------------------------------------------

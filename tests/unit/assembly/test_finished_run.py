@@ -34,7 +34,7 @@ def test_a_start_brings_its_choose_tokenizer(tmp_path, pretrained):
     start = open_start(config.init_from, None, ())
     assert choose_tokenizer(config.tokenizer, start) is start.tokenizer
 
-    config.tokenizer = {"_target_": "transfer_cli.data.tokenizer.FromFile",
+    config.tokenizer = {"_target_": "transfer_cli.data.tokenizer_recipes.FromFile",
                         "path": str(pretrained / "model" / "tokenizer.json")}  # fmt: skip
     assert choose_tokenizer(config.tokenizer, start) is start.tokenizer
 

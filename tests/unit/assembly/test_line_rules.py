@@ -16,7 +16,8 @@ from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained, usual_lines
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import TextFiles
-from transfer_cli.data.tokenizer import BytePairs, Tokenizer, WordPiece
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.interop.vocabulary import read_tokenizer

@@ -73,17 +73,6 @@ def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_p
     assert read_plain(run.config)["model"]["norm"] == "layer"
 
 
-def test_an_option_of_a_model_is_read_under_its_older_name(tmp_path):
-    run = begun(tmp_path / "run", "experiment=tutorial/pretrain_clm", "model.attention=window")
-    body, _, _ = run.config.read_text().partition("# hash")
-    run.config.write_text(body.replace("  attention:", "  attention_pattern:"))
-
-    found = read_plain(run.config)["model"]
-
-    assert found["attention"] == "window"
-    assert "attention_pattern" not in found
-
-
 TABLE = ("data=table", "data.train=FILE", "init_from=RUN")
 
 

@@ -130,7 +130,8 @@ REFUSED = {
     ),
     "an abstract class": ({"_target_": f"{SCHEDULES}.Schedule"}, Schedule, ("abstract",)),
     "a missing argument": (
-        {"_target_": "transfer_cli.data.tokenizer.FromFile"}, object, ("Add part.path=VALUE",),
+        {"_target_": "transfer_cli.data.tokenizer_recipes.FromFile"}, object,
+        ("Add part.path=VALUE",),
     ),
     "a value left open": ({"name": "???"}, Drawing, ("Add part.name=VALUE",)),
     "the constructor's own complaint": (

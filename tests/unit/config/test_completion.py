@@ -133,7 +133,7 @@ def test_every_key_of_a_config_is_offered_and_no_other(name):
 
 
 def test_the_words_of_a_key_are_those_that_its_meaning_names():
-    keys = [key for name in ("predict", "evaluate", "finetune", "export")
+    keys = [key for name in ("predict", "evaluate", "finetune", "export", "score")
             for key in declared(name).values()]  # fmt: skip
     keys += [key for option in options() for key in option.typed_keys()]
     said: dict[str, str] = {}

@@ -97,12 +97,3 @@ def test_a_file_that_another_program_wrote_is_read_too(tmp_path):
         "model.width": 64,
         "data.train": ["a.txt", "b.txt"],
     }
-
-
-def test_what_older_runs_have_is_read(tmp_path):
-    shape = "_target_: transfer_cli.model.backbone.BackboneShape, attention_pattern: window"
-
-    found = read(tmp_path, f"model: {{{shape}}}\ncost: {{energy: off, watts: null}}\n")
-
-    assert found["model.attention"] == "window"
-    assert "cost.watts" not in found

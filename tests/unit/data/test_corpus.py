@@ -19,7 +19,8 @@ from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.encoding import cached_tokenizer
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text_split import TextSplit
-from transfer_cli.data.tokenizer import BytePairs, Tokenizer, WordPiece
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError, RunError
 
 TEXT = [" = Lomta = ", "", " The mayor of <unk> ,  a  harbour , is old . ", "Café\tprices rose"]
@@ -220,7 +221,7 @@ from pathlib import Path
 from transfer_cli.data.encoding import cached_tokenizer
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text_split import TextSplit
-from transfer_cli.data.tokenizer import BytePairs
+from transfer_cli.data.tokenizer_recipes import BytePairs
 folder = Path({str(tmp_path)!r})
 def lines():
     with (folder / "readings").open("a") as file:

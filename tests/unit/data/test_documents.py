@@ -10,7 +10,7 @@ from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import SampleText, TextFiles
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.text_to_text.objective import PrefixLM
 

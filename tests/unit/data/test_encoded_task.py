@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from transfer_cli.data.encoded_task import encode_texts, warn_of_cuts
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
 
 WORDS = ["who", "is", "the", "mayor", "of", "Lomta"]

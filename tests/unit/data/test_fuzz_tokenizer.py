@@ -15,10 +15,9 @@ from transfer_cli.data.tokenizer import (
     MAX_VOCABULARY,
     SPECIALS,
     UNKNOWN,
-    BytePairs,
     Tokenizer,
-    WordPiece,
 )
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError
 
 TEXTS = ["hello world <unk>", "a ü [CLS]", " ", "\x01 🙂 aaaa", ""]

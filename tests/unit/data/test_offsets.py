@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.tokenizer import BytePairs, Tokenizer, WordPiece
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 
 LINES = [
     "The Rhine flows past Cologne, and Düsseldorf .", "naïve café 5 @,@ 000 well @-@ known",

@@ -13,7 +13,7 @@ from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.sentence_pairs import draw_pairs, pair_text, units_of
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import TextFiles
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
 
 WORDS = WordPiece(300).make(lambda: iter(["a b c d e f g h . ? ! 1 2 3 4 5 6 7 8 9 0"] * 9))

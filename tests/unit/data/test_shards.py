@@ -19,7 +19,7 @@ from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import TextFiles
 from transfer_cli.data.text_files import expand
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import DataError
 
 WORDS = WordPiece(60).make(lambda: iter(["a b c d e f", "bad cab fed"]))

@@ -10,14 +10,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.tokenizer import (
-    SPECIALS,
-    BytePairs,
-    FromFile,
-    Tokenizer,
-    TokenizerRecipe,
-    WordPiece,
-)
+from transfer_cli.data.tokenizer import SPECIALS, Tokenizer
+from transfer_cli.data.tokenizer_recipes import BytePairs, FromFile, TokenizerRecipe, WordPiece
 from transfer_cli.errors import DataError
 
 TEXT = [
@@ -195,7 +189,7 @@ def test_an_empty_text_gives_a_tokenizer(recipe: TokenizerRecipe):
 @pytest.mark.multiprocess
 def test_training_is_the_same_in_every_process():
     code = (
-        "import random; from transfer_cli.data.tokenizer import *;"
+        "import random; from transfer_cli.data.tokenizer_recipes import *;"
         "r = random.Random(1);"
         "text = [''.join(r.choices('abcdefgh ', k=60)) for _ in range(300)];"
         "print(WordPiece(500).make(lambda: iter(text)).hash);"

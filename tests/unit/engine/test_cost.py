@@ -15,21 +15,20 @@ from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.engine.cost import TOKEN, count, pairs_seen, prices_of, training_flops
 from transfer_cli.engine.lanes import Lanes
-from transfer_cli.engine.step import Loss
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.patterns import window_mask
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.base import Encoding, Loss
+from transfer_cli.objectives.beside_main_head import CrossView
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.consistency import Consistency
-from transfer_cli.objectives.cross_view import CrossView
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
-from transfer_cli.objectives.source_distillation import SourceDistillation
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.objectives.with_teachers import SourceDistillation
+from transfer_cli.tasks.choice.task import MultipleChoice
 
 SHAPES = {
     "bert": {

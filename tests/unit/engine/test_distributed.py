@@ -12,9 +12,9 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.engine.evaluation import EachExample, evaluate
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import NotFiniteError
 from transfer_cli.model.readout import ScalarMix
+from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM

@@ -15,7 +15,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
-from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.objectives.with_teachers import SourceDistillation
 
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),

@@ -10,7 +10,7 @@ from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 
 POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
 ORDER = np.random.default_rng(0).permutation(60)

@@ -15,7 +15,7 @@ import torch
 import transfer_cli.objectives
 from tests import on_stand_in, stand_in
 from transfer_cli.adaptation import plans
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.objectives.base import Objective
 

@@ -10,13 +10,13 @@ from tests import tiny
 from transfer_cli.adaptation.penalties import L2SP, Start
 from transfer_cli.batch import size, with_rows
 from transfer_cli.data.sampler import StepSampler
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import DivergedError
+from transfer_cli.objectives.base import Loss
+from transfer_cli.objectives.beside_main_head import SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
-from transfer_cli.objectives.slice_heads import SliceHeads
 from transfer_cli.runs.slices import Slice
 
 CASES = {

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import NotFiniteError
 from transfer_cli.generation.filling import (
     Candidate,

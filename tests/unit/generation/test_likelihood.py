@@ -1,13 +1,20 @@
-"""Log-probabilities: padding, batches and caches change nothing. Legend: V vocabulary."""
+"""Log-probabilities of texts, prompts and sentences: padding, batches and caches change nothing.
+
+Legend: V vocabulary.
+"""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.errors import NotFiniteError
+from tests.unit.generation.test_filling import byte_pairs, word_pieces  # noqa: F401 - fixtures
+from transfer_cli.data.minimal_pairs import MinimalPair
+from transfer_cli.data.tokenizer_recipes import WordPiece
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError
 from transfer_cli.generation.likelihood import (
     Ending,
     Gap,
@@ -15,6 +22,24 @@ from transfer_cli.generation.likelihood import (
     score_endings,
     score_gaps,
 )
+from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompts import (
+    Template,
+    calibrated,
+    draw_shots,
+    ending_of,
+    normalised,
+    shares,
+)
+from transfer_cli.generation.sentences import (
+    JudgedPair,
+    SentenceScorer,
+    accuracy_by_group,
+    judge_pairs,
+    longer_wins,
+)
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
 
@@ -101,3 +126,167 @@ def test_a_diverged_model_is_an_error():
 
     with pytest.raises(NotFiniteError):
         score_endings(model, ROWS, 2)
+
+
+ITEM = "Question: {text}\nAnswer Type: {label}"
+
+
+def test_a_prompt_ends_before_the_space_of_its_answer():
+    template = Template(ITEM, head="Say what is asked for.")
+    shot = template.filled("How many ?", None, "Number")
+
+    assert template.asked([shot], "Where ?", None) == (
+        "Say what is asked for.\n\n"
+        "Question: How many ?\nAnswer Type: Number\n\n"
+        "Question: Where ?\nAnswer Type:"
+    )
+    assert template.answer("Location") == " Location"
+    assert template.bare == "Answer Type:"
+
+
+def test_a_text_that_looks_like_a_field_is_text():
+    template = Template("{text} / {pair} = {label} .")
+
+    assert template.filled("{label}", "{text}", "yes") == "{label} / {text} = yes ."
+    assert template.asked([], "{label} {pair}", "b") == "{label} {pair} / b ="
+
+
+@pytest.mark.parametrize("item", ["{text}", "{label}", "{text} {label} {label}", ""])
+def test_an_item_needs_a_text_and_one_label(item):
+    with pytest.raises(ConfigError, match=r"prompt\.item"):
+        Template(item)
+
+
+@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
+def test_an_answer_begins_where_its_tokens_do(kind, request):
+    tokenizer = request.getfixturevalue(kind)
+
+    row = ending_of(tokenizer.encode, "the cat", " sat")
+
+    assert tokenizer.decode(row.tokens[row.first :]).strip() == "sat"
+    assert row.tokens[: row.first] == tokenizer.encode("the cat")
+
+
+def test_tokens_that_join_prompt_and_answer_belong_to_the_answer():
+    known = {"ab": [1, 2], "abc": [1, 5]}
+
+    row = ending_of(known.__getitem__, "ab", "c")
+
+    assert (row.tokens, row.first) == ([1, 5], 1)
+    with pytest.raises(ConfigError, match="no tokens of its own"):
+        ending_of({"ab": [1, 2], "ab ": [1, 2]}.__getitem__, "ab", " ")
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [("none", -6.0), ("token", -2.0), ("char", -1.2), ("byte", -1.0), ("unconditional", -4.0)],
+)
+def test_scores_are_normalised_by_definition(norm, expected):
+    found = normalised([-1.0, -2.0, -3.0], " caf\u00e9s", norm, [-2.0])
+
+    assert found == pytest.approx(expected)
+
+
+def test_several_words_of_a_label_add_their_probabilities():
+    found = shares([[math.log(0.1), math.log(0.2)], [math.log(0.3)], [math.log(0.4)]])
+
+    np.testing.assert_allclose(found, [0.3, 0.3, 0.4])
+
+
+def test_calibration_divides_by_the_bias():
+    flipped = calibrated(np.array([0.6, 0.4]), np.array([0.75, 0.25]))
+
+    np.testing.assert_allclose(flipped, [1 / 3, 2 / 3])
+    bias = np.array([0.7, 0.2, 0.1])
+    np.testing.assert_allclose(calibrated(bias, bias), [1 / 3] * 3)
+
+
+def test_shots_are_so_many_of_each_label_and_follow_from_the_seed():
+    labels = [0, 1, 2] * 10
+
+    found = draw_shots(labels, 2, seed=3)
+
+    assert sorted(labels[number] for number in found) == [0, 0, 1, 1, 2, 2]
+    assert found == draw_shots(labels, 2, seed=3)
+    assert found != draw_shots(labels, 2, seed=4)
+    assert draw_shots(labels, 0, seed=3) == []
+    with pytest.raises(ConfigError, match="only 10 training examples"):
+        draw_shots(labels, 11, seed=3)
+
+
+TEXTS = ["The river is near .", "The rivers are near the river .", "Rivers !"]
+TOKENIZER = WordPiece(60).make(lambda: iter(TEXTS))
+KINDS = {"causal": CausalLM, "bidirectional": MaskedLM}
+
+
+def scorer(direction, *, uniform=False, batch=2, reads=None):
+    torch.manual_seed(0)
+    trunk = Backbone(tiny.shape(direction=direction), TOKENIZER.size)
+    model = TransferModel(trunk, tiny.bound(KINDS[direction]()).modules(trunk)).eval()
+    tiny.lively(model)
+    if uniform:
+        with torch.no_grad():
+            trunk.token_embedding.weight.zero_()
+            model.heads["lm"].bias.zero_()
+    reads = reads or (PromptLayout(TOKENIZER) if direction == "causal" else "sentence")
+    return SentenceScorer(model, TOKENIZER, reads, batch=batch, scores_first=True, within_word=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("direction", KINDS)
+def test_a_model_that_knows_nothing_gives_each_token_its_share_of_the_vocabulary(direction):
+    sums, counts = scorer(direction, uniform=True).score(TEXTS)
+
+    assert counts == [len(row) for row in TOKENIZER.encode_batch(TEXTS)]
+    assert sums == pytest.approx([-count * math.log(TOKENIZER.size) for count in counts], rel=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("direction", KINDS)
+def test_scores_do_not_depend_on_the_batch(direction):
+    alone, together = (scorer(direction, batch=batch).score(TEXTS)[0] for batch in (1, 8))
+
+    assert alone == pytest.approx(together, rel=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("direction", KINDS)
+def test_pairs_the_other_way_round_are_judged_the_other_way_round(direction):
+    pairs = [MinimalPair(TEXTS[0], TEXTS[1], "a"), MinimalPair(TEXTS[1], TEXTS[2], "b"),
+             MinimalPair(TEXTS[2], TEXTS[2], "b")]  # fmt: skip
+    turned = [MinimalPair(each.bad, each.good, each.group) for each in pairs]
+
+    judged, others = (judge_pairs(scorer(direction), each) for each in (pairs, turned))
+
+    assert [1 - each.score for each in judged] == [each.score for each in others]
+    assert judged[2].score == 0.5
+    assert [each.more_tokens for each in judged] == [-each.more_tokens for each in others]
+
+
+def judged(*found):
+    pair = {name: MinimalPair("a", "b", name) for name in ("one", "two")}
+    return [JudgedPair(pair[group], good, bad, more) for group, good, bad, more in found]
+
+
+def test_accuracy_is_told_by_group_with_its_interval():
+    found = accuracy_by_group(
+        judged(("one", -1, -2, 0), ("two", -1, -1, 0), ("one", -3, -2, 0), ("one", 0, -1, 0))
+    )
+
+    assert [(each.group, each.accuracy, each.count) for each in found] == [
+        ("one", pytest.approx(2 / 3), 3), ("two", 0.5, 1),
+    ]  # fmt: skip
+    assert all(each.low < each.accuracy < each.high for each in found[:1])
+    assert str(found[0]).startswith("one: 66.7 % of 3 (")
+
+
+def test_the_longer_one_wins_where_it_is_likelier():
+    pairs = judged(("one", -1, -2, 2), ("one", -1, -2, -1), ("one", -1, -2, 0))
+
+    assert longer_wins(pairs) == 0.5
+    assert longer_wins(pairs[2:]) is None
+
+
+def test_a_sentence_that_is_too_long_is_named():
+    with pytest.raises(DataError, match="and the model has 32 positions"):
+        scorer("causal").score(["river " * 40])

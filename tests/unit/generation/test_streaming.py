@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.streaming import GeneratedText, StopStrings, StreamingDetokenizer
 

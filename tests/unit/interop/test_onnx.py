@@ -12,7 +12,8 @@ import torch
 from tests import tiny
 from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.batch import Batch
-from transfer_cli.data.tokenizer import Tokenizer, WordPiece
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.onnx_graph import compare, write_onnx
 from transfer_cli.objectives.base import Encoding

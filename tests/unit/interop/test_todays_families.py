@@ -13,15 +13,15 @@ from tests.unit.interop.test_import import batch_of, opened
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.interop.decoders import Llama
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
-from transfer_cli.interop.llama import Llama
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.interop.targets import target_of
 from transfer_cli.interop.vocabulary import read_tokenizer
-from transfer_cli.model.positions import Rotary, RotaryScaling
+from transfer_cli.model.shape import Rotary, RotaryScaling
 from transfer_cli.objectives.classification import Classification
 
 LLAMA3 = {

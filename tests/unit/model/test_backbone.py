@@ -337,8 +337,6 @@ def test_top_blocks_drawn_anew_are_as_at_birth(residual):
         ({"dropout": 1.0}, "dropout must be in"),
         ({"attention_dropout": -0.1}, "attention_dropout must be in"),
         ({"activation": "swish"}, "activation: 'swish' is not one of relu, gelu, gelu_tanh"),
-        ({"residual": "both"}, "residual: 'both' is not one of pre, post, tutorial"),
-        ({"position_kind": "rotated"}, "position_kind: 'rotated' is not one of"),
         ({"direction": "left"}, "direction: 'left' is not one of"),
     ],
 )

@@ -1,5 +1,9 @@
-"""Legend: B batch, T positions, D width."""
+"""Heads, and losses over a vocabulary.
 
+Legend: N rows, D width, V vocabulary, B batch, T positions, C classes.
+"""
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +12,14 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.model import vocabulary_loss
 from transfer_cli.model.heads import BatchNorm, LanguageModelHead, SequenceHead, pool
+from transfer_cli.model.unigram import unigram_model
+from transfer_cli.model.vocabulary_loss import (
+    summed_copy_loss,
+    summed_cross_entropy,
+    summed_divergence,
+)
 
 POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
 
@@ -193,3 +204,248 @@ def test_the_summed_loss_is_that_of_the_logits(changes):
     loss = head.summed_loss(states, table, target)
 
     assert_close(loss, F.cross_entropy(head(states, table), target, reduction="sum"))
+
+
+UPSTREAM = 0.37
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+def inputs(rows, vocabulary, dtype=torch.float64, seed=0):
+    """Return hidden states, a table and a bias that all want gradients, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, table, bias = (
+        torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
+        for shape in ((rows, 6), (vocabulary, 6), (vocabulary,))
+    )
+    return hidden, table, bias, torch.randint(vocabulary, (rows,), generator=generator)
+
+
+def plain(hidden_ND, table_VD, bias_V, target_N):
+    return F.cross_entropy(F.linear(hidden_ND, table_VD, bias_V), target_N, reduction="sum")
+
+
+def with_gradients(function, tensors, target_N):
+    """Return the loss and every gradient of a scaled loss; None where none is wanted."""
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.grad = None
+    loss = function(*tensors, target_N)
+    (UPSTREAM * loss).backward()
+    return loss.detach(), [None if t is None else t.grad for t in tensors]
+
+
+def assert_same(tensors, target_N, tolerance):
+    expected, gradients = with_gradients(plain, tensors, target_N)
+    found, own = with_gradients(summed_cross_entropy, tensors, target_N)
+
+    assert_close(found, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
+    for gradient, wanted in zip(own, gradients, strict=True):
+        if wanted is None:
+            assert gradient is None
+        else:
+            assert_close(gradient, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("elements", [1, 7 * 20, 7 * 49, 7 * 50, 7 * 51, 2**23])
+def test_value_and_gradients_are_those_of_plain_cross_entropy(
+    monkeypatch, elements, has_bias, dtype
+):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", elements)
+    hidden, table, bias, target = inputs(50, 7, dtype)
+
+    assert_same((hidden, table, bias if has_bias else None), target, TOLERANCE[dtype])
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 99))
+def test_any_number_of_rows_and_tokens_is_right(rows, vocabulary, seed):
+    *tensors, target = inputs(rows, vocabulary, seed=seed)
+
+    assert_same(tensors, target, 1e-12)
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
+def test_frozen_inputs_get_no_gradient_and_the_others_the_right_one(frozen):
+    *tensors, target = inputs(50, 7)
+    for number in frozen:
+        tensors[number].requires_grad_(False)
+
+    # Where only the bias learns, there is nothing to save: plain cross-entropy in float32.
+    assert_same(tensors, target, 1e-6 if frozen == (0, 1) else 1e-12)
+
+
+def test_without_gradients_the_value_is_the_same():
+    *tensors, target = inputs(50, 7)
+
+    with torch.no_grad():
+        loss = summed_cross_entropy(*tensors, target)
+
+    assert not loss.requires_grad
+    assert_close(loss, plain(*tensors, target).detach(), check_dtype=False, rtol=1e-6, atol=0)
+
+
+def test_inputs_are_left_as_they_were():
+    *tensors, target = inputs(50, 7)
+    before = [tensor.detach().clone() for tensor in tensors]
+
+    with_gradients(summed_cross_entropy, tensors, target)
+
+    assert all(map(torch.equal, tensors, before))
+
+
+def test_huge_logits_stay_finite():
+    hidden, table, bias, target = inputs(20, 7)
+    hidden = (1e4 * hidden.detach()).requires_grad_()
+
+    loss, gradients = with_gradients(summed_cross_entropy, (hidden, table, bias), target)
+
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_bfloat16_is_roughly_right_and_leaves_gradients_in_float32():
+    *tensors, target = inputs(50, 7, torch.float32)
+    expected, gradients = with_gradients(plain, tensors, target)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found, own = with_gradients(summed_cross_entropy, tensors, target)
+
+    assert_close(found, expected, rtol=0.01, atol=0)
+    for gradient, wanted in zip(own, gradients, strict=True):
+        assert_close(gradient, wanted, rtol=0.05, atol=0.05)
+
+
+def test_a_table_used_twice_gets_both_gradients():
+    hidden, table, bias, target = inputs(20, 7)
+
+    def tied(hidden_ND, table_VD, bias_V, target_N, loss):
+        return loss(hidden_ND + F.embedding(target_N, table_VD), table_VD, bias_V, target_N)
+
+    wanted = torch.autograd.grad(tied(hidden, table, bias, target, plain), table)[0]
+    found = torch.autograd.grad(tied(hidden, table, bias, target, summed_cross_entropy), table)[0]
+
+    assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+# --- divergence from a teacher -------------------------------------------------------------------
+
+
+def plain_divergence(hidden_ND, table_VD, bias_V, teacher_NV, temperature):
+    own_NV = (F.linear(hidden_ND, table_VD, bias_V).float() / temperature).log_softmax(-1)
+    theirs_NV = (teacher_NV.float() / temperature).log_softmax(-1)
+    return temperature**2 * F.kl_div(own_NV, theirs_NV, reduction="sum", log_target=True)
+
+
+def chunked(hidden_ND, table_VD, bias_V, teacher_NV, temperature):
+    return summed_divergence(hidden_ND, table_VD, bias_V, teacher_NV.__getitem__, temperature)
+
+
+def divergence_and_gradients(function, *tensors, precision=None):
+    for tensor in tensors[:3]:
+        tensor.grad = None
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        loss = function(*tensors, 2.0)
+    (UPSTREAM * loss).backward()
+    return [loss.detach(), *(tensor.grad for tensor in tensors[:3])]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("elements", [1, 7 * 20, 2**23])
+def test_a_divergence_in_chunks_is_that_of_the_plain_formula(monkeypatch, elements, precision):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", elements)
+    *tensors, _ = inputs(50, 7, torch.float32)
+    teacher_NV = torch.randn(50, 7, generator=torch.Generator().manual_seed(1))
+
+    expected = divergence_and_gradients(plain_divergence, *tensors, teacher_NV, precision=precision)
+    found = divergence_and_gradients(chunked, *tensors, teacher_NV, precision=precision)
+
+    # Gradients by logits are rounded to bf16 before the products, in either order.
+    coarse = 1e-5 if precision == "fp32" else 2e-2
+    for number, (own, wanted) in enumerate(zip(found, expected, strict=True)):
+        tolerance = 1e-5 if number == 0 else coarse
+        assert_close(own, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+def test_a_student_that_predicts_as_its_teacher_has_divergence_0_and_gradient_0():
+    hidden, table, bias, _ = inputs(50, 7, torch.float32)
+    teacher_NV = F.linear(hidden, table, bias).detach()
+
+    value, *gradients = divergence_and_gradients(chunked, hidden, table, bias, teacher_NV)
+
+    assert float(value) == 0
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_two_logits_of_which_a_teacher_prefers_one_diverge_as_the_formula_says():
+    hidden, table = torch.zeros(1, 1), torch.zeros(2, 1)
+    teacher_NV = torch.tensor([[2.0, 0.0]])
+
+    found = chunked(hidden, table, None, teacher_NV, 2.0)
+
+    assert float(found) == pytest.approx(0.4438, abs=1e-4)
+    assert float(found) / 4 == pytest.approx(0.1109, abs=1e-4)
+
+
+def test_where_the_bias_alone_learns_a_divergence_still_has_its_gradient():
+    hidden, table, bias, _ = inputs(50, 7, torch.float32)
+    hidden, table = hidden.detach(), table.detach()
+    teacher_NV = torch.randn(50, 7, generator=torch.Generator().manual_seed(1))
+
+    chunked(hidden, table, bias, teacher_NV, 2.0).backward()
+    found, bias.grad = bias.grad, None
+    plain_divergence(hidden, table, bias, teacher_NV, 2.0).backward()
+
+    assert_close(found, bias.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("elements", [1, 7 * 20, 2**23])
+def test_the_loss_of_a_model_that_may_copy_is_its_formula(monkeypatch, elements):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", elements)
+    hidden, table, bias, target = inputs(50, 7)
+    gate = torch.linspace(-9, 9, 50, dtype=torch.float64).requires_grad_()
+    is_read = torch.arange(50) % 3 > 0
+
+    def by_formula(hidden_ND, table_VD, bias_V, gate_N, target_N):
+        written_N = F.linear(hidden_ND, table_VD, bias_V).softmax(-1)[range(50), target_N]
+        copied_N = gate_N.sigmoid()
+        return -(copied_N * is_read + (1 - copied_N) * written_N).log().sum()
+
+    def in_chunks(*tensors):
+        return summed_copy_loss(*tensors, is_read)
+
+    tensors = (hidden, table, bias, gate)
+    expected, gradients = with_gradients(by_formula, tensors, target)
+    found, own = with_gradients(in_chunks, tensors, target)
+
+    assert_close(found, expected)
+    for gradient, wanted in zip(own, gradients, strict=True):
+        assert_close(gradient, wanted)
+
+
+def test_logits_are_shown_on_their_way():
+    hidden, table, bias, target = inputs(50, 7)
+    seen = torch.zeros(50, 7, dtype=torch.float64)
+
+    def look(logits_RV, rows):
+        seen[rows] = logits_RV.detach()
+
+    found = summed_cross_entropy(hidden, table, bias, target, on_logits=look)
+    with torch.no_grad():
+        again = summed_cross_entropy(hidden, table, bias, target, on_logits=look)
+
+    assert_close(seen, F.linear(hidden, table, bias).detach(), rtol=1e-6, atol=1e-6)
+    assert_close(found.detach(), again, rtol=1e-6, atol=1e-6, check_dtype=False)
+
+
+def test_the_unigram_model_says_the_add_one_shares_everywhere():
+    chunks = [np.array([0, 1, 1], np.uint16), np.array([3, 1], np.uint16)]
+    model = unigram_model(chunks, vocabulary=5)
+    tokens = torch.tensor([[4, 2, 0]])
+
+    top = model.readout(model.backbone(tokens, tokens >= 0))
+    shares = model.heads["lm"](top, model.backbone.token_embedding.weight).softmax(-1)
+
+    expected = torch.tensor([2, 4, 1, 2, 1]) / 10
+    assert torch.allclose(shares, expected.expand(1, 3, 5))

@@ -1,22 +1,29 @@
-"""Kinds of position, norm, feed-forward part, residual form and attention pattern.
+"""Kinds of position, norm, feed-forward part, residual form and attention pattern, by formula.
 
 Legend: B batch, H heads, T positions, D width, W width of a head.
 """
 
+import math
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.engine.compiling import compile_passes
-from transfer_cli.interop.gpt2 import Gpt2
-from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.interop.decoders import Gpt2
+from transfer_cli.model.attention import AttentionInputs, SelfAttention
+from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Block, FeedForward
 from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.lora import LowRank, add_lora
 from transfer_cli.model.norms import NORMS
-from transfer_cli.model.patterns import PATTERNS, AttentionPattern
-from transfer_cli.model.positions import POSITIONS, Positions
+from transfer_cli.model.patterns import PATTERNS, AttentionPattern, window_mask
+from transfer_cli.model.positions import POSITIONS, Positions, RotaryPositions, rotary_frequencies
+from transfer_cli.model.shape import CHOICES, FORMS, ResidualForm, Rotary, RotaryScaling
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.optim.schedules import Constant
 
@@ -44,11 +51,6 @@ class Slanted(Positions):
 class Doubled(FeedForward):
     """A product whose negative half is doubled."""
 
-    def __init__(self, shape):
-        super().__init__()
-        self.inner = nn.Linear(shape.width, shape.feedforward)
-        self.output = nn.Linear(shape.feedforward, shape.width)
-
     def forward(self, hidden_BTD):
         return self.output(torch.maximum(self.inner(hidden_BTD), 2 * self.inner(hidden_BTD)))
 
@@ -59,8 +61,6 @@ class PlainNorm(nn.LayerNorm):
 
 class Parallel(Block):
     """Both sub-layers of one block read the same state."""
-
-    final_norm = True
 
     def update(self, z, inputs):
         read = self.attention_norm(z)
@@ -99,6 +99,14 @@ def own_kinds(monkeypatch):
     for field, kinds in OWN.items():
         for name, kind in kinds.items():
             monkeypatch.setitem(FIELDS[field], name, kind)
+        if field != "residual":
+            monkeypatch.setitem(CHOICES, field, (*CHOICES[field], *kinds))
+    monkeypatch.setitem(FORMS, "both", ResidualForm(final_norm=True))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_name_that_a_shape_takes_has_a_class(field):
+    assert set(CHOICES[field]) == set(FIELDS[field])
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -190,3 +198,260 @@ def test_own_kinds_compile_to_one_graph(recomputed):
     compiled.sum().backward()
 
     assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+LLAMA3 = RotaryScaling("llama3", 8.0, original_positions=64)
+
+
+def drawn(*size):
+    return torch.randn(*size, generator=torch.Generator().manual_seed(1))
+
+
+def turned(states_BHTW, first=0, **changes):
+    positions = RotaryPositions(tiny.shape(depth=1, **changes))
+    position_BT = torch.arange(first, first + states_BHTW.shape[2])[None]
+    [inputs] = positions.attend([AttentionInputs()], position_BT)
+    return inputs.rotate(states_BHTW, states_BHTW)[0]
+
+
+@pytest.mark.parametrize(("share", "pairs"), [(1.0, 4), (0.5, 2), (0.25, 1)])
+def test_a_pair_of_numbers_is_turned_by_its_angle_and_the_rest_stays(share, pairs):
+    states = drawn(1, 2, 6, 8)
+
+    found = turned(states, rotary=Rotary(base=100.0, share=share))
+
+    for position in range(6):
+        for pair in range(pairs):
+            angle = position * 100.0 ** (-pair / pairs)
+            x, y = states[0, :, position, pair], states[0, :, position, pair + pairs]
+            cos, sin = math.cos(angle), math.sin(angle)
+            assert_close(found[0, :, position, pair], x * cos - y * sin)
+            assert_close(found[0, :, position, pair + pairs], y * cos + x * sin)
+    assert torch.equal(found[..., 2 * pairs :], states[..., 2 * pairs :])
+
+
+@pytest.mark.parametrize("scaling", [None, RotaryScaling("linear", 4.0), LLAMA3])
+def test_scores_of_rotated_positions_depend_on_distances_alone(scaling):
+    query, key = drawn(2, 1, 2, 6, 8)
+    changes = {"rotary": Rotary(scaling=scaling)}
+
+    near, far = (
+        turned(query, first, **changes) @ turned(key, first, **changes).mT for first in (0, 100)
+    )
+
+    assert_close(far, near, rtol=1e-4, atol=1e-4)
+
+
+def test_linear_scaling_divides_positions():
+    states = drawn(1, 2, 9, 8)
+
+    slow = turned(states, rotary=Rotary(scaling=RotaryScaling("linear", 4.0)))
+
+    every = turned(states[:, :, ::4].contiguous(), rotary=Rotary())
+    assert_close(slow[:, :, ::4], every)
+
+
+def test_llama3_scaling_slows_down_long_waves_alone():
+    plain, scaled = (
+        rotary_frequencies(Rotary(base=1000.0, scaling=each), 16) for each in (None, LLAMA3)
+    )
+
+    for before, after in zip(plain.tolist(), scaled.tolist(), strict=True):
+        wave = 2 * math.pi / before
+        if wave < 64 / 4:
+            expected = before
+        elif wave > 64 / 1:
+            expected = before / 8
+        else:
+            smooth = (64 / wave - 1) / (4 - 1)
+            expected = (1 - smooth) * before / 8 + smooth * before
+        assert after == pytest.approx(expected, rel=1e-6)
+    assert (scaled == plain).any()
+    assert torch.isclose(scaled, plain / 8).any()
+
+
+def test_angles_are_exact_in_half_precision():
+    states = drawn(1, 2, 6, 8).bfloat16()
+
+    found = turned(states, first=5000, rotary=Rotary())
+
+    exact = turned(states.float(), first=5000, rotary=Rotary())
+    assert found.dtype == torch.bfloat16
+    assert_close(found.float(), exact, rtol=0.01, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["rms", "rms_unit"])
+def test_an_rms_norm_divides_by_the_root_mean_square(name):
+    norm, z = NORMS[name](8, eps=1e-3), drawn(3, 8)
+    plain = z / (z.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    assert_close(norm(z), plain)
+
+    torch.nn.init.constant_(norm.weight, 0.5)
+
+    assert_close(norm(z), plain * (1.5 if name == "rms_unit" else 0.5))
+    assert norm(z.bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_gated_layer_activates_its_first_half():
+    layer = FEED_FORWARDS["gated"](tiny.shape(activation="silu", biases="none"))
+    hidden = drawn(2, 16)
+    gate, up = layer.inner.weight.chunk(2)
+
+    expected = (F.silu(hidden @ gate.T) * (hidden @ up.T)) @ layer.output.weight.T
+
+    assert_close(layer(hidden), expected)
+
+
+def test_consecutive_heads_share_keys_and_values():
+    shared = SelfAttention(tiny.shape(heads=4, key_value_heads=2, head_width=6))
+    whole = SelfAttention(tiny.shape(heads=4, head_width=6))
+    for kind in ("weight", "bias"):
+        rows = getattr(shared.packed, kind).split(shared.rows)
+        copies = [
+            each.unflatten(0, (2, 6)).repeat_interleave(2, dim=0).flatten(0, 1) for each in rows[1:]
+        ]
+        getattr(whole.packed, kind).data = torch.cat([rows[0], *copies])
+    whole.output = shared.output
+    hidden = drawn(2, 5, 16)
+
+    found = shared(hidden, AttentionInputs(causal=True))
+
+    assert_close(found, whole(hidden, AttentionInputs(causal=True)))
+
+
+def test_the_cache_holds_shared_heads():
+    backbone, kv_cache = tiny.backbone(**tiny.MODERN), KVCache(3, 12)
+
+    backbone(TOKENS, ALL, padded=False, kv_cache=kv_cache)
+
+    new = torch.zeros(2, 1, 0, 12)
+    assert [layer.extend(new, new)[0].shape for layer in kv_cache.layers] == [(2, 1, 12, 12)] * 3
+
+
+@pytest.mark.parametrize("cached", [0, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_is_as_wide_as_it_says(causal, cached):
+    seen = window_mask(6, cached, 4, causal=causal, device=torch.device("cpu"))
+
+    for query in range(6):
+        for key in range(cached + 6):
+            distance = query + cached - key
+            assert seen[query, key] == (0 <= distance < 4 if causal else abs(distance) <= 2)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_only_blocks_with_a_window_have_a_mask_and_angles_of_their_own(direction):
+    backbone = tiny.backbone(**tiny.MODERN, direction=direction)
+    inputs = backbone.attention_pattern(ALL, padded=False, cached=0)
+
+    assert [each.attn_mask is not None for each in inputs] == [False, True, False]
+    rotated = backbone.position_embedding.attend(inputs, torch.arange(12)[None])
+    states = drawn(1, 2, 12, 12)
+    whole, local, again = (each.rotate(states, states)[0] for each in rotated)
+    assert torch.equal(whole, again)
+    assert not torch.isclose(whole, local).all()
+
+
+def test_a_text_within_the_window_needs_no_mask():
+    pattern = tiny.backbone(**{**tiny.MODERN, "window": 12}).attention_pattern
+
+    assert all(each.attn_mask is None for each in pattern(ALL, padded=False, cached=0))
+
+
+def by_hand(residual, z, block):
+    """Return what a residual form makes of a state, with A and F and norms 1 to 4 of a block."""
+    attend = partial(block.attention, inputs=AttentionInputs(causal=True))
+    one, two = block.attention_norm, block.feed_forward_norm
+    if residual == "sandwich":
+        z = z + one(attend(block.attention_first_norm(z)))
+        return z + two(block.feed_forward(block.feed_forward_first_norm(z)))
+    if residual == "reordered":
+        z = z + one(attend(z))
+        return z + two(block.feed_forward(z))
+    if residual == "parallel":
+        return z + attend(one(z)) + block.feed_forward(two(z))
+    z = z + attend(z)
+    return z + block.feed_forward(two(z))
+
+
+@pytest.mark.parametrize("residual", ["sandwich", "reordered", "parallel", "pre_first_plain"])
+def test_a_residual_form_is_its_formula(residual):
+    backbone = tiny.backbone(residual=residual)
+    tiny.lively(backbone)
+    z, block = drawn(2, 5, 16), backbone.blocks[0]
+
+    found = block(z, AttentionInputs(causal=True))
+
+    assert_close(found, by_hand(residual, z, block))
+
+
+@pytest.mark.parametrize("biases", ["all", "qkv", "none"])
+def test_biases_are_where_they_are_asked_for(biases):
+    names = {name for name, _ in tiny.backbone(biases=biases, norm="rms").named_parameters()}
+
+    found = {name.removeprefix("blocks.0.") for name in names if name.startswith("blocks.0.")}
+    linear = {"attention.packed", "attention.output", "feed_forward.inner", "feed_forward.output"}
+    expected = {"all": linear, "qkv": {"attention.packed"}, "none": set()}[biases]
+    assert {name for name in found if name.endswith("bias")} == {f"{n}.bias" for n in expected}
+
+
+def test_low_rank_updates_find_the_rows_of_shared_heads():
+    backbone = tiny.backbone(**tiny.MODERN)
+    block = backbone.blocks[0]
+
+    make = partial(LowRank, rank=2, scale=1.0, dropout=0.0)
+    add_lora(block, ("query", "key", "value"), make)
+
+    rows = {name: part.rows for name, part in block.attention.packed.lora.items()}
+    assert rows == {"query": slice(0, 24), "key": slice(24, 36), "value": slice(36, 48)}
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_state(direction, side):
+    backbone = tiny.backbone(direction=direction, **tiny.MODERN)
+    tiny.lively(backbone)
+    padding = (3, 0) if side == "left" else (0, 3)
+    mask = F.pad(ALL, padding, value=False)
+
+    padded = backbone(F.pad(TOKENS, padding), mask)[-1]
+
+    alone = backbone(TOKENS, ALL, padded=False)[-1]
+    assert_close(padded[mask], alone.flatten(0, 1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pair", [("base", "modern"), ("tiny", "modern-tiny")])
+def test_a_modern_preset_has_the_parameters_of_its_plain_one_in_matrices(pair):
+    def matrices(name):
+        with torch.device("meta"):
+            found = Backbone(tiny.preset(name, direction="causal"), 100).blocks.parameters()
+        return sum(each.numel() for each in found if each.ndim > 1)
+
+    assert matrices(pair[0]) == matrices(pair[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_value_heads": 3}, r"key_value_heads \(3\) must divide heads \(2\)"),
+        ({"biases": "some"}, "biases: 'some' is not one of all, none, qkv"),
+        ({"position_kind": "rotary", "head_width": 5}, "turn pairs .* of 5 are 5"),
+        ({"embedding_scale": 0.0}, "embedding_scale must be above 0"),
+    ],
+)
+def test_shapes_that_cannot_work_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny.shape(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "yarn", "factor": 2.0}, "'yarn' is not one of linear, llama3"),
+        ({"kind": "linear", "factor": 0.5}, "factor must be at least 1"),
+        ({"kind": "llama3", "factor": 2.0, "low_factor": 4.0}, "0 < low_factor < high_factor"),
+    ],
+)
+def test_a_scaling_that_there_is_not_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        RotaryScaling(**changes)

@@ -10,12 +10,11 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.generation.decoding import generate
-from transfer_cli.generation.sampling import Sampling, TokenSampler
+from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.captures import captures
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.memory import Memory
+from transfer_cli.model.probes import probed
 from transfer_cli.objectives.causal_lm import CausalLM
 
 XL = {
@@ -52,7 +51,8 @@ def in_segments(backbone, tokens_BT, length, most, **given):
 def test_scores_are_those_of_the_formula():
     backbone, tokens_BT = lively_backbone(), tokens(9)
     attention, positions = backbone.blocks[0].attention, backbone.position_embedding
-    with captures(backbone, attention=True) as captured:
+    shares = {}
+    with probed(backbone, probabilities=shares.__setitem__):
         states = read(backbone, tokens_BT)
 
     query_BTHW, key_BTHW, _ = attention.packed(states[0]).view(2, 9, 3, 2, 8).unbind(2)
@@ -66,8 +66,7 @@ def test_scores_are_those_of_the_formula():
             score_BHW = (query_BTHW[:, i] + u_HW) * key_BTHW[:, j]
             score_BHW = score_BHW + (query_BTHW[:, i] + v_HW) * distance_HW
             expected_BHTS[:, :, i, j] = score_BHW.sum(-1) / math.sqrt(8)
-    (found_BHTS, *_) = captured.attention.values()
-    assert_close(found_BHTS, expected_BHTS.softmax(-1))
+    assert_close(shares[0], expected_BHTS.softmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +103,9 @@ def test_with_several_blocks_a_memory_reaches_farther_back_than_it_is_long():
 def test_the_states_in_a_memory_get_no_gradient_and_the_weights_that_read_them_do():
     backbone, memory, tokens_BT = lively_backbone(depth=1), Memory(8), tokens(16, rows=1)
     embedded = []
-    backbone.on_tokens = lambda found: embedded.append(found.requires_grad_()) or found
-    for part_BT in tokens_BT.split(8, dim=1):
-        last_BTD = read(backbone, part_BT, memory=memory)[-1]
+    with probed(backbone, embeddings=lambda e: embedded.append(e.requires_grad_()) or e):
+        for part_BT in tokens_BT.split(8, dim=1):
+            last_BTD = read(backbone, part_BT, memory=memory)[-1]
     first, second = torch.autograd.grad(
         last_BTD.square().sum(), embedded, retain_graph=True, allow_unused=True
     )
@@ -172,13 +171,12 @@ def test_a_cache_that_keeps_the_last_positions_is_a_memory():
 
 def test_scores_of_one_token_begin_where_a_gpu_can_read_them():
     backbone, text = lively_backbone(), tokens(8, rows=1)
-    projections = []
-    backbone.blocks[0].attention.on_projections = projections.append
-    cache = KVCache(3, 8)
-    for part in (text[:, :7], text[:, 7:]):
-        read(backbone, part, kv_cache=cache)
+    projections, cache = {}, KVCache(3, 8)
+    with probed(backbone, projections=projections.__setitem__):
+        for part in (text[:, :7], text[:, 7:]):
+            read(backbone, part, kv_cache=cache)
 
-    scores = projections[-1].inputs.attn_mask
+    scores = projections[0].inputs.attn_mask
     assert scores.shape[2:] == (1, 8)
     assert scores.storage_offset() == 0
     assert scores.is_contiguous()

@@ -1,9 +1,10 @@
-"""Real tokens alone are computed: same states and gradients as with padding."""
+"""Real tokens alone are computed, and documents in a row are apart: states are as with padding."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from tests import tiny
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -51,9 +52,9 @@ def test_a_packed_pass_equals_the_padded_one(residual):
 
 BOTH = [
     (kind, direction)
-    for kind, positions in POSITIONS.items()
+    for kind in POSITIONS
     for direction in ("causal", "bidirectional")
-    if direction == "causal" or not positions.projects_distances  # those look back alone
+    if direction == "causal" or kind != "relative"  # those look back alone
 ]
 
 
@@ -137,3 +138,40 @@ def test_unpacking_restores_what_was_packed():
 def test_lengths_reach_to_the_last_real_token():
     assert PACKING.lengths == tuple(LENGTHS.tolist())
     assert Packing.of(MASK.flip(1), PACKING.rows).lengths == (12, 12, 0, 12, 12)
+
+
+DOCUMENTS_LENGTHS = (5, 1, 6)
+DOCUMENTS_TOKENS = torch.randint(5, 48, (1, 12), generator=torch.Generator().manual_seed(0))
+DOCUMENTS = torch.tensor([[7] * 5 + [8] + [9] * 6])
+KINDS = {
+    "learned": {}, "sinusoidal": {"position_kind": "sinusoidal"},
+    "relative_bias": {"position_kind": "relative_bias"}, "modern": tiny.MODERN,
+}  # fmt: skip
+
+
+def alone(backbone):
+    """Return the states of each document that has a row of its own."""
+    parts = DOCUMENTS_TOKENS.split(DOCUMENTS_LENGTHS, dim=1)
+    return [backbone(part, part > 0, padded=False) for part in parts]
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("packed", [False, True])
+def test_documents_in_a_row_have_the_states_of_each_alone(direction, kind, padding, packed):
+    backbone = tiny.backbone(direction=direction, **KINDS[kind])
+    tiny.lively(backbone)
+    tokens = torch.nn.functional.pad(DOCUMENTS_TOKENS, (0, padding))
+    mask, documents = tokens > 0, torch.nn.functional.pad(DOCUMENTS, (0, padding), value=9)
+    packing = Packing.of(mask, mask.flatten().nonzero().squeeze(1)) if packed else None
+
+    states = backbone(
+        tokens, mask, padded=padding > 0, document_BT=documents, packing=packing
+    )  # fmt: skip
+
+    expected = zip(*alone(backbone), strict=True)
+    for found, parts in zip(states, expected, strict=True):
+        assert_close(found[:, :12], torch.cat(parts, dim=1), rtol=1e-4, atol=1e-5)
+    before = backbone(tokens, mask, padded=padding > 0)[-1]
+    assert not torch.isclose(before[:, 6:12], states[-1][:, 6:12], atol=1e-3).all()

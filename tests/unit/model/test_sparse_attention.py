@@ -10,11 +10,11 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.edits import GatedPrefix, LoRA, PALs
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.attention import attend
-from transfer_cli.model.captures import captures
+from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.picked_blocks import shape_of_blocks
+from transfer_cli.model.probes import probed
 from transfer_cli.model.sparse_attention import (
     OwnBlock,
     SparseView,
@@ -23,6 +23,7 @@ from transfer_cli.model.sparse_attention import (
     Window,
     _block_mask,
     by_flex,
+    parts_of,
 )
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -164,12 +165,13 @@ def test_a_model_says_the_same_with_tables_of_probabilities(attention, sparse):
     near, far = (Window(4), Stride(4)) if attention == "strided" else (OwnBlock(4), Summary(4, 2))
 
     states = backbone(TOKENS, ALL, padded=False)
-    with captures(backbone, attention=True) as captured:
+    shares = {}
+    with probed(backbone, probabilities=shares.__setitem__):
         expected = backbone(TOKENS, ALL, padded=False)
 
     assert_close(states, expected, rtol=0, atol=1e-6)
     heads = [(near, far)] * 3 if sparse == "split" else [(near, near), (far, far), (near, near)]
-    for of_heads, found in zip(heads, captured.attention.values(), strict=True):
+    for of_heads, found in zip(heads, shares.values(), strict=True):
         for head, part in enumerate(of_heads):
             assert ((found[:, head] > 0) == seen(11, part)).all()
 
@@ -266,8 +268,8 @@ def test_rows_that_are_no_single_texts_are_refused(rows):
 def test_picked_blocks_have_to_alternate():
     shape = tiny.shape(attention="fixed", window=4, sparse="alternate", depth=6)
 
-    assert shape_of_blocks(shape, (0, 3, 4)).sparse_parts == [
-        shape.sparse_parts[layer] for layer in (0, 3, 4)
+    assert parts_of(shape_of_blocks(shape, (0, 3, 4))) == [
+        parts_of(shape)[layer] for layer in (0, 3, 4)
     ]
     with pytest.raises(ValueError, match=r"^\[0, 2\] do not alternate"):
         shape_of_blocks(shape, (0, 2))

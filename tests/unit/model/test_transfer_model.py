@@ -1,12 +1,22 @@
-import copy
+"""Layer groups, blocks that share their weights, and blocks that are picked of a model."""
 
+import copy
+import math
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.edits import Adapters, FreshTop, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.plans import GradualUnfreezing
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.picked_blocks import shape_of_blocks, spread, tensors_of_blocks
+from transfer_cli.model.positions import RelativeBias
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -135,3 +145,196 @@ def test_plain_models_read_the_top_state():
 
     assert readout(states) is states[-1]
     assert readout.layers == (-1,)
+
+
+TOKENS = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
+ALL = torch.ones_like(TOKENS, dtype=torch.bool)
+
+
+def copies(shared):
+    """Return the same model with blocks of their own."""
+    plain = Backbone(tiny.shape(depth=4), tiny.VOCABULARY.size)
+    weights = shared.state_dict()
+    for place, number in enumerate(shared.shape.visits):
+        block = f"blocks.{number}."
+        weights |= {
+            f"own.{place}.{name.removeprefix(block)}": tensor
+            for name, tensor in shared.state_dict().items()
+            if name.startswith(block)
+        }
+    plain.load_state_dict(
+        {
+            name.replace("own.", "blocks."): tensor
+            for name, tensor in weights.items()
+            if not name.startswith("blocks.")
+        }
+    )
+    return plain
+
+
+def model_with(share):
+    backbone = tiny.backbone(depth=4, share=share)
+    tiny.lively(backbone)
+    return backbone
+
+
+@pytest.mark.parametrize(
+    ("share", "visits"), [("all", [0] * 4), (2, [0, 0, 1, 1]), (3, [0, 0, 1, 2])]
+)
+def test_a_shared_block_is_its_copies_and_its_gradient_their_sum(share, visits):
+    shared = model_with(share)
+    plain = copies(shared)
+
+    states, expected = (model(TOKENS, ALL, padded=False) for model in (shared, plain))
+    for found in (states, expected):
+        found[-1].pow(2).sum().backward()
+
+    assert shared.shape.visits == visits
+    assert len(states) == 5
+    assert_close(states, expected)
+    for number, block in enumerate(shared.blocks):
+        places = [plain.blocks[place] for place, visit in enumerate(visits) if visit == number]
+        for name, parameter in block.named_parameters():
+            total = sum(place.get_parameter(name).grad for place in places)
+            assert total.abs().sum() > 0
+            assert_close(parameter.grad, total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"share": "all"}, {"share": 2}, {"position_kind": "relative_bias"}]
+)
+def test_a_cache_and_recomputation_change_nothing(changes):
+    backbone = tiny.backbone(depth=4, **changes).eval()
+    tiny.lively(backbone)
+    whole = backbone(TOKENS, ALL, padded=False)
+    kv_cache = KVCache(4, 12)
+
+    parts = [
+        backbone(TOKENS[:, part], ALL[:, part], padded=False, kv_cache=kv_cache)[-1]
+        for part in (slice(0, 5), slice(5, 6), slice(6, 12))
+    ]
+    backbone.recompute(True)
+    again = backbone(TOKENS, ALL, padded=False)
+
+    assert_close(torch.cat(parts, dim=1), whole[-1], rtol=1e-4, atol=1e-5)
+    assert_close(again, whole)
+
+
+def test_groups_and_stages_are_those_of_distinct_blocks():
+    model = tiny.model(CausalLM(), depth=4, share="all")
+    names = {name for name, _ in model.named_parameters()}
+
+    groups = layer_groups(model, names)
+    stages = GradualUnfreezing()(groups)
+
+    assert [group.name for group in groups][:2] == ["embeddings", "block.0"]
+    assert len(stages) == 3
+
+
+def test_what_sharing_rules_out_is_refused():
+    with pytest.raises(ValueError, match="blocks are shared, so the top ones are not apart"):
+        FreshTop()(tiny.model(CausalLM(), share="all"), {})
+    with pytest.raises(ValueError, match="residual=pre_first_plain the first block is unlike"):
+        tiny.shape(share="all", residual="pre_first_plain")
+    with pytest.raises(ValueError, match="share must be at most 3, got 4"):
+        tiny.shape(share=4)
+    with pytest.raises(ValueError, match="share: 'al' is not one of none, all"):
+        tiny.shape(share="al")
+
+
+def test_biases_belong_to_ranges_of_distances():
+    positions = RelativeBias(tiny.shape(position_kind="relative_bias"))
+
+    found = positions._range(torch.tensor([0, -1, -7, -8, -15, -127, -128, -999, 1, 7, 8, 999]))
+
+    grown = 8 + int(math.log(15 / 8) / math.log(16) * 8)
+    assert found.tolist() == [0, 1, 7, 8, grown, 15, 15, 15, 17, 23, 24, 31]
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_padding_changes_no_state_of_a_model_with_biases(direction, side):
+    backbone = tiny.backbone(position_kind="relative_bias", direction=direction).eval()
+    tiny.lively(backbone)
+    tokens, mask = torch.zeros(2, 16, dtype=torch.long), torch.zeros(2, 16, dtype=torch.bool)
+    place = slice(0, 12) if side else slice(4, 16)
+    tokens[:, place], mask[:, place] = TOKENS, True
+
+    alone, padded = backbone(TOKENS, ALL, padded=False)[-1], backbone(tokens, mask)[-1]
+
+    assert_close(padded[:, place], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_six_of_twelve_are_every_second_block_from_the_second_on():
+    assert spread(12, 6) == (1, 3, 5, 7, 9, 11)
+
+
+def test_as_many_as_there_are_are_all_of_them_and_one_is_the_middle():
+    assert spread(5, 5) == (0, 1, 2, 3, 4)
+    assert spread(5, 1) == (2,)
+
+
+@pytest.mark.parametrize("blocks", [0, 13, -1])
+def test_more_blocks_than_there_are_cannot_be_spread(blocks):
+    with pytest.raises(ValueError, match=f"{blocks} blocks cannot be picked of 12; give 1 to 12"):
+        spread(12, blocks)
+
+
+def test_picked_blocks_and_all_around_them_are_those_of_the_model_bit_for_bit():
+    model = tiny.backbone(depth=5)
+    tensors = {f"backbone.{name}": tensor for name, tensor in model.state_dict().items()}
+
+    found = tensors_of_blocks({**tensors, "heads.lm.bias": torch.ones(3)}, (0, 3))
+
+    shallow = tiny.backbone(seed=1, depth=2)
+    own = {name.removeprefix("backbone."): found[name] for name in found if name[0] == "b"}
+    shallow.load_state_dict(own)
+    assert tiny.same(tiny.weights_of(shallow.blocks[0]), tiny.weights_of(model.blocks[0]))
+    assert tiny.same(tiny.weights_of(shallow.blocks[1]), tiny.weights_of(model.blocks[3]))
+    assert tiny.same(tiny.weights_of(shallow.final_norm), tiny.weights_of(model.final_norm))
+    assert torch.equal(found["heads.lm.bias"], torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ((), "has to name a block or more"),
+        ((2, 1), "ascending, each once"),
+        ((1, 1), "ascending, each once"),
+        ((0, 5), "goes beyond the model's blocks, which are 0 to 4"),
+        ((-1, 0), "goes beyond the model's blocks"),
+    ],
+)
+def test_numbers_that_name_no_shallower_model_are_refused(layers, said):
+    with pytest.raises(ValueError, match=said):
+        shape_of_blocks(tiny.shape(depth=5), layers)
+
+
+def test_blocks_that_are_one_and_the_same_are_not_picked():
+    with pytest.raises(ValueError, match=r"share their weights \(model.share=all\)"):
+        shape_of_blocks(tiny.shape(depth=4, share="all"), (0, 1))
+
+
+def test_a_first_block_that_is_unlike_the_others_stays_the_first():
+    shape = tiny.shape(depth=4, residual="pre_first_plain")
+
+    assert shape_of_blocks(shape, (0, 3)).depth == 2
+    with pytest.raises(ValueError, match="has to begin with 0"):
+        shape_of_blocks(shape, (1, 3))
+
+
+WINDOWS = {"attention": "window", "window": 4, "depth": 12, "global_every": 3}
+
+
+@pytest.mark.parametrize("layers", [(0, 2, 4, 6, 8, 10), (1, 2, 4, 5), (0, 3), (0, 2, 3, 5, 6, 8)])
+def test_each_picked_block_keeps_its_window_or_goes_without(layers):
+    shape = tiny.shape(**WINDOWS)
+
+    found = shape_of_blocks(shape, layers)
+
+    assert found.has_window == [shape.has_window[layer] for layer in layers]
+
+
+def test_windows_without_a_rhythm_are_refused():
+    with pytest.raises(ValueError, match="no rhythm of attention windows"):
+        shape_of_blocks(tiny.shape(**WINDOWS), (0, 3, 4, 5, 6))

@@ -5,12 +5,11 @@ from tests import tiny
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.distil_lm import DistilLM
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.sentence_pair import SentencePair
-from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation
 from transfer_cli.seeds import ExampleNoise
 
 

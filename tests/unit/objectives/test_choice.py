@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.tasks.choice.objective import MultipleChoice, hits_and_ranks
-from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
+from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask, MultipleChoice, hits_and_ranks
 from transfer_cli.testing.claims import randomize
 
 WORDS = "the old bridge is red blue over a river and new"

@@ -7,10 +7,10 @@ from tests import tiny
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.seeds import ExampleNoise
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.testing.objectives import check_objective
 
 NOISE = ExampleNoise(0, "train", 3)

@@ -6,11 +6,11 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.beside_main_head import VIEWS, CrossView
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.cross_view import VIEWS, CrossView
 from transfer_cli.seeds import ExampleNoise
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.testing import objectives as contract
 
 NOISE = ExampleNoise(0, "train", 3)

@@ -11,8 +11,8 @@ from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.distil_lm import DistilLM
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.with_teachers import DistilLM
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing import objectives as contract
 

@@ -10,11 +10,10 @@ from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.distillation import Distillation
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.objectives.of_main_head import Distillation
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.multilabel.objective import Multilabel
-from transfer_cli.tasks.regression.objective import Regression
-from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.regression import Regression, RegressionTask
 from transfer_cli.testing.objectives import check_objective
 
 KEY = "teacher_further"

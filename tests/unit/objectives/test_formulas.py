@@ -21,17 +21,16 @@ from transfer_cli.model.norms import RMSNorm, RMSNormOfUnitOffset
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification, highest_learnt_from
-from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.objectives.replaced_tokens import area_under_curve, entropy
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.multilabel.objective import Multilabel
-from transfer_cli.tasks.regression.objective import Regression
-from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.regression import Regression, RegressionTask
+from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.span.task import SpanTask
 from transfer_cli.tasks.span.windows import owned_pieces
-from transfer_cli.tasks.text_to_text.scoring import rouge_l
 
 DRAW = np.random.default_rng(7)
 TABLE = np.array([[5, 2, 1], [0, 7, 3], [9, 1, 2]])

@@ -5,8 +5,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.objectives.base import TaskInfo
-from transfer_cli.tasks.regression.objective import Regression
-from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.regression import Regression, RegressionTask
 
 
 def bound(**options):

@@ -8,7 +8,7 @@ import torch
 from tests import tiny
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.errors import ConfigError, RunError
-from transfer_cli.model.captures import captures
+from transfer_cli.model.probes import probed
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.relation_distillation import RelationDistillation
@@ -73,10 +73,10 @@ def test_attention_is_compared_as_it_is_computed(direction):
     objective, student, batch = at_work(direction=direction, own={"depth": 2, "width": 8})
 
     def attention(model):
-        last = f"backbone.blocks.{model.backbone.shape.depth - 1}.attention"
-        with captures(model, attention=True) as captured, torch.no_grad():
+        shares = {}
+        with probed(model.backbone, probabilities=shares.__setitem__), torch.no_grad():
             Encoding(model, batch).states  # noqa: B018 - computes them
-        return captured.attention[last]
+        return shares[model.backbone.shape.depth - 1]
 
     p, q = attention(objective.lent[0]), attention(student)
     each_BAT = torch.where(p > 0, p * (p.log() - q.log()), 0).sum(-1)
@@ -91,10 +91,10 @@ def test_relations_of_parts_are_those_of_the_concatenated_width():
     mask_BT = batch["mask"]
 
     def values(model):
-        last = f"backbone.blocks.{model.backbone.shape.depth - 1}.attention"
-        with captures(model, projections=(last,)) as captured, torch.no_grad():
+        projections = {}
+        with probed(model.backbone, projections=projections.__setitem__), torch.no_grad():
             Encoding(model, batch).states  # noqa: B018 - computes them
-        return captured.projections[last].value.transpose(1, 2).flatten(2)
+        return projections[model.backbone.shape.depth - 1].value.transpose(1, 2).flatten(2)
 
     expected = 0.0
     for p_BTD, q_BTD in [(values(objective.lent[0]), values(student))]:

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
-from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.base import Encoding, Loss, TaskInfo
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.seeds import ExampleNoise

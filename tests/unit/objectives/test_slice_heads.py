@@ -6,11 +6,11 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.beside_main_head import SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.slice_heads import SliceHeads
 from transfer_cli.runs.slices import Slice
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.testing.objectives import check_objective
 
 PARTS = {"some": Slice(length=(0, 6)), "all": Slice(length=(0, None)), "none": Slice(word="zebra")}

@@ -12,7 +12,7 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.objectives.with_teachers import SourceDistillation
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing import objectives as contract
 

@@ -10,9 +10,8 @@ from transfer_cli.batch import IGNORE, with_facts, with_rows
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.consistency import Consistency
-from transfer_cli.objectives.cross_view import CrossView
-from transfer_cli.objectives.distillation import Distillation
+from transfer_cli.objectives.beside_main_head import CrossView
+from transfer_cli.objectives.of_main_head import Consistency, Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.tagging.objective import TokenTagging

@@ -1,10 +1,14 @@
+"""Multipliers by depth, and weights of losses by step."""
+
 import itertools
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.optim.layer_scale import Geometric, PerGroup, Uniform
+from transfer_cli.optim.loss_weight import Annealed
 
 
 @given(st.integers(1, 40), st.sampled_from([2.6, 1.2, 1.0, 0.9]))
@@ -64,3 +68,70 @@ def test_a_pattern_that_matches_no_group_is_refused_with_the_nearest_and_all_gro
 def test_rates_that_cannot_work_are_refused(rates, message):
     with pytest.raises(ValueError, match=message):
         PerGroup(rates)
+
+
+WEIGHTS = st.floats(1e-3, 1e3)
+
+
+def test_the_weight_falls_geometrically_from_epoch_to_epoch_then_stays():
+    weight = Annealed(0.2, 0.1, "15 epochs")
+
+    found = [weight(10 * epoch, 200, 10) for epoch in range(20)]
+
+    assert found[0] == 0.2
+    assert found[14:] == [0.1] * 6
+    ratios = [after / before for before, after in pairwise(found[:15])]
+    assert ratios == pytest.approx([0.5 ** (1 / 14)] * 14)
+
+
+@given(step=st.integers(0, 500), steps_per_epoch=st.integers(1, 50))
+def test_the_weight_is_the_same_throughout_an_epoch(step, steps_per_epoch):
+    weight = Annealed(0.2, 0.1, "5 epochs")
+    first = step // steps_per_epoch * steps_per_epoch
+
+    assert weight(step, 500, steps_per_epoch) == weight(first, 500, steps_per_epoch)
+
+
+@pytest.mark.parametrize(("over", "last"), [("11 steps", 10), ("rest", 40), ("1 step", 1)])
+def test_over_steps_it_falls_at_each_of_them(over, last):
+    weight = Annealed(8.0, 2.0, over)
+
+    found = [weight(step, 41, 10) for step in range(41)]
+
+    assert found[last:] == [2.0] * (41 - last)
+    wanted = [8.0 * 0.25 ** (step / last) for step in range(last)]
+    assert found[:last] == pytest.approx(wanted)
+
+
+def test_over_a_share_of_the_run_it_falls_within_that_share():
+    weight = Annealed(8.0, 2.0, "50%")
+
+    assert [weight(step, 6, 2) for step in range(6)] == pytest.approx([8, 4, 2, 2, 2, 2])
+
+
+@given(
+    start=WEIGHTS, end=WEIGHTS, step=st.integers(0, 300),
+    over=st.sampled_from(["3 epochs", "2.5 epochs", "70 steps", "rest"]),
+)  # fmt: skip
+def test_the_weight_stays_between_its_ends_and_never_turns_back(start, end, step, over):
+    weight = Annealed(start, end, over)
+
+    now, then = weight(step, 200, 20), weight(step + 1, 200, 20)
+
+    assert min(start, end) * (1 - 1e-9) <= now <= max(start, end) * (1 + 1e-9)
+    assert (then - now) * (end - start) >= -1e-9 * max(start, end) ** 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": 0.0}, "start must be above 0, got 0"),
+        ({"end": -0.1}, "end must be above 0, got -0.1"),
+        ({"end": float("nan")}, "end must be above 0, got nan"),
+        ({"over": "1 epoch"}, "over must be 2 epochs or more, got '1 epoch'"),
+        ({"over": "soon"}, "'soon' is no length"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Annealed(**{"start": 0.2, "end": 0.1, "over": "15 epochs", **options})

@@ -1,10 +1,27 @@
+"""Schedules and the rate that they give each parameter group."""
+
+import itertools
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.optim.schedules import Constant, Cosine, InverseSqrt, Linear, Slanted
+from tests import tiny
+from transfer_cli.assembly.optimizer import parameter_groups
+from transfer_cli.model.transfer_model import layer_groups
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.optim.layer_scale import Geometric, PerGroup, Uniform
+from transfer_cli.optim.schedules import (
+    Constant,
+    Cosine,
+    InverseSqrt,
+    Linear,
+    LRScheduler,
+    Slanted,
+    Trapezoid,
+)
 
 ALL = (
     Constant(), Constant(5), Linear(10), Linear(0.1), Cosine(10), Cosine(0.25, floor=0.1),
@@ -17,6 +34,13 @@ warmups = st.one_of(st.integers(0, 200).map(float), st.floats(0, 0.99))
 
 def by_formula(name, step, total, warmup):
     """Return f(s) as the method reference writes it, for a warm-up in steps."""
+    if name == "slanted":  # its cut is a whole step here
+        height = (
+            step / warmup
+            if step < warmup
+            else 1 - (step - warmup) / (warmup * (total / warmup - 1))
+        )
+        return (1 + height * 31) / 32
     if step < warmup:
         return (step + 1) / warmup
     return {
@@ -47,15 +71,6 @@ def test_slanted_follows_its_formula_at_every_step(total, cut):
     for step in range(total):
         height = step / peak if step < peak else 1 - (step - peak) / (total - peak)
         assert schedule(step, total) == pytest.approx((1 + height * 31) / 32, rel=1e-9)
-
-
-def test_slanted_agrees_with_the_paper_where_the_cut_is_a_whole_step():
-    total, fraction = 1000, 0.1
-    cut = math.floor(total * fraction)
-
-    for step in range(total):
-        p = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / fraction - 1))
-        assert Slanted()(step, total) == pytest.approx((1 + p * 31) / 32, rel=1e-9)
 
 
 @given(total=totals)
@@ -175,3 +190,141 @@ def test_a_warm_up_in_steps_counts_those_taken_and_a_share_of_the_run_the_time()
     assert [Linear(4)(step, 10_000, 0.01 * step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert Linear(0.5)(1, 10_000, 0.25) == pytest.approx(0.5, rel=1e-3)
     assert Linear(0.5)(1, 10_000, 0.75) == pytest.approx(0.5)
+
+
+def test_it_rises_stays_and_falls():
+    schedule = Trapezoid(warmup=10, fall=0.2)
+
+    found = [schedule(step, 100) for step in (0, 4, 9, 10, 50, 80, 81, 90, 99, 100)]
+
+    assert found == pytest.approx([0.1, 0.5, 1, 1, 1, 1, 0.95, 0.5, 0.05, 0])
+
+
+def test_a_fall_over_all_of_the_run_is_straight():
+    schedule = Trapezoid(fall=1.0)
+
+    assert [schedule(step, 4) for step in range(4)] == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_a_warmup_may_reach_into_the_fall():
+    schedule = Trapezoid(warmup=9, fall=0.5)
+
+    found = [schedule(step, 10) for step in range(11)]
+    assert max(found) == 1.0
+    assert found[9:] == pytest.approx([0.2, 0.0])
+
+
+@pytest.mark.parametrize("fall", [0.0, -0.1, 1.5])
+def test_the_fall_is_a_share_of_the_run(fall):
+    with pytest.raises(ValueError, match="fall must be in"):
+        Trapezoid(fall=fall)
+
+
+TOTAL = 50
+
+
+def adamw(model, scale, rate=1e-3, **options):
+    groups = parameter_groups(model, layer_groups(model, set()), scale, **options)
+    return torch.optim.AdamW(groups, lr=rate, weight_decay=0.01)
+
+
+def test_a_scale_by_name_multiplies_the_groups_rate():
+    optimizer = adamw(tiny.model(Classification()), PerGroup({"block.*": 0.5, "head.*": 2.0}))
+
+    LRScheduler(1e-3, Constant(), TOTAL).set_lr(optimizer, 0)
+
+    rates = {group["layer"]: group["lr"] for group in optimizer.param_groups}
+    assert rates["block.1"] == pytest.approx(0.5e-3)
+    assert rates["head.class"] == pytest.approx(2e-3)
+    assert rates["embeddings"] == pytest.approx(1e-3)
+
+
+SCHEDULES = {
+    "constant": Constant(5), "linear": Linear(5), "cosine": Cosine(5),
+    "inverse_sqrt": InverseSqrt(5), "slanted": Slanted(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("factor", [2.6, 1.2])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rates_follow_base_times_depth_times_schedule_at_every_step(name, factor):
+    optimizer = adamw(tiny.model(Classification()), Geometric(factor))
+    order = ["embeddings", "block.0", "block.1", "block.2", "head.class"]
+    scheduler = LRScheduler(1e-3, SCHEDULES[name], TOTAL)
+
+    for step in range(TOTAL):
+        scheduler.set_lr(optimizer, step)
+        by_layer = {group["layer"]: group["lr"] for group in optimizer.param_groups}
+        for place, layer in enumerate(order):
+            expected = 1e-3 / factor ** (4 - place) * by_formula(name, step, TOTAL, 5)
+            assert by_layer[layer] == pytest.approx(expected, rel=1e-9)
+            assert by_layer[layer] > 0
+        for lower, upper in itertools.pairwise(order):
+            assert by_layer[upper] / by_layer[lower] == pytest.approx(factor, rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [Geometric(1.2), PerGroup({"block.*": 0.5})], ids=type)
+def test_what_an_edit_added_has_the_rate_of_the_heads(scale):
+    model = tiny.model(Classification())
+    model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
+
+    optimizer = adamw(model, scale)
+    LRScheduler(1e-3, Linear(5), TOTAL).set_lr(optimizer, 7)
+
+    rates = {group["layer"]: group["lr"] for group in optimizer.param_groups}
+    assert rates["added.0"] == rates["head.class"] > rates["block.0"]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 20), (20, 50)])
+def test_a_schedule_per_stage_spans_the_stage(begin, end):
+    optimizer = adamw(tiny.model(Classification()), Uniform())
+    scheduler = LRScheduler(1e-3, Linear(5), TOTAL, per_stage=True)
+
+    for step in range(begin, end):
+        scheduler.set_lr(optimizer, step, begin=begin, end=end)
+        wanted = 1e-3 * by_formula("linear", step - begin, end - begin, 5)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_schedule_per_run_does_not_know_of_stages():
+    optimizer = adamw(tiny.model(Classification()), Uniform())
+    scheduler = LRScheduler(1e-3, Linear(5), TOTAL)
+
+    scheduler.set_lr(optimizer, 30, begin=20, end=40)
+
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(
+        1e-3 * by_formula("linear", 30, TOTAL, 5), rel=1e-9
+    )
+
+
+def test_a_stages_factor_multiplies_every_rate():
+    plain, slowed = (adamw(tiny.model(Classification()), Geometric(1.2)) for _ in range(2))
+    scheduler = LRScheduler(1e-3, Cosine(5), TOTAL)
+
+    scheduler.set_lr(plain, 12)
+    scheduler.set_lr(slowed, 12, factor=0.1)
+
+    for one, other in zip(plain.param_groups, slowed.param_groups, strict=True):
+        assert other["lr"] == pytest.approx(0.1 * one["lr"], rel=1e-12)
+
+
+def test_both_groups_of_a_layer_have_the_same_rate():
+    optimizer = adamw(tiny.model(Classification()), Geometric(1.2))
+    LRScheduler(1e-3, Linear(5), TOTAL).set_lr(optimizer, 7)
+
+    rates: dict[str, set[float]] = {}
+    for group in optimizer.param_groups:
+        rates.setdefault(group["layer"], set()).add(group["lr"])
+
+    assert all(len(each) == 1 for each in rates.values())
+
+
+def test_rates_do_not_depend_on_the_steps_before():
+    straight, jumping = (adamw(tiny.model(Classification()), Geometric(1.2)) for _ in range(2))
+    scheduler = LRScheduler(1e-3, Cosine(5), TOTAL)
+
+    for step in range(31):
+        scheduler.set_lr(straight, step)
+    scheduler.set_lr(jumping, 30)
+
+    assert [g["lr"] for g in straight.param_groups] == [g["lr"] for g in jumping.param_groups]

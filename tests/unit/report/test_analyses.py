@@ -13,11 +13,10 @@ from transfer_cli.report import sections
 from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import tasks
 from transfer_cli.report.contents import Report
-from transfer_cli.report.file_formats import as_json, as_markdown
-from transfer_cli.report.html import analysis_sections as painting
 from transfer_cli.report.html.markup import Html
 from transfer_cli.report.page import page
 from transfer_cli.report.sections import register_section
+from transfer_cli.report.tables import as_json, as_markdown
 from transfer_cli.runs.analyses import write_analysis
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 50
@@ -131,9 +130,9 @@ def test_rows_columns_and_cells_have_an_end(run):
     made = page(report_of(run))
 
     (section,) = re.findall(r'<section id="t1-at-analysis-wide">.*?</section>', made, re.S)
-    assert section.count("<tr>") == painting.MOST_ROWS + 1
-    assert section.count('scope="col"') == painting.MOST_COLUMNS
-    assert "y" * (painting.MOST_CHARACTERS + 1) not in section
+    assert section.count("<tr>") == sections.MOST_ROWS + 1
+    assert section.count('scope="col"') == sections.MOST_COLUMNS
+    assert "y" * (sections.MOST_CHARACTERS + 1) not in section
     assert "100 rows are left out." in section
 
 
@@ -153,7 +152,7 @@ def test_hostile_pictures_are_left_out_with_the_reason(run):
 
 
 def test_a_page_has_room_for_so_many_pictures(run, monkeypatch):
-    monkeypatch.setattr(painting, "MOST_PICTURE_BYTES", 2 * len(PNG))
+    monkeypatch.setattr(sections, "MOST_PICTURE_BYTES", 2 * len(PNG))
     write_analysis(run, "lengths", CONTENT, dict.fromkeys("abc", PNG))
 
     outline = Outline(page(report_of(run)))

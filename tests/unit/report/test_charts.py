@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reports
+from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.html.charts import cost_charts, label_chart, means, rate_chart
 from transfer_cli.report.html.learning_curves import (
     mean_curve,
     read_curves,
@@ -18,9 +20,7 @@ from transfer_cli.report.html.learning_curves import (
     training_chart,
     validation_chart,
 )
-from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
-from transfer_cli.report.html.measure_charts import cost_charts, label_chart, means, rate_chart
-from transfer_cli.runs.undeclared_metrics import UNDECLARED
+from transfer_cli.report.html.markup import COLOURS, dashes, shape
 
 
 def shown(report):

@@ -6,7 +6,7 @@ import pytest
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, Group, Run, Spread, TaskRuns
-from transfer_cli.report.differing_settings import (
+from transfer_cli.report.grouping import (
     canonical,
     identity,
     labels,

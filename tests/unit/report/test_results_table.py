@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import reports
+from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report.contents import (
     FINISHED,
     Comparison,
@@ -19,7 +20,6 @@ from transfer_cli.report.contents import (
     SweepProgress,
     TaskRuns,
 )
-from transfer_cli.report.file_formats import as_csv, as_markdown
 from transfer_cli.report.page import page
 from transfer_cli.report.results_table import (
     DIFFERENCE,
@@ -29,8 +29,7 @@ from transfer_cli.report.results_table import (
     explanations,
     results_table,
 )
-from transfer_cli.report.tables import as_page
-from transfer_cli.runs.undeclared_metrics import UNDECLARED
+from transfer_cli.report.tables import as_csv, as_markdown, as_page
 
 MINUS = "\N{MINUS SIGN}"
 RUN = Run(Path("run"), "run", "finetune", "finished")

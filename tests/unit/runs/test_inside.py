@@ -26,12 +26,12 @@ A_SWEEP = "in a sweep: `SweepDirectory.write_request` asks `check_inside`"
 NEW = "in a folder or a file that the command has just made under a name that was drawn"
 OWN = "in the user's own cache or folder of data, where a link is the user's own"
 WRITERS = {
+    "assembly/example_facts.py": NEW,
     "assembly/pretraining_task.py": NEW,
-    "assembly/teachers.py": NEW,
     "cli.py": "the reason of a job, in a sweep; a temporary folder",
     "commands/export/export.py": NEW,
-    "commands/init/init.py": NEW,
-    "commands/lr_find/lr_find.py": NEW,
+    "commands/init.py": NEW,
+    "commands/lr_find.py": NEW,
     "commands/predict/output.py": "beside what was typed: `opened` asks `check_inside`",
     "data/encoding.py": NEW,
     "data/fetch.py": OWN,

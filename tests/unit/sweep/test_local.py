@@ -2,7 +2,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.sweep.local import settings_of, threads_each
+from transfer_cli.sweep.local import Shares, settings_of
 
 
 def settings(**values):
@@ -21,12 +21,11 @@ def test_the_defaults_are_fine():
 def test_jobs_share_the_cores(monkeypatch, workers, devices, each):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("transfer_cli.sweep.local.cores", lambda: 8)
-    config = OmegaConf.create({"device": "cpu", "devices": devices})
 
-    assert threads_each(settings(workers=workers), config) == each
+    assert Shares(settings(workers=workers), devices, gpus=[]).threads == each
 
 
 def test_typed_threads_are_those_of_every_job(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
 
-    assert threads_each(settings(workers="3"), OmegaConf.create({"device": "cpu"})) == 5
+    assert Shares(settings(workers="3"), 1, gpus=[]).threads == 5

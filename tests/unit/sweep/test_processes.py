@@ -9,6 +9,7 @@ import pytest
 from tests.sweeping import Recorder
 from transfer_cli.config.flags import parse
 from transfer_cli.errors import DivergedError, PrunedError, StoppedError
+from transfer_cli.runs.environment import processes_of, visible_gpus
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
 from transfer_cli.sweep import processes
 from transfer_cli.sweep.jobs import Jobs
@@ -16,8 +17,6 @@ from transfer_cli.sweep.processes import (
     OUTCOMES,
     SideBySide,
     environment_of,
-    processes_of,
-    visible_gpus,
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from transfer_cli.data import sample
 from transfer_cli.data.records import Record
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.tasks.choice.readers import read_examples
 from transfer_cli.tasks.choice.task import ChoiceExample, Choices, ChoiceTask

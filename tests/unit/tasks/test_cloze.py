@@ -9,16 +9,15 @@ import torch
 
 from tests import tiny
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.consistency import Consistency
-from transfer_cli.objectives.cross_view import CrossView
-from transfer_cli.objectives.slice_heads import SliceHeads
+from transfer_cli.objectives.beside_main_head import CrossView, SliceHeads
+from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.runs.slices import Slice
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.classification import ClassificationTask

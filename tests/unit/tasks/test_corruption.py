@@ -8,7 +8,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.seeds import ExampleNoise

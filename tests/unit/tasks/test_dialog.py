@@ -11,8 +11,7 @@ import tokenizers
 from transfer_cli.batch import IGNORE
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.tasks.dialog.readers import read_turns, turn_of
-from transfer_cli.tasks.dialog.task import DialogExample, Dialogs, DialogTask
+from transfer_cli.tasks.dialog.task import DialogExample, Dialogs, DialogTask, read_turns, turn_of
 from transfer_cli.tasks.samples import EmbeddedSample
 
 WORDS = "i like football am from NYC how are you ? pretty fine great ! a b c d e"

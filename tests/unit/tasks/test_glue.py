@@ -16,7 +16,7 @@ from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.glue import TASKS, Glue
-from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.regression import RegressionTask
 
 FILES = {
     "cola": {"train.tsv": "gj04\t1\t\tThey go .\ngj04\t0\t*\tThey goes .\n"},
@@ -195,10 +195,8 @@ def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(tas
     expected = [labels[-1]] * 2 if labels else ["5.000", "2.460"]
     assert submission.name_of(f"GLUE/{test}") == name
     assert out.getvalue() == f"index\tprediction\n0\t{expected[0]}\n1\t{expected[1]}\n"
-    assert (
-        list(map(answers.is_for, rows, answers.read(iter(out.getvalue().splitlines()))))
-        == [True] * 2
-    )
+    records = out.getvalue().splitlines(keepends=True)[1:]
+    assert all(map(answers.is_for, rows, records))
     assert [len(record.texts(each.example)) for each in rows] == [len(submission.texts)] * 2
 
 

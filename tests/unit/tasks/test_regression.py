@@ -5,7 +5,7 @@ import pytest
 
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.regression.task import (
+from transfer_cli.tasks.regression import (
     NumberExample,
     NumberTable,
     RegressionTask,

@@ -9,11 +9,11 @@ import string
 import numpy as np
 import pytest
 
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.tasks import scoring
 from transfer_cli.tasks.base import by_example
 from transfer_cli.tasks.samples import EmbeddedSample
-from transfer_cli.tasks.span import scoring
 from transfer_cli.tasks.span.task import NO_ANSWER, SpanExample, SpanTask, Squad
 from transfer_cli.tasks.span.windows import (
     FIRST,

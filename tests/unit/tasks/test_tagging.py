@@ -10,14 +10,14 @@ import pytest
 
 from tests.published import publish, reference
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.tagging import schemes
-from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
 from transfer_cli.tasks.tagging.files import TaggedFiles
 from transfer_cli.tasks.tagging.readers import TagColumns, sentences
+from transfer_cli.tasks.tagging.schemes import may_follow, viterbi
 from transfer_cli.tasks.tagging.task import TagExample, TaggingTask, measures
 from transfer_cli.tasks.tagging.windows import owners, windows_of
 

@@ -7,15 +7,15 @@ import torch
 from tests import tiny
 from transfer_cli.batch import IGNORE
 from transfer_cli.data.columns import Wanted, choose
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.text_to_text.objective import PrefixLM
-from transfer_cli.tasks.text_to_text.scoring import rouge_l
 from transfer_cli.tasks.text_to_text.task import TextPairsTable, TextToTextExample, TextToTextTask
 
 WORDS = "the old bridge is red blue over a river and new"

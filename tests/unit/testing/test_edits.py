@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.edit import Edit
+from transfer_cli.adaptation.edits import Adapters, FreshTop, LoRA, MixLayers, NewRows
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.testing.edits import check_edit

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.testing.tasks import check_task
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "example"

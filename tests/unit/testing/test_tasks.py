@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from transfer_cli.data.encoded_task import encode_texts
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.base import Result
-from transfer_cli.tasks.choice.objective import MultipleChoice
-from transfer_cli.tasks.choice.task import ChoiceTask
+from transfer_cli.tasks.choice.task import ChoiceTask, MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.objective import Cloze
 from transfer_cli.tasks.cloze.task import ClozeTask
@@ -19,8 +18,7 @@ from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.dialog.task import DialogTask
 from transfer_cli.tasks.multilabel.objective import Multilabel
 from transfer_cli.tasks.multilabel.task import MultilabelTask
-from transfer_cli.tasks.regression.objective import Regression
-from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.regression import Regression, RegressionTask
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.span.task import SpanTask
 from transfer_cli.tasks.tagging.objective import TokenTagging

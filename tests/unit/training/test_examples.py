@@ -10,7 +10,7 @@ from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.portions import Portion
 from transfer_cli.data.split import Split
-from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.objectives.base import ExampleResults
 from transfer_cli.objectives.classification import Classification
@@ -60,7 +60,7 @@ def test_texts_whose_states_are_kept_are_found_too(split):
     model = tiny.model(Classification())
     features = CachedFeatures(split.data, model, tiny.FP32, batch=2, layers=(-1,))
 
-    shown = found(Split("test", features), CLASSES)
+    shown = found(Split("test", features, without_states=split.data), CLASSES)
 
     assert [item.text[:5] for item in shown] == ["Where", "How m", "a a a"]
 

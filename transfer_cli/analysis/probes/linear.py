@@ -1,18 +1,25 @@
-"""Linear probes: multinomial logistic regression, solved in float64.
+"""Linear probes: multinomial logistic regression, solved in float64; and what is made with them.
 
-The loss is convex, so there is neither a seed nor a rate: the same states give the same probe.
+The loss is convex, so there is neither a seed nor a rate: the same states give the same probe. With
+them go a learnt mix of layers, gamma sum_k softmax(a)_k H_k, and how many bits labels take.
 
-Legend: N units (texts or words), D width, C labels.
+Legend: N units (texts or words), B batch, K layers, D width, C labels.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transfer_cli.analysis.probes.states import Probed
+from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.lbfgs import TorchLBFGS
+from transfer_cli.seeds import derive
 
 STRENGTHS = (1e3, 1e2, 1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Of the L2 penalty."""
@@ -30,14 +37,6 @@ EVALUATIONS = 2000
 
 _LEAST_SHARE = 1e-6
 """Where a label does not occur in training."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """States with their labels, `[N, D]` or `[N, K, D]`, and `[N]`."""
-
-    states: Tensor
-    label: Tensor
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class LinearProbe:
 
 
 def solved(
-    train: Given,
-    chosen_on: Given,
+    train: Probed,
+    chosen_on: Probed,
     classes: int,
     strengths: Sequence[float] = STRENGTHS,
     bias_penalty: float = 0.0,
@@ -88,7 +87,7 @@ def solved(
     bias_C = (count_C / count_C.sum()).clamp(min=_LEAST_SHARE).log()
     parameters = [count_C.new_zeros(classes, train.states.shape[1]), bias_C]
     best, chosen, lowest = parameters, max(strengths), float("inf")
-    given = Given(train.states.contiguous(), train.label)
+    given = Probed(train.states.contiguous(), train.label)
     for strength in sorted(strengths, reverse=True):
         rough = min(ROUGH_TOLERANCE, ROUGH_OF_PENALTY * strength / len(train.label))
         minimise(parameters, PenalisedLoss(given, parameters, strength, bias_penalty), rough)
@@ -96,7 +95,7 @@ def solved(
         if found >= lowest:
             break
         best, chosen, lowest = [each.clone() for each in parameters], strength, found
-    exact = PenalisedLoss(Given(given.states.double(), train.label), best, chosen, bias_penalty)
+    exact = PenalisedLoss(Probed(given.states.double(), train.label), best, chosen, bias_penalty)
     gradient = minimise(best, exact, min(TOLERANCE, OF_PENALTY * chosen / len(train.label)))
     return LinearProbe(best[0], best[1], chosen, gradient, _loss(chosen_on, best))
 
@@ -108,7 +107,7 @@ class PenalisedLoss:
     Its products, nearly all of its time, are in the precision of the states.
     """
 
-    given: Given
+    given: Probed
     parameters: Sequence[Tensor]
     strength: float
     bias_penalty: float
@@ -130,7 +129,7 @@ class PenalisedLoss:
         return loss + decay / 2 * squares
 
 
-def _loss(given: Given, parameters: Sequence[Tensor]) -> float:
+def _loss(given: Probed, parameters: Sequence[Tensor]) -> float:
     """Return the mean loss without a penalty."""
     return float(F.cross_entropy(F.linear(given.states.double(), *parameters), given.label))
 
@@ -155,3 +154,97 @@ def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor], tolerance
     solver.step(loss)
     loss()
     return max(float(each.grad.abs().max()) for each in parameters if each.grad is not None)
+
+
+RATE = 1e-3
+SHARE_RATE = 1e-2
+"""That of the shares, which are few, and would else stay where they begin."""
+
+BATCH = 64
+MOST_EPOCHS = 100
+PATIENCE = 5
+"""Epochs without a lower loss on validation after which it has ended."""
+
+_PORTION = 4096
+
+
+def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) -> Tensor:
+    """Return the share of each layer in a learnt mix, `[K]`; they sum to 1, and begin equal.
+
+    Learnt as in the papers, with Adam until validation gets worse (Peters et al. 2018; Tenney et
+    al. 2019): at the very minimum of a penalised loss the shares would say more about the penalty,
+    which one layer alone evades best, or an amplified difference of layers, than about the layers.
+
+    Args:
+        train: Standardised states `[N, K, D]`.
+        stopped_on: Others, which stop it.
+        classes: C.
+        seed: Of the order.
+    """
+    layers, width = train.states.shape[1:]
+    raw_K = torch.zeros(layers, requires_grad=True)
+    gamma = torch.ones((), requires_grad=True)
+    weight_CD = torch.zeros(classes, width, requires_grad=True)
+    bias_C = torch.zeros(classes, requires_grad=True)
+    groups: list[dict[str, Any]] = [{"params": [raw_K], "lr": SHARE_RATE}]
+    optimizer = AdamW(
+        [*groups, {"params": [weight_CD, bias_C, gamma]}],
+        lr=RATE, weight_decay=0.0,
+    )  # fmt: skip
+
+    def loss(states_BKD: Tensor, label_B: Tensor) -> Tensor:
+        mixed_BD = gamma * torch.einsum("bkd,k->bd", states_BKD, raw_K.softmax(0))
+        return F.cross_entropy(F.linear(mixed_BD, weight_CD, bias_C), label_B, reduction="sum")
+
+    best_K, lowest, waited = raw_K.detach().clone(), float("inf"), 0
+    for epoch in range(MOST_EPOCHS):
+        generator = torch.Generator().manual_seed(derive(seed, "mix", epoch))
+        for at_B in torch.randperm(len(train.label), generator=generator).split(BATCH):
+            optimizer.zero_grad()
+            (loss(train.states[at_B], train.label[at_B]) / len(at_B)).backward()
+            optimizer.step()
+        with torch.no_grad():
+            portions = zip(stopped_on.states.split(_PORTION), stopped_on.label.split(_PORTION),
+                           strict=True)  # fmt: skip
+            found = sum(float(loss(*portion)) for portion in portions)
+        waited += 1
+        if found < lowest:
+            best_K, lowest, waited = raw_K.detach().clone(), found, 0
+        if waited == PATIENCE:
+            break
+    return best_K.softmax(0)
+
+
+PERCENT = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25.0, 50.0, 100.0)
+"""Where the portions end, in percent of the units."""
+
+LogShares = Callable[[Tensor], Tensor]
+"""Returns the log-probability of each label, in nats."""
+
+
+def portion_ends(units: int, classes: int) -> list[int]:
+    """Return how many units have been sent after each portion; the first has one for a label."""
+    ends = {min(units, max(classes, math.ceil(units * share / 100))) for share in PERCENT}
+    return sorted(ends)
+
+
+def codelength(given: Probed, classes: int, fit: Callable[[Probed], LogShares]) -> float:
+    """Return the bits of all labels, told to somebody who sees the states (Voita and Titov 2020).
+
+    Portions of the units are sent one after the other, in the order given, each with the code of a
+    probe that was fitted to the portions before it; the first has a uniform code, t_1 log2 C bits.
+    What is easy to find takes few bits, and so does what few examples show.
+
+    Args:
+        given: States `[N, D]` and labels.
+        classes: C.
+        fit: Returns the probe of some of them.
+    """
+    first, *_ = ends = portion_ends(len(given.label), classes)
+    bits = first * math.log2(classes)
+    for known, past in pairwise(ends):
+        log_shares = fit(Probed(given.states[:known], given.label[:known]))
+        log_NC = log_shares(given.states[known:past])
+        own_N = log_NC.gather(1, given.label[known:past, None])
+        bits -= float(own_N.sum()) / math.log(2)
+    return bits

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.analysis.probes.linear import Given
+from transfer_cli.analysis.probes.states import Probed
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
@@ -63,7 +63,7 @@ class MLPProbes:
             parts = states_NKD.split(_PORTION)
             return torch.cat([self.logits(part.transpose(0, 1)).argmax(-1) for part in parts], -1)
 
-    def losses(self, given: Given) -> Tensor:
+    def losses(self, given: Probed) -> Tensor:
         """Return the mean loss of each, `[S, K]`."""
         sums_SK = self.first.new_zeros(self.first.shape[:2])
         with torch.no_grad():
@@ -74,7 +74,7 @@ class MLPProbes:
         return sums_SK / len(given.label)
 
 
-def trained(train: Given, stopped_on: Given, classes: int, seeds: Sequence[int]) -> MLPProbes:
+def trained(train: Probed, stopped_on: Probed, classes: int, seeds: Sequence[int]) -> MLPProbes:
     """Return probes trained with Adam, each with its best weights on other units.
 
     Args:
@@ -108,7 +108,7 @@ def trained(train: Given, stopped_on: Given, classes: int, seeds: Sequence[int])
 
 
 def _epoch(
-    probes: MLPProbes, train: Given, optimizer: torch.optim.Optimizer, seeds: Sequence[int]
+    probes: MLPProbes, train: Probed, optimizer: torch.optim.Optimizer, seeds: Sequence[int]
 ) -> None:
     order_SN = torch.stack([
         torch.randperm(len(train.label), generator=torch.Generator().manual_seed(seed))

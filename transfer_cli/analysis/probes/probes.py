@@ -8,17 +8,26 @@ can only know by heart (Hewitt and Liang 2019).
 Legend: N units (texts or words), K layers, D width, C labels.
 """
 
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from transfer_cli.analysis.analysis import Analysis, Subject
-from transfer_cli.analysis.probes import mlp, online_code
-from transfer_cli.analysis.probes.controls import CONTROLS, baselines, relabelled
-from transfer_cli.analysis.probes.linear import STRENGTHS, Given, solved
-from transfer_cli.analysis.probes.mix import learnt_shares
+from transfer_cli.analysis.probes import mlp
+from transfer_cli.analysis.probes.linear import (
+    STRENGTHS,
+    LogShares,
+    codelength,
+    learnt_shares,
+    solved,
+)
 from transfer_cli.analysis.probes.probe_findings import (
     Entry,
     ProbeFindings,
@@ -26,14 +35,26 @@ from transfer_cli.analysis.probes.probe_findings import (
     mlp_entry,
     shown,
 )
-from transfer_cli.analysis.probes.sought import Sought, given_labels, made_labels, right_by_words
+from transfer_cli.analysis.probes.sought import (
+    SURFACE_TASKS,
+    Sought,
+    SurfaceTask,
+    given_labels,
+    made_labels,
+    right_by_words,
+)
 from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
-from transfer_cli.analysis.probes.surface_tasks import SURFACE_TASKS, SurfaceTask
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding
 from transfer_cli.seeds import derive
+
+CONTROLS = ("random", "shuffled", "types")
+"""Fresh weights, labels exchanged among all, labels of word types."""
+
+_SEEDS = 2**63
+"""`derive` gives numbers below it."""
 
 
 @dataclass(frozen=True)
@@ -141,35 +162,36 @@ class Probes(Analysis):
             return
         with progress(f"probes{f' ({name})' if name else ''}", len(layers), "layers") as more:
             for at, layer in enumerate(layers):
-                train, chosen_on = _at(parts["train"], at), _at(parts["chosen_on"], at)
+                train, chosen_on, scored = (
+                    parts[part].layer(at) for part in ("train", "chosen_on", "scored")
+                )
                 probe = solved(train, chosen_on, classes, self.strengths)
-                states, label = parts["scored"].states[:, at], parts["scored"].label
-                entry = linear_entry(layer, name, probe, probe.log_shares(states), label)
+                log_NC = probe.log_shares(scored.states)
+                entry = linear_entry(layer, name, probe, log_NC, scored.label)
                 if self.mdl:
                     entry |= self._code(train, chosen_on, classes, seed)
                 more(1)
                 yield entry
 
-    def _code(self, train: Given, chosen_on: Given, classes: int, seed: int) -> Entry:
+    def _code(self, train: Probed, chosen_on: Probed, classes: int, seed: int) -> Entry:
         generator = torch.Generator().manual_seed(derive(seed, "online code"))
         order = torch.randperm(len(train.label), generator=generator)
 
-        def fit(known: Given) -> online_code.LogShares:
+        def fit(known: Probed) -> LogShares:
             # The bias has the same prior: a label that has not been sent keeps some probability.
             return solved(known, chosen_on, classes, self.strengths, bias_penalty=1.0).log_shares
 
-        bits = online_code.codelength(Given(train.states[order], train.label[order]), classes, fit)
-        compression = online_code.compression(bits, len(order), classes)
+        bits = codelength(train.some(order), classes, fit)
+        # How many times shorter that is than the uniform code.
+        compression = len(order) * math.log2(classes) / bits
         return {"codelength_bits": bits, "compression": compression}
 
     def _by_mlp(
         self, parts: Parts, name: str | None, layers: Sequence[int], classes: int, seed: int
     ) -> Iterator[Entry]:
         seeds = [derive(seed, "mlp probe", number) for number in range(self.seeds)]
-        train, stopped_on = (
-            Given(parts[part].states, parts[part].label) for part in ("train", "chosen_on")
-        )
-        said_SKN = mlp.trained(train, stopped_on, classes, seeds).said(parts["scored"].states)
+        probes = mlp.trained(parts["train"], parts["chosen_on"], classes, seeds)
+        said_SKN = probes.said(parts["scored"].states)
         for at, layer in enumerate(layers):
             yield mlp_entry(layer, name, said_SKN[:, at], parts["scored"].label, classes)
 
@@ -180,20 +202,80 @@ class Probes(Analysis):
 
         Once its shares are learnt, it is probed like a layer.
         """
-        train, stopped_on = (
-            Given(parts[part].states, parts[part].label) for part in ("train", "chosen_on")
-        )
-        share_K = learnt_shares(train, stopped_on, classes, seed)
+        share_K = learnt_shares(parts["train"], parts["chosen_on"], classes, seed)
         mixed = {name: part.mixed(share_K) for name, part in parts.items()}
         standardise(mixed)
-        probe = solved(_at(mixed["train"], 0), _at(mixed["chosen_on"], 0), classes, self.strengths)
-        scored = mixed["scored"]
-        log_NC = probe.log_shares(scored.states[:, 0])
+        train, chosen_on, scored = (
+            mixed[part].layer(0) for part in ("train", "chosen_on", "scored")
+        )
+        probe = solved(train, chosen_on, classes, self.strengths)
+        log_NC = probe.log_shares(scored.states)
         shares = share_K.tolist()
         centre = sum(layer * share for layer, share in zip(layers, shares, strict=True))
         made_of = {"layers": list(layers), "shares": shares, "centre_of_gravity": centre}
         return linear_entry("mix", None, probe, log_NC, scored.label), made_of
 
 
-def _at(part: Probed, layer: int) -> Given:
-    return Given(part.states[:, layer], part.label)
+# --- controls and baselines --------------------------------------------------------------------
+
+
+def relabelled(parts: Parts, name: str, classes: int, seed: int) -> Parts:
+    """Return the same states with the labels of a control, `shuffled` or `types`."""
+    if name == "shuffled":
+        return {split: shuffled(part, seed, split) for split, part in parts.items()}
+    shares = torch.bincount(parts["train"].label, minlength=classes).tolist()
+    return {split: by_type(part, shares, seed) for split, part in parts.items()}
+
+
+def shuffled(probed: Probed, seed: int, split: str) -> Probed:
+    """Return the same units with their labels exchanged among them."""
+    generator = torch.Generator().manual_seed(derive(seed, "shuffled labels", split))
+    return probed.labelled(probed.label[torch.randperm(len(probed), generator=generator)])
+
+
+def by_type(probed: Probed, shares: Sequence[int], seed: int) -> Probed:
+    """Return the same words with a label for each word type (Hewitt and Liang 2019).
+
+    The label is drawn once for a type, as often as it occurs in training, from the seed and the
+    type alone: so it is the same in all splits, and can only be known by heart.
+
+    Args:
+        probed: Words.
+        shares: How often each label occurs in training.
+        seed: The analysis'.
+    """
+    ends = list(accumulate(shares))
+
+    def label(word: str) -> int:
+        drawn = derive(seed, "label of type", word) * ends[-1] // _SEEDS
+        return bisect_right(ends, drawn)
+
+    of_type = {word: label(word) for word in set(probed.words or ())}
+    return probed.labelled(torch.tensor([of_type[word] for word in probed.words or ()]))
+
+
+def baselines(parts: Parts, classes: int, right_by_words: float | None) -> dict[str, float]:
+    """Return the accuracies of answers that ask no state, by what answers.
+
+    `majority` is the commonest label of training; `word` is that which a word has most often, and
+    `words`, of texts, a linear model on words and pairs of words.
+    """
+    train, scored = parts["train"], parts["scored"]
+    commonest = torch.bincount(train.label, minlength=classes).argmax()
+    found = {"majority": float((scored.label == commonest).double().mean())}
+    if scored.words is not None:
+        said_N = by_word(train, scored, int(commonest))
+        found["word"] = float((scored.label == said_N).double().mean())
+    return found if right_by_words is None else {**found, "words": right_by_words}
+
+
+def by_word(train: Probed, scored: Probed, otherwise: int) -> Tensor:
+    """Return the label that each word has most often in training; of others `otherwise`."""
+    of_word: dict[str, Counter[int]] = defaultdict(Counter)
+    for word, label in zip(train.words or (), train.label.tolist(), strict=True):
+        of_word[word][label] += 1
+    best = {
+        word: min(found, key=lambda label: (-found[label], label))
+        for word, found in of_word.items()
+    }
+    return torch.tensor([best.get(word, otherwise) for word in scored.words or ()])

@@ -64,7 +64,7 @@ class Probed:
     """Units that are probed.
 
     Args:
-        states: `[N, K, D]`, float32.
+        states: `[N, K, D]`, or of one layer `[N, D]`; float32.
         label: `[N]`.
         words: The words; None: the units are texts.
     """
@@ -75,6 +75,10 @@ class Probed:
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def layer(self, at: int) -> "Probed":
+        """Return the same units with the states of one layer, `[N, D]`."""
+        return replace(self, states=self.states[:, at])
 
     def some(self, numbers: Tensor) -> "Probed":
         """Return the units with these numbers."""

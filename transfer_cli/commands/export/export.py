@@ -5,8 +5,6 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-from omegaconf import DictConfig
-
 from transfer_cli.assembly.exports import in_units, ours_of, published_head
 from transfer_cli.assembly.finished_run import (
     config_of,
@@ -16,9 +14,9 @@ from transfer_cli.assembly.finished_run import (
 )
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
-from transfer_cli.commands.typed_paths import check_new
-from transfer_cli.engine import handlers
-from transfer_cli.errors import ConfigError, StoppedError, listed, one_of
+from transfer_cli.commands.paths import check_new
+from transfer_cli.config.schema import ExportConfig
+from transfer_cli.errors import ConfigError, StoppedError, listed
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
@@ -26,16 +24,13 @@ from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.directory import PARTS
-from transfer_cli.terminal import Entry, Page, Piece, print_out
+from transfer_cli.terminal import STOP_SIGNALS, Entry, Page, Piece, handling, print_out
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("hf", "onnx")
 
-
-def export(config: DictConfig) -> None:
+def export(config: ExportConfig) -> None:
     """Write the model of `run` to the new folder `to`, whole or not at all."""
-    one_of("format", config.format, FORMATS)
     if config.family is not None and config.format != "hf":
         raise ConfigError(f"family: format={config.format} writes none; leave family= out")
     to = Path(config.to).expanduser()
@@ -44,7 +39,7 @@ def export(config: DictConfig) -> None:
     write = _write_hf if config.format == "hf" else _write_onnx
     try:
         with (
-            handlers.handling(handlers.ASKED, _stop),
+            handling(STOP_SIGNALS, _stop),
             progress(f"exporting as {config.format}"),
             writing(to),
             new_folder(to) as made,
@@ -62,7 +57,7 @@ class _Stopped(BaseException):
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in handlers.ASKED:
+    for each in STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # what comes later must not break into the end
     raise _Stopped(signal.Signals(number).name)
 
@@ -81,7 +76,7 @@ def _place(run: str, part: str | None) -> str:
     return str(parts / part)
 
 
-def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
     tensors = start.tensors()
     model, _ = start.filled(tensors)
@@ -114,7 +109,7 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
     return facts
 
 
-def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write an ONNX graph; return what to say about it."""
     from transfer_cli.interop.onnx_graph import write_onnx
 

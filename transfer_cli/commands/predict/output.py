@@ -17,14 +17,14 @@ from typing import TextIO
 from transfer_cli.commands.predict.reading import Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import MAX_LINE_BYTES
-from transfer_cli.engine import handlers
 from transfer_cli.errors import ConfigError, RunError, StoppedError
 from transfer_cli.runs.atomic import check_inside, flush, writing
 from transfer_cli.runs.locks import Lock
+from transfer_cli.terminal import STOP_SIGNALS, handling
 
 log = logging.getLogger(__name__)
 
-_MOST_LINE = 16 * MAX_LINE_BYTES
+_MOST_RECORD = 16 * MAX_LINE_BYTES
 """Bytes of an answer that is read again: its text, its columns, and six for a control character."""
 
 
@@ -116,7 +116,7 @@ class Earlier:
 
     Args:
         partial: The file; None: there is none.
-        answers: Reads its format.
+        answers: Writes its format.
         name: Of the input, for messages.
     """
 
@@ -124,18 +124,26 @@ class Earlier:
         self._partial = partial
         self._answers = answers
         self._name = name
-        self._records = answers.read(self._lines())
+        self._records = self._whole_records()
         self._count = self._read = self._end = 0
         self._over = False
 
-    def _lines(self) -> Iterator[str]:
+    def _whole_records(self) -> Iterator[str]:
+        """Yield the records that have an end, the names of columns first where there are any."""
         if self._partial is None:
             return
+        record, is_open = "", False
         with self._partial.open("rb") as file:
-            while (line := file.readline(_MOST_LINE)).endswith(b"\n"):
+            while (line := file.readline(_MOST_RECORD)).endswith(b"\n"):
                 self._read += len(line)
                 # What is no UTF-8 is then equal to no text of ours.
-                yield line.decode(errors="surrogateescape")
+                record += line.decode(errors="surrogateescape")
+                is_open ^= self._answers.spans_lines and line.count(b'"') % 2 == 1
+                if not is_open:
+                    yield record
+                    record = ""
+                elif len(record) > _MOST_RECORD:
+                    return
 
     def has(self, window: Sequence[Row]) -> bool:
         """Return whether the next answers are those of this window, all of it.
@@ -143,12 +151,15 @@ class Earlier:
         Else they are cut off: windows are answered whole, since what is in a batch together decides
         the last digit.
         """
+        names = "" if self._read else self._answers.names()
+        if names and next(self._records, names) != names:
+            self._refuse(f"is not of line {window[0].line} of {self._name}")
         for row in window:
-            found = None if self._over else next(self._records, None)
-            if found is None:
+            record = None if self._over else next(self._records, None)
+            if record is None:
                 self._cut()
                 return False
-            if not self._answers.is_for(row, found):
+            if not self._answers.is_for(row, record):
                 self._refuse(f"is not of line {row.line} of {self._name}")
             self._count += 1
         self._end = self._read
@@ -190,7 +201,7 @@ class Stop:
         Raises:
             KeyboardInterrupt: After Ctrl-C. A second signal of any kind does not wait.
         """
-        with handlers.handling((*handlers.ASKED, signal.SIGINT), self._note):
+        with handling((*STOP_SIGNALS, signal.SIGINT), self._note):
             yield
 
     @contextmanager

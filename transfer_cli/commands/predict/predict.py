@@ -8,33 +8,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from transfer_cli.assembly.ensemble import Ensemble
-from transfer_cli.commands.json_lines import check_output
+from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import output, reading, writing
 from transfer_cli.commands.predict.output import Earlier, Stop
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
+from transfer_cli.config.schema import PredictConfig
 from transfer_cli.data import any_table, readers
 from transfer_cli.data.any_table import OpenTable, Skipped
 from transfer_cli.data.columns import ANY, LABEL, Chosen, Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.readers import SHEET_FORMATS, OnError
+from transfer_cli.data.readers import OnError
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.progress import More, progress
 from transfer_cli.tasks.base import Answer, Task
 from transfer_cli.training.workers import in_process_group
-
-CHOICES = {
-    "format": ("auto", "text", "jsonl", "csv", "tsv", *SHEET_FORMATS),
-    "output_format": ("auto", *writing.FORMATS),
-    "errors": ("stop", "skip"),
-}
 
 WINDOW_BATCHES = 64
 """Batches of a window, at most: among so many texts, those of like length are put together."""
@@ -43,7 +36,7 @@ WINDOW_CELLS = 2**20
 """Values that the answers of a window hold, at most, beyond a batch: each takes 100 bytes."""
 
 
-def predict(config: DictConfig) -> None:
+def predict(config: PredictConfig) -> None:
     """Write the label and the probabilities of every text."""
     _check(config)
     with in_process_group(config):
@@ -97,7 +90,7 @@ def _most_rows(batch: int, task: Task) -> int:
     return max(batch, min(batch * WINDOW_BATCHES, WINDOW_CELLS // len(task.cell_names)))
 
 
-def _shown(config: DictConfig, runs: int) -> AbstractContextManager[More]:
+def _shown(config: PredictConfig, runs: int) -> AbstractContextManager[More]:
     """Return the display of how many answers there are: one for each line and run."""
 
     def total() -> int | None:
@@ -154,7 +147,7 @@ def _rows(table: OpenTable, answers: Answers, on_error: OnError) -> Iterator[Row
 
 
 def _wanted(
-    config: DictConfig, ensemble: Ensemble, table_format: str, submission: Submission | None
+    config: PredictConfig, ensemble: Ensemble, table_format: str, submission: Submission | None
 ) -> tuple[Wanted, Wanted]:
     """Return the columns that are asked for, and those of the training data."""
     if table_format == "text":
@@ -171,16 +164,16 @@ def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
     return table.columns(asked, own) if column is None else Chosen(column, None, LABEL)
 
 
-def _path(config: DictConfig, submission: Submission | None) -> str:
+def _path(config: PredictConfig, submission: Submission | None) -> str:
     """Return where answers go; those to a benchmark have their own name in an existing folder."""
     folder = Path(config.output).expanduser()
     if submission is not None and config.output != "-" and folder.is_dir():
         return str(folder / submission.name_of(config.input))
     check_output(config.output)
-    return str(config.output)
+    return config.output
 
 
-def _layout(config: DictConfig) -> Layout:
+def _layout(config: PredictConfig) -> Layout:
     is_test = config.output_format == writing.SUBMITTED  # nothing to recognise: text may hold all
     delimiter, header = ("tab", True) if is_test else (None, None)
     try:
@@ -195,9 +188,7 @@ def _layout(config: DictConfig) -> Layout:
         raise ConfigError(str(error)) from error
 
 
-def _check(config: DictConfig) -> None:
-    for key, choices in CHOICES.items():
-        one_of(key, config[key], choices)
+def _check(config: PredictConfig) -> None:
     if config.pair is not None and reading.format_of(config.format, config.input) == "text":
         raise ConfigError(
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
@@ -218,7 +209,7 @@ def _check(config: DictConfig) -> None:
 
 def _paths(run: Any) -> list[str]:
     """Return the run directories that `run` names: one, or a list of them."""
-    named = list(run) if OmegaConf.is_list(run) else [run]
+    named = run if isinstance(run, list) else [run]
     wrong = [each for each in named if isinstance(each, bool) or not isinstance(each, str | int)]
     if wrong or not named:
         raise ConfigError(

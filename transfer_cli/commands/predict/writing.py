@@ -1,19 +1,18 @@
 """What `predict` writes: a line of JSON or a row of a table for each text.
 
-Each format can be read back, so that a command can go on where another was stopped.
+A record is what stands before its answer, the answer, and what stands after it. The first and the
+last are known without the answer, so records that another command has left can be told from those
+of other rows, in all formats alike.
 """
 
-import csv
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import ClassVar, TextIO
 
-from transfer_cli.commands.json_lines import check_ending
+from transfer_cli.commands.paths import check_ending
 from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
@@ -30,6 +29,9 @@ _INPUT = "input/"
 
 class Answers(ABC):
     """Writes answers, in columns of ours (`ours`) and those kept of the input."""
+
+    spans_lines: ClassVar[bool] = False
+    """Whether a record has more than one line where a value in quotes has."""
 
     def __init__(self, out: TextIO, columns: Columns, ours: Sequence[str]) -> None:
         self.out = out
@@ -55,26 +57,37 @@ class Answers(ABC):
         """Return why a row cannot be written, if so; asked before it is labelled."""
         return _unwritable(row.kept)
 
-    @abstractmethod
-    def write(self, row: Row, answer: Answer) -> None:
-        """Write one answer."""
+    def names(self) -> str:
+        """Return the record of the names of columns; empty where each record has them."""
+        return ""
 
     @abstractmethod
-    def read(self, lines: Iterator[str]) -> Iterator[Any]:
-        """Yield what was written for each row, up to where that cannot be read.
-
-        Args:
-            lines: Whole lines; no more of them are taken than a row needs.
-        """
+    def around(self, row: Row) -> tuple[str, str]:
+        """Return what stands before and after the answer to a row."""
 
     @abstractmethod
-    def is_for(self, row: Row, found: Any) -> bool:
-        """Return whether what was read was written for this row, as far as can be seen."""
+    def answer(self, row: Row, answer: Answer) -> str:
+        """Return an answer as it is written."""
+
+    def may_be_answer(self, written: str) -> bool:
+        """Return whether what stands between can be an answer; else it has columns of others."""
+        return True
+
+    def is_for(self, row: Row, record: str) -> bool:
+        """Return whether a record was written for this row, as far as can be seen."""
+        before, after = self.around(row)
+        is_long = len(record) >= len(before) + len(after)
+        if not (is_long and record.startswith(before) and record.endswith(after)):
+            return False
+        return self.may_be_answer(record[len(before) : len(record) - len(after)])
 
     def write_window(self, rows: Sequence[Row], answers: Sequence[Answer]) -> None:
-        """Write the answers of a window."""
+        """Write the answers of a window, and before the first one the names of the columns."""
         for row, answer in zip(rows, answers, strict=True):
-            self.write(row, answer)
+            before, after = self.around(row)
+            record = f"{before}{self.answer(row, answer)}{after}"
+            self.out.write(record if self.begun else f"{self.names()}{record}")
+            self.begun = True
         self.out.flush()
 
 
@@ -85,51 +98,39 @@ class JsonLines(Answers):
         super().__init__(out, columns, ["text", *columns.task.fields, "pair"])
         self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
-    def write(self, row: Row, answer: Answer) -> None:
-        """Write one answer."""
-        self.out.write(self._encode(self._record(row, self.task.written(answer))) + "\n")
-
-    def _record(self, row: Row, answer: Mapping[str, object]) -> dict[str, object]:
+    def around(self, row: Row) -> tuple[str, str]:
+        """See `Answers`."""
         text, *others = self.task.texts(row.example)
-        found: dict[str, object] = {"text": text, **answer}
-        if others and self.columns.pair is not None:
-            found["pair"] = others[0]
-        found.update(row.kept)
-        return found
+        pair = {"pair": others[0]} if others and self.columns.pair is not None else {}
+        after = self._members({**pair, **row.kept})
+        begin = self._encode({"text": text}).removesuffix("}")
+        return f"{begin}, ", f"{', ' if after else ''}{after}}}\n"
 
-    def read(self, lines: Iterator[str]) -> Iterator[Any]:
+    def answer(self, row: Row, answer: Answer) -> str:
         """See `Answers`."""
-        first = True
-        for line in lines:
-            try:
-                found = STRICT_JSON.decode(line)
-            except (ValueError, RecursionError):
-                if not first:
-                    return
-                found = {}  # another format, for no row
-            first = False
-            yield found
+        return self._members(self.task.written(answer))
 
-    def is_for(self, row: Row, found: Any) -> bool:
+    def may_be_answer(self, written: str) -> bool:
         """See `Answers`."""
-        if not isinstance(found, dict) or not found.keys() >= set(self.task.fields):
+        try:
+            return list(STRICT_JSON.decode(f"{{{written}}}")) == list(self.task.fields)
+        except (ValueError, RecursionError):
             return False
-        wanted = self._record(row, {name: found[name] for name in self.task.fields})
-        return list(found.items()) == list(wanted.items())
+
+    def _members(self, values: Mapping[str, object]) -> str:
+        return self._encode(values).removeprefix("{").removesuffix("}")
 
 
 class Csv(Answers):
     """Columns `text`, perhaps `pair`, those of the answer, and those kept of the first row."""
 
-    dialect: ClassVar[dict[str, Any]] = {}
+    spans_lines = True
+    delimiter: ClassVar[str] = ","
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         self._texts = ["text"] if columns.pair is None else ["text", "pair"]
         super().__init__(out, columns, [*self._texts, *columns.task.cell_names])
         self._kept: list[str] | None = None
-        # With this end of a row, values that hold either of its characters are put in quotes.
-        lines = _WithoutReturns(out)
-        self._write_row = csv.writer(lines, lineterminator="\r\n", **self.dialect).writerow
 
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
@@ -143,44 +144,35 @@ class Csv(Answers):
             )
         return super().problem_of(row)
 
-    def write(self, row: Row, answer: Answer) -> None:
-        """Write one answer, and before the first one the names of the columns."""
-        if not self.begun:
-            self._write_row([*self.ours, *(self._kept or [])])
-            self.begun = True
-        texts, values = self._given(row)
-        self._write_row([*texts, *self.task.cells(answer), *values])
-
-    def _given(self, row: Row) -> tuple[list[str], list[str]]:
-        """Return the cells before the answer, and those after it."""
-        texts = self.task.texts(row.example)[: len(self._texts)]
-        return list(texts), [_cell(row.kept.get(column)) for column in self._kept or []]
-
-    def read(self, lines: Iterator[str]) -> Iterator[Any]:
-        """See `Answers`; with the names of the columns in front of each row."""
-        csv.field_size_limit(2 * readers.MAX_LINE_BYTES)  # the process's, 128 KiB by default
-        rows = csv.reader(lines, strict=True, **self.dialect)
-        with suppress(csv.Error, ValueError):
-            names = next(rows, None)
-            yield from ((names, cells) for cells in rows)
-
-    def is_for(self, row: Row, found: Any) -> bool:
+    def names(self) -> str:
         """See `Answers`."""
-        names, cells = found
-        texts, values = self._given(row)
-        after = len(names) - len(values)
-        return (
-            names == [*self.ours, *(self._kept or [])]
-            and len(cells) == len(names)
-            and cells[: len(texts)] == texts
-            and cells[after:] == values
-        )
+        return self._row([*self.ours, *(self._kept or [])]) + "\n"
+
+    def around(self, row: Row) -> tuple[str, str]:
+        """See `Answers`."""
+        texts = self.task.texts(row.example)[: len(self._texts)]
+        kept = [_cell(row.kept.get(column)) for column in self._kept or []]
+        return self._row([*texts, ""]), self._row(["", *kept]) + "\n"
+
+    def answer(self, row: Row, answer: Answer) -> str:
+        """See `Answers`."""
+        return self._row(map(str, self.task.cells(answer)))
+
+    def _row(self, cells: Iterable[str]) -> str:
+        return self.delimiter.join(map(self._quoted, cells))
+
+    def _quoted(self, cell: str) -> str:
+        """Return a cell, in quotes where it would be taken for several."""
+        if not any(mark in cell for mark in ',"\r\n'):
+            return cell
+        return '"{}"'.format(cell.replace('"', '""'))
 
 
 class Tsv(Csv):
     """The same with tabs, and no quotes: a value can hold neither a tab nor the end of a line."""
 
-    dialect: ClassVar = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+    spans_lines = False
+    delimiter = "\t"
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
@@ -197,14 +189,17 @@ class Tsv(Csv):
             return "a tab or the end of a line in a value, which TSV cannot hold; CSV can."
         return problem
 
-    def write(self, row: Row, answer: Answer) -> None:
-        """See `Csv`."""
-        if any(isinstance(cell, str) and _splits(cell) for cell in self.task.cells(answer)):
+    def answer(self, row: Row, answer: Answer) -> str:
+        """See `Answers`."""
+        if any(map(_splits, map(str, self.task.cells(answer)))):
             raise DataError(
                 f"line {row.line}: its answer holds a tab or the end of a line, which TSV cannot "
                 "hold; take output_format=csv or jsonl"
             )
-        super().write(row, answer)
+        return super().answer(row, answer)
+
+    def _quoted(self, cell: str) -> str:
+        return cell
 
 
 class Submitted(Answers):
@@ -222,22 +217,19 @@ class Submitted(Answers):
             return super().problem_of(row)
         return f"no column {self.NUMBERS[0]!r} with its number, which output_format=glue writes."
 
-    def write(self, row: Row, answer: Answer) -> None:
-        """Write one answer, and before the first one the names of the columns."""
-        if not self.begun:
-            self.out.write("index\tprediction\n")
-            self.begun = True
-        said, *_ = self.task.cells(answer)
-        shown = self.columns.submission.shown(said) if self.columns.submission else said
-        self.out.write(f"{self._number(row)}\t{shown}\n")
-
-    def read(self, lines: Iterator[str]) -> Iterator[Any]:
+    def names(self) -> str:
         """See `Answers`."""
-        return (line.split("\t") for line in islice(lines, 1, None))
+        return "index\tprediction\n"
 
-    def is_for(self, row: Row, found: Any) -> bool:
+    def around(self, row: Row) -> tuple[str, str]:
         """See `Answers`."""
-        return len(found) == 2 and found[0] == self._number(row)
+        return f"{self._number(row)}\t", "\n"
+
+    def answer(self, row: Row, answer: Answer) -> str:
+        """See `Answers`."""
+        predicted, *_ = self.task.cells(answer)
+        submission = self.columns.submission
+        return str(submission.shown(predicted) if submission else predicted)
 
     def _number(self, row: Row) -> str:
         return next((str(row.kept[name]) for name in self.NUMBERS if name in row.kept), "")
@@ -251,16 +243,6 @@ FORMATS: Mapping[str, Callable[[TextIO, Columns], Answers]] = {
     "tsv": Tsv,
     SUBMITTED: Submitted,
 }
-
-
-class _WithoutReturns:
-    """Ends rows with a line feed alone."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def write(self, row: str) -> int:
-        return self._out.write(row[:-2] + "\n")
 
 
 def _unwritable(kept: Mapping[str, object]) -> str | None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.commands.score.findings import Findings
+from transfer_cli.commands.score.sentences import Findings
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.progress import progress
 from transfer_cli.runs.items import Item, shortened
 from transfer_cli.tasks.base import Task
-from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.task import MultipleChoice
 
 SHOWN = 5
 """Labels of which it is told how often they were said."""

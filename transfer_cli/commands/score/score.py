@@ -2,30 +2,30 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
-from transfer_cli.assembly.finished_run import Trained, open_trained, sentence_scorer
-from transfer_cli.commands.score.findings import Findings
-from transfer_cli.commands.score.gaps import WordAsker, score_cloze
-from transfer_cli.commands.score.pairs import score_pairs
+from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.language_models import sentence_scorer
 from transfer_cli.commands.score.prompted import Prompter, PromptExample, score_prompts
+from transfer_cli.commands.score.sentences import Findings, WordAsker, score_cloze, score_pairs
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import text_of
+from transfer_cli.config.schema import ScoreConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.cloze import ClozeTexts
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, one_of
-from transfer_cli.generation.prompts import NORMS, Template, draw_shots
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least
+from transfer_cli.generation.prompts import Template, draw_shots
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
@@ -36,12 +36,9 @@ from transfer_cli.tasks.cloze.pattern import words_of_labels
 from transfer_cli.terminal import print_line
 from transfer_cli.training.measurements import peak_memory
 
-FIRST = ("scored", "given")
 
-
-def score(config: DictConfig) -> None:
+def score(config: ScoreConfig) -> None:
     """Score sentences, gaps or prompts; print what came of it, and write it as a run or several."""
-    one_of("first", config.first, FIRST)
     at_least("batch:", config.batch, 1, ConfigError)
     source = build(config.data, "data", PairsOfSentences | ClozeTexts | TaskData | TextData)
     if isinstance(source, TextData):
@@ -82,18 +79,18 @@ def score(config: DictConfig) -> None:
             else:
                 outcome = prompted.outcome(count, config.seed + order)
             seconds = time.perf_counter() - began
-            own = OmegaConf.merge(config, {"prompt": {"shots": count}, "seed": config.seed + order})
+            prompt = replace(config.prompt, shots=count)
+            own = replace(config, prompt=prompt, seed=config.seed + order)
             directory = _directory(config, typed, (count, order) if len(runs) > 1 else None)
-            _write(directory, own, typed, outcome, trained, seconds)  # type: ignore[arg-type]
+            _write(directory, own, typed, outcome, trained, seconds)
             _say(directory.path, outcome, (count, order) if len(runs) > 1 else None)
 
 
-def _shots(config: DictConfig) -> list[int]:
+def _shots(config: ScoreConfig) -> list[int]:
     """Return the numbers of shots, each 0 or more."""
-    one_of("prompt.norm", config.prompt.norm, NORMS)
     at_least("prompt.orders:", config.prompt.orders, 1, ConfigError)
     typed = config.prompt.shots
-    found = [typed] if isinstance(typed, int) else list(typed) if OmegaConf.is_list(typed) else []
+    found = [typed] if isinstance(typed, int) else typed if isinstance(typed, list) else []
     if not found or not all(type(each) is int and each >= 0 for each in found):
         raise ConfigError(
             f"prompt.shots: expected a number, or a list such as [0,1,4]; got {typed}"
@@ -105,18 +102,17 @@ def _words(typed: Any) -> Mapping[str, object]:
     """Return the words that were typed, by label."""
     if typed is None:
         return {}
-    if not OmegaConf.is_dict(typed):
+    if not isinstance(typed, dict):
         raise ConfigError(
             f"prompt.words: expected {{LABEL: WORD, ...}}, got {typed!r}; quote it for the shell"
         )
-    plain: Any = OmegaConf.to_container(typed)
-    return {str(name): found for name, found in plain.items()}
+    return {str(name): word for name, word in typed.items()}
 
 
 class _Prompted:
     """The examples of a split, to be asked for by prompts."""
 
-    def __init__(self, config: DictConfig, source: TaskData, trained: Trained) -> None:
+    def __init__(self, config: ScoreConfig, source: TaskData, trained: Trained) -> None:
         place = DataPlace(config.data_dir, config.seed)
         self._config, self._trained = config, trained
         self._data = source.load(place.folder, place.seed)
@@ -133,7 +129,7 @@ class _Prompted:
             )
         self._split = _split(self._data, config.split)
         item, head = (
-            text_of(config.prompt[key], f"prompt.{key}").replace("\\n", "\n")
+            text_of(getattr(config.prompt, key), f"prompt.{key}").replace("\\n", "\n")
             for key in ("item", "head")
         )
         self._template = Template(item, head)
@@ -182,7 +178,7 @@ def _split(data: LabelledData, asked: str) -> str:
 
 
 def _directory(
-    config: DictConfig, typed: CommandLine, part: tuple[int, int] | None
+    config: ScoreConfig, typed: CommandLine, part: tuple[int, int] | None
 ) -> RunDirectory:
     """Return a new run directory: `output`, or one below it for each of several runs."""
     if config.output is None:
@@ -193,7 +189,7 @@ def _directory(
 
 def _write(
     directory: RunDirectory,
-    config: DictConfig,
+    config: ScoreConfig,
     typed: CommandLine,
     outcome: Findings,
     trained: Trained,

@@ -11,9 +11,16 @@ from typing import Any
 from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, TaskRuns
 from transfer_cli.report.formats import axis_words, measure_words, number
-from transfer_cli.report.html import charts
-from transfer_cli.report.html.charts import Chart, Trace, View, rounded
-from transfer_cli.report.html.line_styles import dashes, shape
+from transfer_cli.report.html.charts import (
+    Chart,
+    Trace,
+    View,
+    is_wide,
+    log_axis,
+    log_ticks,
+    rounded,
+)
+from transfer_cli.report.html.markup import dashes, shape
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 
@@ -141,9 +148,9 @@ def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, t
         trace["y"] = [y if y is None else rounded(times * y) for y in trace["y"]]
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
     y_axis: dict[str, Any] = {"title": title}
-    if charts.is_wide(values):
-        ticks = charts.log_ticks(values)
-        y_axis = charts.log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
+    if is_wide(values):
+        ticks = log_ticks(values)
+        y_axis = log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
     layout = {"xaxis": {"title": "step", "rangemode": "tozero"}, "yaxis": y_axis}
     return View(
         "training loss" if key == _TRAINING else measure_words(key), [*faint, *means], layout

@@ -36,6 +36,8 @@ class Cloze(Classification):
             data say, else the labels themselves. Each is a single token.
     """
 
+    asks_language_model = True
+
     def __init__(self, pattern: str, words: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.pattern = ClozePattern(pattern)

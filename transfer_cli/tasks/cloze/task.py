@@ -42,6 +42,11 @@ class ClozeTask(ClassificationTask):
     lines: bool = field(default=False, kw_only=True)
     before_text: int | None = field(default=None, kw_only=True)
 
+    @property
+    def laid_out_as(self) -> tuple[bool, int | None]:
+        """See `Task`."""
+        return self.lines, self.before_text
+
     @classmethod
     def sample(cls) -> tuple["ClozeTask", Sequence[Example]]:
         """See `Task`."""

@@ -20,8 +20,8 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exponential
 from transfer_cli.objectives.replies import replies, text_until, without_special
-from transfer_cli.tasks.choice.objective import CHANCE, MEAN_RANK, MultipleChoice
-from transfer_cli.tasks.span.scoring import f1
+from transfer_cli.tasks.choice.task import CHANCE, MEAN_RANK, MultipleChoice
+from transfer_cli.tasks.scoring import f1
 
 
 @dataclass(eq=False, repr=False)

@@ -1,24 +1,107 @@
-"""The record of the task: its examples, the tokens of a turn, its answers."""
+"""Turns of dialogs: their files, which are PersonaChat's or JSON lines, their tokens, answers."""
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.columns import ANY, Wanted
+from transfer_cli.data import readers
+from transfer_cli.data.columns import ANY, Wanted, other_data
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.labelled import INPUT, LabelledData
-from transfer_cli.data.records import Record
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Answer, Direction, Task
 from transfer_cli.tasks.choice.task import ChoiceTask
-from transfer_cli.tasks.dialog.readers import DialogExample, read_turns, turn_of
 from transfer_cli.tasks.sources import LabelledFiles
+
+_SPLITS = {"train": "train", "validation": "valid"}
+"""What PersonaChat's file calls our splits."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class DialogExample:
+    """A turn: what the speaker is like, what was said so far, what may follow, and what did.
+
+    The last utterance of the history is the other speaker's; the number of the right candidate
+    counts from 0.
+    """
+
+    persona: Sequence[str]
+    history: Sequence[str]
+    choices: Sequence[str]
+    label: int | None = None
+
+
+def read_turns(path: Path) -> dict[str, list[DialogExample]]:
+    """Return the turns of each split of a file, by our names; JSON lines are `train` alone."""
+    readers.check_readable(path)
+    if path.suffix == ".json":
+        try:
+            whole = STRICT_JSON.decode(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            whole = None  # perhaps lines
+        if isinstance(whole, dict) and "train" in whole:
+            return {
+                name: list(_turns(whole[theirs], f"{path}, {theirs}"))
+                for name, theirs in _SPLITS.items()
+                if theirs in whole
+            }
+    records = readers.json_records(readers.numbered_lines(path), str(path))
+    turns = [_answered(record.fields, f"{path}, line {record.line}") for record in records]
+    if not turns:
+        raise DataError(f"{path} has no turns.")
+    return {"train": turns}
+
+
+def turn_of(fields: Mapping[str, object], where: str) -> DialogExample:
+    """Return a turn without its answer."""
+    persona = _texts(fields, "personality" if "personality" in fields else "persona", where, 0)
+    history = _texts(fields, "history", where, 1)
+    return DialogExample(persona, history, _texts(fields, "candidates", where, 1))
+
+
+def _answered(fields: Mapping[str, object], where: str) -> DialogExample:
+    found = turn_of(fields, where)
+    if len(found.choices) < 2:
+        raise DataError(f"{where}: 'candidates' has 1, expected at least 2, the right one last.")
+    return replace(found, label=len(found.choices) - 1)
+
+
+def _turns(dialogs: object, where: str) -> Iterator[DialogExample]:
+    """Yield the turns of the dialogs of a split of PersonaChat's file."""
+    for number, dialog in enumerate(_list(dialogs, where), 1):
+        place = f"{where}, dialog {number}"
+        fields = dialog if isinstance(dialog, dict) else {}
+        persona = _texts(fields, "personality", place, 0)
+        for turn, each in enumerate(_list(fields.get("utterances"), f"{place}: 'utterances'"), 1):
+            said = each if isinstance(each, dict) else {}
+            yield _answered({**said, "personality": persona}, f"{place}, turn {turn}")
+
+
+def _texts(fields: Mapping[str, object], name: str, where: str, least: int) -> list[str]:
+    found = fields.get(name, [] if least == 0 else None)
+    if not isinstance(found, list) or len(found) < least:
+        few = f"has {len(found)}" if isinstance(found, list) else "is no list of texts"
+        cure = other_data(fields) if name == "history" else ""
+        raise DataError(f"{where}: {name!r} {few}, expected at least {least}.{cure}")
+    wrong = next((each for each in found if not isinstance(each, str)), None)
+    if wrong is not None:
+        raise DataError(f"{where}: {name!r} holds {wrong!r:.40}, expected texts.")
+    return [text_of(Record(0, {name: each}), name, where) for each in found]
+
+
+def _list(found: object, where: str) -> list[Any]:
+    if not isinstance(found, list) or not found:
+        raise DataError(f"{where} is no list with something in it.")
+    return found
+
 
 SPEAKERS = ("<speaker1>", "<speaker2>")
 """Stand before what the model says, and before what the other one says."""

@@ -22,11 +22,11 @@ from transfer_cli.tasks.base import (
     Result,
     Rows,
     Task,
+    TextsTask,
     mean_by_label,
     no_better,
 )
 from transfer_cli.tasks.table import Table, TableRow
-from transfer_cli.tasks.texts import TextsTask
 
 SEPARATOR = "|"
 """What parts labels in a cell of a table."""

@@ -13,9 +13,9 @@ from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError, at_least, one_of
+from transfer_cli.tasks import scoring
 from transfer_cli.tasks.base import CURE, DECIMALS, Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.sources import LabelledFiles
-from transfer_cli.tasks.span import scoring
 from transfer_cli.tasks.span.readers import SpanExample, read_questions
 from transfer_cli.tasks.span.windows import EncodedSpans, RowLayout, encode_spans, most_of_question
 

@@ -25,8 +25,8 @@ from transfer_cli.data.encoded_task import (
 )
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
+from transfer_cli.tasks.scoring import best_of, exact
 from transfer_cli.tasks.span.readers import SpanExample
-from transfer_cli.tasks.span.scoring import best_of, exact
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.answering import UnitObjective, occurrences
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.objectives.units import UnitObjective
 
 MOST_IN_CONFUSION = 256
 """Tags of which it is counted how often each was taken for each."""
@@ -136,7 +136,7 @@ class TokenTagging(UnitObjective):
         word_N, said_N = _of_words(batch).flatten(), logits_NC.argmax(-1)
         # What is no word goes into a cell of its own.
         cell_N = torch.where(word_N == IGNORE, classes**2, word_N * classes + said_N)
-        cells = torch.bincount(cell_N, minlength=classes**2 + 1)[:-1]
+        cells = occurrences(cell_N, classes**2 + 1)[:-1]
         return {"loss": loss, "confusion": cells.view(classes, classes)}
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

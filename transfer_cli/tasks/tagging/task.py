@@ -28,8 +28,8 @@ from transfer_cli.tasks.base import (
     no_better,
 )
 from transfer_cli.tasks.tagging import schemes
-from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
 from transfer_cli.tasks.tagging.readers import TagExample
+from transfer_cli.tasks.tagging.schemes import may_follow, viterbi
 from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words, of_words
 
 Span = tuple[int, int]

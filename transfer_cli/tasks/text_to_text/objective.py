@@ -57,7 +57,7 @@ class PrefixLM(CausalLM):
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return the language-model head."""
-        if any(backbone.shape.sparse_parts) and (
+        if backbone.shape.is_sparse and (
             self.corruption is not None or getattr(self.info.task, "prefix", False)
         ):
             raise ConfigError(

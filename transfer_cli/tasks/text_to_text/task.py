@@ -21,12 +21,12 @@ from transfer_cli.data.columns import Chosen, Wanted, source_of
 from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.vocabulary import Vocabulary
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.objectives.replies import text_until
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.span.scoring import exact
+from transfer_cli.tasks.scoring import exact, rouge_l
 from transfer_cli.tasks.table import Table, TableRow
-from transfer_cli.tasks.text_to_text.scoring import rouge_l
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -174,7 +174,7 @@ class TextToTextTask(Task):
         return text
 
 
-def ends(tokenizer: Tokenizer, *, causal: bool) -> tuple[list[int], int]:
+def ends(tokenizer: Vocabulary, *, causal: bool) -> tuple[list[int], int]:
     """Return the special tokens before a source, and the one that ends a target."""
     return ([], tokenizer.cls) if causal else ([tokenizer.cls], tokenizer.sep)
 

@@ -1,0 +1,318 @@
+"""Config nodes to parts of a run: the model and its edits, losses, rates and groups."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests import configs, tiny
+from transfer_cli import tasks
+from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.edits import LoRA
+from transfer_cli.adaptation.penalties import EWC, L2SP
+from transfer_cli.adaptation.plans import AllAtOnce
+from transfer_cli.assembly.losses import (
+    bind_losses,
+    build_objectives,
+    objective_options,
+    with_direction,
+)
+from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
+from transfer_cli.assembly.optimizer import base_lr, parameter_groups
+from transfer_cli.config.locate import conf_dir
+from transfer_cli.engine.precision import device_and_precision
+from transfer_cli.errors import ConfigError
+from transfer_cli.model.transfer_model import layer_groups
+from transfer_cli.objectives.base import Loss, TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.optim.layer_scale import Geometric, Uniform
+from transfer_cli.tasks.base import Task
+from transfer_cli.tasks.classification import ClassificationTask
+
+SIZE = tiny.VOCABULARY.size
+ADAPTERS = {"_target_": f"{configs.EDITS}.Adapters", "size": 2}
+LORA = {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}
+FRESH_TOP = {"_target_": f"{configs.EDITS}.FreshTop", "blocks": 1}
+MIX = {"_target_": f"{configs.EDITS}.MixLayers"}
+
+
+def used(*objectives):
+    names = ["main", *(f"further{n}" for n in range(len(objectives)))]
+    return [Loss(name, tiny.bound(each)) for name, each in zip(names, objectives, strict=False)]
+
+
+def test_the_same_seed_draws_the_same_weights_whatever_was_drawn_before():
+    drawn = []
+    for seed, before in [(0, 1), (0, 2), (1, 1)]:
+        torch.manual_seed(before)
+        drawn.append(build_model(tiny.shape(), SIZE, used(Classification()), seed).state_dict())
+
+    assert tiny.same(drawn[0], drawn[1])
+    assert not tiny.same(drawn[0], drawn[2])
+
+
+def test_further_losses_do_not_change_what_the_backbone_draws():
+    one = build_model(tiny.shape(), SIZE, used(Classification()), 0)
+    two = build_model(tiny.shape(), SIZE, used(Classification(), CausalLM()), 0)
+
+    assert tiny.same(one.backbone.state_dict(), two.backbone.state_dict())
+    assert tiny.same(one.heads["class"].state_dict(), two.heads["class"].state_dict())
+    assert set(two.heads) == {"class", "lm"}
+
+
+def test_losses_that_name_the_same_head_share_it():
+    model = build_model(tiny.shape(), SIZE, used(CausalLM(), CausalLM()), 0)
+
+    assert list(model.heads) == ["lm"]
+
+
+def test_edits_are_made_in_their_order_and_tell_what_they_are():
+    model = tiny.model(Classification())
+
+    fresh, structure = make_edits(
+        model, {"mix": MIX, "fresh": FRESH_TOP, "lora": LORA}, tiny.VOCABULARY
+    )
+
+    assert list(structure.items()) == [("mix", MIX), ("lora", LORA)]
+    top = {n for n, _ in model.named_parameters() if ".blocks.2." in n and ".lora." not in n}
+    assert top <= fresh
+    assert not any("blocks.0" in name for name in fresh)
+
+
+@pytest.mark.parametrize(
+    ("edits", "names"),
+    [
+        (None, []),
+        ({}, []),
+        ({"b": ADAPTERS, "a": LORA}, ["b", "a"]),
+        ({"a": None, "b": LORA}, ["b"]),
+    ],
+)
+def test_edits_are_asked_for_in_their_order_and_null_takes_one_away(edits, names):
+    config = OmegaConf.create({"adaptation": {"edits": edits}})
+
+    assert list(edit_nodes(config.adaptation)) == names
+
+
+def test_edits_know_the_special_tokens_by_name():
+    own = tiny.VOCABULARY
+
+    assert special_tokens(own) == {
+        "cls": own.cls, "sep": own.sep, "mask": own.mask, "unk": own.unk, "pad": own.pad,
+    }  # fmt: skip
+
+
+# --- losses ------------------------------------------------------------------------------------
+
+TEXT = {"data": {"_target_": "transfer_cli.data.text.SampleText"}}
+FALLING = {
+    "_target_": "transfer_cli.optim.loss_weight.Annealed", "start": 1.0, "end": 0.25, "over": "rest"
+}  # fmt: skip
+
+
+def asked(main=configs.CLASSIFICATION, *, streams=(), **losses):
+    nodes = {"objective": main, "losses": losses, "streams": dict.fromkeys(streams, TEXT)}
+    return build_objectives(OmegaConf.create(nodes))
+
+
+def of_tasks(base):
+    """Return the classes of the package that belong to a task, and can be made."""
+    for module in pkgutil.walk_packages(tasks.__path__, f"{tasks.__name__}."):
+        importlib.import_module(module.name)
+    found = []
+    for each in base.__subclasses__():
+        is_ours = each.__module__.startswith(tasks.__name__) and not inspect.isabstract(each)
+        found += [*([each] if is_ours else []), *of_tasks(each)]
+    return found
+
+
+@pytest.mark.parametrize("task", of_tasks(Task), ids=lambda task: task.name)
+def test_an_objective_that_does_not_fit_the_data_names_the_one_that_does(task):
+    record, _ = task.sample()
+    info = {"main": TaskInfo(tiny.VOCABULARY, record.labels, task=record)}
+    fitting = []
+    for file in sorted((conf_dir() / "objective").glob("*.yaml")):
+        node = OmegaConf.to_container(OmegaConf.load(file))
+        found = asked({n: ["RUN"] if value == "???" else value for n, value in node.items()})
+        needs = found["main"].objective.task
+        if needs == task.name:
+            fitting.append(file.stem)
+        elif needs is not None:
+            with pytest.raises(ConfigError, match=r"; choose objective=\w+, or data"):
+                bind_losses(found, info, total_steps=1, steps_per_epoch=1)
+
+    assert task.objective in fitting
+
+
+def test_the_main_loss_comes_first_and_all_read_the_main_stream_unless_told():
+    found = asked(zebra=configs.CLM, apple={**configs.CLM, "stream": "more"}, streams=["more"])
+
+    assert list(found) == ["main", "zebra", "apple"]
+    assert [loss.stream for loss in found.values()] == ["main", "main", "more"]
+    assert [loss.weight for loss in found.values()] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("weight", [0, 0.25, 3])
+def test_a_loss_counts_as_much_as_it_is_told(weight):
+    assert asked(words={**configs.CLM, "weight": weight})["words"].weight == weight
+
+
+def test_weight_and_stream_are_no_options_of_the_objective():
+    node = OmegaConf.create({**configs.CLM, "weight": 2, "stream": "main"})
+
+    assert objective_options(node, "objective") == configs.CLM
+
+
+FACTS = {
+    "main": TaskInfo(tiny.VOCABULARY, tiny.LABELS, task=ClassificationTask(tiny.LABELS)),
+    "more": TaskInfo(tiny.VOCABULARY, ("a", "b"), task=ClassificationTask(("a", "b"))),
+}  # fmt: skip
+
+
+def losses(found, total=10, epoch=5):
+    return bind_losses(found, FACTS, total_steps=total, steps_per_epoch=epoch)
+
+
+def test_each_objective_learns_of_its_own_stream_and_its_name():
+    main, further = losses(
+        asked(second={**configs.CLASSIFICATION, "stream": "more"}, streams=["more"])
+    )
+
+    assert (main.objective.info.name, main.objective.info.labels) == ("main", tiny.LABELS)
+    assert (further.objective.info.name, further.objective.info.labels) == ("second", ("a", "b"))
+    assert further.stream == "more"
+
+
+def test_a_loss_that_counts_nothing_is_left_out_unless_it_is_the_main_one():
+    found = losses(
+        asked({**configs.CLASSIFICATION, "weight": 0}, words={**configs.CLM, "weight": 0})
+    )
+
+    assert [(loss.name, loss.weight_at(0)) for loss in found] == [("main", 0.0)]
+
+
+@pytest.mark.parametrize(("over", "half"), [("rest", 20), ("10 steps", 4.5), ("3 epochs", 8)])
+def test_a_weight_that_changes_is_told_how_long_run_and_epoch_are(over, half):
+    found = asked(words={**configs.CLM, "weight": {**FALLING, "over": over}})
+
+    (_, words) = losses(found, total=41, epoch=8)
+
+    assert words.weight_at(0) == 1.0
+    assert words.weight_at(40) == 0.25
+    if half == int(half):
+        assert words.weight_at(half) == pytest.approx(0.5)
+
+
+# --- direction ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "main", "further", "direction"),
+    [("auto", configs.CLM, {}, "causal"), ("auto", configs.MLM, {}, "bidirectional"),
+     ("auto", configs.CLASSIFICATION, {}, "causal"),
+     ("auto", configs.CLASSIFICATION, {"words": configs.MLM}, "bidirectional"),
+     ("bidirectional", configs.CLASSIFICATION, {}, "bidirectional"),
+     ("causal", configs.CLM, {}, "causal")],
+)  # fmt: skip
+def test_the_objectives_settle_which_way_a_model_looks(own, main, further, direction):
+    assert with_direction(tiny.shape(direction=own), asked(main, **further)).direction == direction
+
+
+# --- the optimizer -----------------------------------------------------------------------------
+
+
+def made(layer_scale=None, penalty=None):
+    """Return the model and its optimizer."""
+    model = tiny.model(Classification())
+    chosen = Adaptation(AllAtOnce(), layer_scale or Uniform(), penalty=penalty)
+    groups = parameter_groups(
+        model, layer_groups(model, frozenset()), chosen.layer_scale,
+        weight_decay=chosen.uses_weight_decay,
+    )  # fmt: skip
+    return model, torch.optim.AdamW(groups, lr=0.5, weight_decay=0.25)
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1, 2.5])
+def test_a_rate_is_a_number_above_0(rate):
+    assert base_lr(rate, 128) == base_lr(rate, 768) == rate
+
+
+@pytest.mark.parametrize(("width", "rate"), [(384, 1e-4), (128, 3e-4), (768, 5e-5)])
+def test_a_rate_for_a_width_falls_with_the_width(width, rate):
+    assert base_lr("1e-4*384/width", width) == pytest.approx(rate, rel=1e-12)
+    assert base_lr("0.0001 * 384 / width", width) == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        0, -1, True, "fast", None, float("inf"), float("nan"), "1e-4/width", "0*384/width",
+        "1e-4*384", "1.2.3*384/width",
+    ],
+)  # fmt: skip
+def test_any_other_rate_is_refused(rate):
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr: must be a number above 0, got "):
+        base_lr(rate, 128)
+
+
+def test_every_parameter_is_in_one_group_of_the_optimizer():
+    model, optimizer = made()
+
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("penalty", "decay"), [(None, 0.25), (EWC(), 0.25), (L2SP(), 0.0)])
+def test_a_penalty_in_place_of_weight_decay_switches_it_off(penalty, decay):
+    model, optimizer = made(penalty=penalty)
+
+    matrix = model.backbone.blocks[0].feed_forward.inner.weight
+    (found,) = [
+        group["weight_decay"]
+        for group in optimizer.param_groups
+        if any(parameter is matrix for parameter in group["params"])
+    ]
+    assert found == decay
+
+
+def test_matrices_decay_and_vectors_do_not():
+    _, optimizer = made()
+
+    for group in optimizer.param_groups:
+        matrices = {parameter.ndim >= 2 for parameter in group["params"]}
+        assert matrices == {group["weight_decay"] > 0}
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_the_second_matrix_of_lora_has_a_rate_of_its_own(dora):
+    model = tiny.model()
+    LoRA(lr_ratio=16.0, dora=dora)(model, {})
+
+    groups = parameter_groups(model, layer_groups(model, set()), Geometric(2.0))
+
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales = {names[id(p)]: group["scale"] for group in groups for p in group["params"]}
+    added = {name: scale for name, scale in scales.items() if ".lora." in name}
+    assert scales.keys() == set(names.values())
+    assert all(scale == (16 if name.endswith(".up") else 1) for name, scale in added.items())
+    # What is recorded of a layer group is its own rate.
+    assert {group["layer"]: group["scale"] for group in groups}["added.0"] == 1
+
+
+def test_groups_know_how_high_they_stand():
+    _, optimizer = made(Geometric(2.0))
+
+    scales = {group["layer"]: group["scale"] for group in optimizer.param_groups}
+    assert scales == {
+        "embeddings": 2**-4, "block.0": 2**-3, "block.1": 2**-2, "block.2": 2**-1, "head.class": 1,
+    }  # fmt: skip
+
+
+def test_device_and_precision_are_made_from_two_words():
+    found = device_and_precision("cpu", "fp32")
+
+    assert (found.device.type, found.kind) == ("cpu", "fp32")

@@ -1,0 +1,396 @@
+"""Modules that edits add, and readouts. Legend: B batch, H heads, T queries, P learned keys."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.adaptation.edits import GatedPrefix, PALs
+from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.added_embeddings import AddedRows
+from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.model.block import BESIDE_BLOCK
+from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.packing import Packing
+from transfer_cli.model.positions import count_positions
+from transfer_cli.model.prefix_attention import PrefixAttention
+from transfer_cli.model.readout import ScalarMix, TopLayer
+from transfer_cli.objectives.causal_lm import CausalLM
+
+
+@given(width=st.integers(1, 40), size=st.integers(1, 40))
+def test_an_adapter_has_the_parameters_of_the_formula(width, size):
+    adapter = Adapter(width, size, "relu")
+
+    found = sum(parameter.numel() for parameter in adapter.parameters())
+    assert found == 2 * width * size + size + width
+
+
+@pytest.mark.parametrize(("activation", "function"), [("relu", F.relu), ("gelu", F.gelu)])
+def test_an_adapter_is_a_bottleneck_beside_its_input(activation, function):
+    adapter, z = Adapter(6, 3, activation), torch.randn(2, 4, 6)
+    tiny.lively(adapter)
+
+    inner = function(z @ adapter.down.weight.T + adapter.down.bias)
+
+    assert_close(adapter(z), z + inner @ adapter.up.weight.T + adapter.up.bias)
+
+
+def test_a_fresh_adapter_is_exactly_the_identity():
+    z = 100 * torch.randn(2, 4, 6)
+
+    assert torch.equal(Adapter(6, 3, "relu")(z), z)
+
+
+def test_a_fresh_adapter_can_learn():
+    adapter = Adapter(200, 100, "relu")
+
+    adapter(torch.randn(8, 200)).square().sum().backward()
+
+    assert adapter.up.weight.grad.any()
+    assert float(adapter.down.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+    assert not adapter.down.bias.any()
+
+
+TOKENS = torch.tensor([[2, 9, 3, 10], [11, 2, 2, 0]])
+
+
+def test_rows_are_added_where_their_tokens_stand():
+    rows = AddedRows([2, 3], width=16)
+    tiny.lively(rows)
+
+    added = rows(TOKENS).detach()
+
+    assert torch.equal(added[TOKENS == 2], rows.delta[0].expand(3, -1))
+    assert torch.equal(added[TOKENS == 3], rows.delta[1:])
+    assert not added[(TOKENS != 2) & (TOKENS != 3)].any()
+
+
+@pytest.mark.parametrize("position_kind", ["learned", "sinusoidal"])
+def test_fresh_rows_change_no_state(position_kind):
+    backbone = tiny.backbone(position_kind=position_kind)
+    before = backbone(TOKENS, TOKENS > 0)
+
+    backbone.new_rows = AddedRows([2], width=16)
+
+    after = backbone(TOKENS, TOKENS > 0)
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("position_kind", ["learned", "sinusoidal"])
+def test_a_row_is_seen_as_if_it_were_the_embedding_itself(position_kind):
+    changed, added = (tiny.backbone(position_kind=position_kind) for _ in range(2))
+    delta = torch.randn(16)
+    with torch.no_grad():
+        changed.token_embedding.weight[2] += delta
+    added.new_rows = AddedRows([2], width=16)
+    added.new_rows.delta.data[0] = delta
+
+    states = [backbone.embed(TOKENS, count_positions(TOKENS > 0)) for backbone in (changed, added)]
+
+    torch.testing.assert_close(*states)
+
+
+def test_only_the_row_of_a_frozen_table_learns_and_only_from_its_own_token():
+    backbone = tiny.backbone().requires_grad_(requires_grad=False)
+    backbone.new_rows = AddedRows([2, 4], width=16)
+    direction = torch.randn(2, 4, 16)
+
+    (backbone(TOKENS, TOKENS > 0)[-1] * direction).sum().backward()
+
+    gradient = backbone.new_rows.delta.grad
+    assert gradient[0].any()
+    assert not gradient[1].any()
+    assert backbone.token_embedding.weight.grad is None
+
+
+def test_a_tied_output_table_does_not_change():
+    model = tiny.model(CausalLM())
+    table = model.backbone.token_embedding.weight.clone()
+    model.backbone.new_rows = AddedRows([2], width=16)
+
+    tiny.lively(model.backbone.new_rows)
+
+    assert torch.equal(model.backbone.token_embedding.weight, table)
+
+
+def test_weights_hold_the_rows_and_not_the_numbers_of_their_tokens():
+    assert list(AddedRows([2], width=16).state_dict()) == ["delta"]
+
+
+STATES = [torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(n)) * 3**n for n in range(4)]
+
+
+def normed(state):
+    centred = state - state.mean(-1, keepdim=True)
+    return centred / (state.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+
+
+def test_a_fresh_mix_is_the_plain_average():
+    mix = ScalarMix(4, norm=False)
+
+    assert_close(mix(STATES), torch.stack(STATES).mean(0))
+    assert torch.equal(mix.layer_weights(), torch.full((4,), 0.25))
+
+
+def test_with_a_norm_every_state_counts_alike():
+    mix = ScalarMix(4, norm=True)
+
+    assert_close(mix(STATES), torch.stack([normed(state) for state in STATES]).mean(0))
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_mix_is_gamma_times_the_states_by_their_shares(norm):
+    mix = ScalarMix(4, norm=norm)
+    mix.weight.data = torch.tensor([0.3, -1.0, 2.0, 0.0])
+    mix.gamma.data = torch.tensor(1.7)
+
+    shares = mix.layer_weights()
+
+    seen = [normed(state) if norm else state for state in STATES]
+    expected = 1.7 * sum(share * state for share, state in zip(shares, seen, strict=True))
+    assert_close(mix(STATES), expected)
+    assert_close(shares.sum(), torch.tensor(1.0))
+    assert_close(shares, torch.tensor([0.3, -1.0, 2.0, 0.0]).softmax(0))
+
+
+def test_a_mix_has_a_weight_for_each_layer_and_one_for_all_whatever_the_norm():
+    for norm in (True, False):
+        shapes = {name: tuple(t.shape) for name, t in ScalarMix(4, norm=norm).named_parameters()}
+        assert shapes == {"weight": (4,), "gamma": ()}
+
+
+def test_a_mix_refuses_another_number_of_layers():
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        ScalarMix(4, norm=False)(STATES[:3])
+
+
+def test_readouts_say_which_states_they_read():
+    states = [torch.full((1, 1, 2), float("nan"))] * 3 + [torch.ones(1, 1, 2)]
+
+    assert torch.equal(TopLayer()(states), TopLayer()([states[n] for n in TopLayer.layers]))
+    assert ScalarMix(4, norm=False).layers is None
+
+
+TEXTS = torch.arange(5, 25).view(2, 10)
+ALL = torch.ones_like(TEXTS, dtype=torch.bool)
+MASK = torch.arange(10) < torch.tensor([[10], [6]])
+SHAPES = {
+    "plain": {}, "modern": tiny.MODERN, "shared blocks": {"share": "all"},
+    "relative bias": {"position_kind": "relative_bias", "direction": "bidirectional"},
+}  # fmt: skip
+CAUSAL = ("plain", "modern", "shared blocks")
+
+
+def with_pals(**shape):
+    model = tiny.model(**shape).eval()
+    tiny.lively(model)
+    PALs(3)(model, {})
+    tiny.lively(model.backbone.shared_projections, std=0.5)
+    for block in model.backbone.blocks:
+        tiny.lively(block.sites[BESIDE_BLOCK], std=0.5)
+    return model.backbone
+
+
+@pytest.mark.parametrize("shape", CAUSAL)
+def test_it_is_the_same_through_a_cache_and_through_a_fork_of_it(shape):
+    backbone = with_pals(**SHAPES[shape])
+    wanted = backbone(TEXTS, ALL, padded=False)[-1]
+    first = KVCache(backbone.shape.depth, 4)
+    backbone(TEXTS[:1, :4], ALL[:1, :4], padded=False, kv_cache=first)
+    texts = torch.cat([TEXTS[:1, :4].expand(2, -1), TEXTS[:, 4:]], 1)
+
+    steps = KVCache(backbone.shape.depth, 10)
+    found = [
+        backbone(part, torch.ones_like(part, dtype=torch.bool), padded=False, kv_cache=steps)[-1]
+        for part in TEXTS.split(3, dim=1)
+    ]
+    later = backbone(
+        texts[:, 4:], ALL[:, 4:], padded=False, kv_cache=first.fork(2, 10)
+    )  # fmt: skip
+
+    assert_close(torch.cat(found, 1), wanted)
+    assert_close(later[-1], backbone(texts, ALL, padded=False)[-1][:, 4:])
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_packing_and_padding_change_nothing(shape):
+    backbone = with_pals(**shape)
+    alone = backbone(TEXTS[1:, :6], ALL[1:, :6], padded=False)[-1]
+
+    padded = backbone(TEXTS, MASK)[-1]
+    packing = Packing.of(MASK, MASK.flatten().nonzero().flatten())
+    packed = packing.unpack(backbone(TEXTS, MASK, packing=packing)[-1])
+
+    assert_close(padded[1:, :6], alone)
+    assert_close(packed[MASK], padded[MASK])
+
+
+def test_it_is_an_attention_between_two_shared_projections():
+    layer = with_pals(heads=4).blocks[0].sites[BESIDE_BLOCK]
+    hidden = torch.randn(1, 5, 16)
+    (shared,) = layer._shared
+
+    found = layer(hidden, AttentionInputs(causal=True))
+
+    query, key, value = layer.packed(shared.encode(hidden))[0].chunk(3, dim=1)
+    seen, mixed = torch.ones(5, 5).tril().bool(), torch.empty(5, 12)
+    for head in range(4):
+        at = slice(3 * head, 3 * head + 3)
+        scores = query[:, at] @ key[:, at].T / math.sqrt(3)
+        mixed[:, at] = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value[:, at]
+    assert_close(found[0], mixed @ shared.decode.weight.T)
+
+
+@pytest.mark.parametrize("residual", ["pre", "post", "tutorial", "reordered", "parallel"])
+def test_a_block_adds_it_to_its_last_sum(residual):
+    block = with_pals(residual=residual).blocks[1]
+    seen, hidden, inputs = {}, torch.randn(2, 5, 16), AttentionInputs(causal=True)
+    block.sites[BESIDE_BLOCK].register_forward_hook(
+        lambda module, given, out: seen.update(read=given[0], added=out)
+    )
+    block.attention.register_forward_hook(lambda module, given, out: seen.update(first=given[0]))
+
+    out = block(hidden, inputs)
+    del block.sites[BESIDE_BLOCK]
+    block.sites["after_feed_forward"].register_forward_hook(
+        lambda module, given, fed: fed + seen["added"]
+    )
+
+    assert torch.equal(seen["read"], seen["first"])
+    assert_close(out, block(hidden, inputs))
+
+
+def test_the_projections_are_held_once_and_a_copy_has_its_own():
+    backbone = with_pals()
+    names = [name for name in backbone.state_dict() if "shared_projections" in name]
+    other = copy.deepcopy(backbone)
+
+    with torch.no_grad():
+        other.shared_projections.decode.weight.zero_()
+
+    assert names == ["shared_projections.encode.weight", "shared_projections.decode.weight"]
+    assert not [name for name in backbone.state_dict() if "_shared" in name]
+    changed = other(TEXTS, ALL)[-1]
+    assert not torch.allclose(changed, backbone(TEXTS, ALL)[-1])
+    for block in other.blocks:
+        del block.sites[BESIDE_BLOCK]
+    assert_close(changed, other(TEXTS, ALL)[-1])
+
+
+def test_a_second_one_is_refused():
+    model = tiny.model()
+    PALs(3)(model, {})
+
+    with pytest.raises(ValueError, match="beside_block of block 0 is taken by another Projected"):
+        PALs(3)(model, {})
+
+
+PREFIXED = {"plain": {}, "modern": tiny.MODERN}
+each_shape = pytest.mark.parametrize("shape", PREFIXED.values(), ids=PREFIXED)
+
+
+def with_prefix(*, learned=True, length=4, **shape):
+    model = tiny.model(**shape).eval()
+    tiny.lively(model)
+    GatedPrefix(length)(model, {})
+    if learned:
+        for block in model.backbone.blocks:
+            tiny.lively(block.attention.prefix, std=0.5)
+    return model.backbone
+
+
+def plain(**shape):
+    backbone = tiny.model(**shape).eval().backbone
+    tiny.lively(backbone)
+    return backbone
+
+
+def in_steps(backbone, length=10):
+    """Return the last hidden states of texts read through a cache, 3 tokens at a time."""
+    cache = KVCache(len(backbone.blocks), length)
+    parts = [
+        backbone(tokens, torch.ones_like(tokens, dtype=torch.bool), padded=False, kv_cache=cache)[
+            -1
+        ]
+        for tokens in TEXTS.split(3, dim=1)
+    ]
+    return torch.cat(parts, 1), cache
+
+
+@each_shape
+def test_a_closed_gate_changes_no_bit_with_padding_or_a_cache(shape):
+    before, after = plain(**shape), with_prefix(learned=False, **shape)
+
+    assert torch.equal(before(TEXTS, MASK)[-1], after(TEXTS, MASK)[-1])
+    (wanted, cache), (found, own) = in_steps(before), in_steps(after)
+    assert torch.equal(wanted, found)
+    assert own.length == cache.length == 10
+
+
+@each_shape
+def test_what_is_learned_is_the_same_through_a_cache_and_takes_no_place_in_it(shape):
+    backbone = with_prefix(**shape)
+
+    found, cache = in_steps(backbone)
+
+    assert_close(found, backbone(TEXTS, ALL, padded=False)[-1])
+    assert not torch.allclose(found, plain(**shape)(TEXTS, ALL, padded=False)[-1])
+    assert cache.length == 10
+
+
+@each_shape
+def test_packing_and_padding_change_nothing_of_learned_keys_and_values(shape):
+    backbone = with_prefix(**shape)
+    alone = backbone(TEXTS[1:, :6], ALL[1:, :6], padded=False)[-1]
+
+    padded = backbone(TEXTS, MASK)[-1]
+    rows = MASK.flatten().nonzero().flatten()
+    packing = Packing.of(MASK, rows)
+    packed = packing.unpack(backbone(TEXTS, MASK, packing=packing)[-1])
+
+    assert_close(padded[1:, :6], alone)
+    assert_close(packed[MASK], padded[MASK])
+
+
+def test_it_is_a_softmax_of_its_own_that_masks_and_positions_do_not_reach():
+    prefix = PrefixAttention(5, heads=4, shared_heads=2, head_width=6)
+    tiny.lively(prefix, std=0.5)
+    query = torch.randn(3, 4, 7, 6)
+
+    found = prefix(query)
+
+    for head in range(4):
+        scores = query[:, head] @ prefix.key[head // 2].T / math.sqrt(6)
+        wanted = prefix.gate[head].tanh() * scores.softmax(-1) @ prefix.value[head // 2]
+        assert_close(found[:, head], wanted)
+
+
+def test_an_attention_adds_it_before_the_output_projection():
+    block = with_prefix().blocks[0].attention
+    hidden, seen = torch.randn(2, 7, 16), []
+    block.prefix.register_forward_hook(lambda module, inputs, out: seen.append(out))
+
+    out = block(hidden, AttentionInputs(causal=True))
+    block.prefix = None
+    without = block(hidden, AttentionInputs(causal=True))
+
+    added = seen[0].transpose(1, 2).flatten(2) @ block.output.weight.T
+    assert_close(out, without + added)
+
+
+def test_gates_open_first_and_keys_and_values_then_learn():
+    backbone = with_prefix(learned=False)
+    prefix = backbone.blocks[0].attention.prefix
+
+    backbone(TEXTS, MASK)[-1].square().sum().backward()
+
+    assert prefix.gate.grad.any()
+    assert not prefix.key.grad.any()
+    assert not prefix.value.grad.any()

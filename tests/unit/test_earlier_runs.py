@@ -1,0 +1,76 @@
+"""What runs of commits 2841927 and e2ebd90 hold otherwise is read as today's."""
+
+import pytest
+import yaml
+
+from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.plain_yaml import read_plain
+from transfer_cli.earlier_runs import UNDECLARED, state_of_today
+from transfer_cli.metrics import find
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.runs.results import Results
+
+
+def test_a_model_has_the_options_that_came_later_with_their_defaults(tmp_path):
+    path, options = tmp_path / "config.yaml", {"width": 8, "heads": 2, "depth": 1}
+    target = "transfer_cli.model.backbone.BackboneShape"
+    path.write_text(yaml.safe_dump({"model": {TARGET: target, **options}}))
+    needed = {**options, "feedforward": 8, "positions": 4}
+
+    read = read_plain(path)["model"]
+
+    del read[TARGET]
+    assert build({**needed, **read}, "model", BackboneShape) == BackboneShape(**needed)
+    assert read["norm"] == "layer"
+
+
+@pytest.mark.parametrize(("best", "today"), [(0.5, (0.5,)), (None, None), ((0.5, 1.0),) * 2])
+def test_the_best_value_of_a_stage_is_one_of_several(best, today):
+    assert state_of_today({"step": {"stages": {"best": best}}})["step"]["stages"]["best"] == today
+
+
+def before(*names):
+    """Return results as they were before metrics were declared."""
+    return {"measures": {"test": dict.fromkeys(names, 1.0)}}
+
+
+def metrics_of(content):
+    return Results.from_json(content).metrics
+
+
+def test_metrics_of_earlier_runs_are_those_of_the_objectives_of_that_time():
+    known = {each.name: each for each in UNDECLARED}
+
+    for objective in (Classification(), CausalLM(), MaskedLM()):
+        for metric in objective.declared_metrics():
+            then = known[metric.name]
+            assert then.higher_is_better == metric.higher_is_better
+            assert (then.unit, then.per_example) == (metric.unit, metric.per_example)
+
+
+def test_earlier_runs_are_judged_by_the_error_rate_first_and_by_the_loss_last():
+    headlines = [each.name for each in UNDECLARED if each.headline]
+
+    assert headlines == [
+        "error_rate", "word_perplexity", "token_perplexity", "masked_token_perplexity", "loss",
+    ]  # fmt: skip
+
+
+def test_in_earlier_runs_a_further_loss_and_a_class_are_told_by_parts_of_the_name():
+    found = metrics_of(before("accuracy/city", "order/accuracy/swapped", "order/loss"))
+
+    assert find("accuracy/city", found).higher_is_better
+    assert find("order/accuracy/swapped", found).higher_is_better
+    assert not find("order/loss", found).higher_is_better
+
+
+def test_in_earlier_runs_less_is_better_of_what_nobody_knows():
+    assert not find("surprise", metrics_of(before("surprise"))).higher_is_better
+
+
+def test_results_of_any_other_form_are_no_error():
+    for results in ({}, {"measures": 3}, {"measures": {"test": 3}}, before("", "/", "//loss")):
+        assert metrics_of(results)[: len(UNDECLARED)] == UNDECLARED

@@ -1,0 +1,336 @@
+"""Where heads look: maps of some texts, summaries of heads over many, and rollout.
+
+Legend: L places of blocks, H heads, S sequences, T tokens.
+"""
+
+import base64
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from transfer_cli.analysis.analysis import Analysis, Subject, spread
+from transfer_cli.analysis.head_maps import (
+    KINDS,
+    MEASURES,
+    FloatArray,
+    HeadSummaries,
+    ReadSequence,
+    TextMaps,
+    batch_of,
+    in_units,
+    maps_of,
+    sequences_of,
+)
+from transfer_cli.data.labelled import INPUT
+from transfer_cli.data.split import Split
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import DataError, NotFiniteError, between
+from transfer_cli.model.block import BESIDE_BLOCK
+from transfer_cli.model.probes import probed
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.report import formats
+from transfer_cli.report.finding import Finding, FindingTable, FindingView, Matrix
+from transfer_cli.runs.stored_analyses import MOST_BYTES
+
+NO_EXPLANATION = (
+    "Attention is no explanation: it says where a head looks, and not what the model's answer is "
+    "made of."
+)
+
+FILE = "maps.npz"
+
+_SUMMARISED = 512
+"""Tokens of a text that summaries are made of: memory grows with their square."""
+
+_AT_ONCE = 2**23
+"""Probabilities of one place that are in memory at once."""
+
+_ROOM = 2**14
+"""Bytes of the file for all but the data."""
+
+_DECIMALS = 4
+"""Of what the JSON holds."""
+
+
+@dataclass(frozen=True)
+class AttentionMaps(Analysis):
+    """Where heads look: maps of chosen texts, summaries of heads over a corpus, rollout.
+
+    Args:
+        texts: How many texts there are maps of: the first ones of a file, or as many that are
+            evenly spread over the split. One with several sequences or windows has several maps.
+        longest: Tokens of a text that a map holds. A longer text is cut before the model reads it;
+            the special token at its end stays.
+        corpus: How many texts the summaries are made of, evenly spread over the split.
+    """
+
+    texts: int = 8
+    longest: int = 64
+    corpus: int = 100
+
+    def __post_init__(self) -> None:
+        between("texts", self.texts, 1, 50)
+        between("longest", self.longest, 2, 256)
+        between("corpus", self.corpus, 1, 1_000_000)
+
+    def __call__(self, subject: Subject) -> Finding:
+        """See `Analysis`."""
+        split = subject.split
+        if not len(split.data):
+            raise DataError(f"split: {split.name} holds no text to look at")
+        texts = [
+            maps_of(subject, sequence.cut(self.longest, keeps_end=_has_end(subject)))
+            for sequence in sequences_of(split, self._chosen(split))
+        ]
+        summaries, num_texts = self._summarised(subject, split)
+        means = {name: found.numpy() for name, found in summaries.means().items()}
+        if not all(np.isfinite(each).all() for each in means.values()):
+            raise NotFiniteError("run: the model's attention")
+        most = _most_looking(means)
+        data: dict[str, Any] = {
+            "maps_file": f"attention-{FILE}",
+            "heads": _rows(means),
+            "texts": [_described(each, subject) for each in texts],
+        }
+        _add_maps(data, texts[0])
+        _, block, head, _ = max(most, key=lambda row: row[-1])
+        view = {
+            **attention_view(texts, data["texts"], subject.tokenizer),
+            **{key: data[key] for key in ("heads", "maps_file")},
+            "start": {"block": block, "head": head},
+        }
+        return Finding(
+            "Where heads look",
+            f"{_what_stands_out(num_texts, summaries.num_tokens, most)} {NO_EXPLANATION}",
+            {
+                "blocks": subject.depth,
+                "heads of a block": subject.model.backbone.shape.heads,
+                "texts summarised": num_texts,
+                "tokens summarised": summaries.num_tokens,
+                "mean entropy in nats": round(float(means["entropy"].mean()), _DECIMALS),
+            },
+            [FindingTable(["looks at", "block", "head", "share"], most)],
+            {
+                "mean_entropy_in_nats": Matrix(means["entropy"].tolist(), "block", "head"),
+                "mean_distance_in_tokens": Matrix(means["distance"].tolist(), "block", "head"),
+            },
+            list(_notes(subject)),
+            data,
+            {FILE: _packed(texts, subject)},
+            FindingView("attention", view),
+        )
+
+    def _chosen(self, split: Split) -> Sequence[int]:
+        """Return the rows that there are maps of."""
+        if split.name == INPUT:
+            return range(min(self.texts, len(split.data)))
+        return list(map(int, spread(len(split.data), self.texts)))
+
+    def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
+        """Return the summaries of heads, and of how many sequences they are."""
+        shape = subject.model.backbone.shape
+        summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
+        num_sequences = 0
+        for sequences in _in_batches(
+            subject, split, list(map(int, spread(len(split.data), self.corpus)))
+        ):
+            num_sequences += len(sequences)
+            batch = batch_of(sequences, subject)
+            add = partial(summaries.add, batch=batch)
+            with (
+                torch.no_grad(),
+                subject.precision.context(),
+                probed(subject.model.backbone, probabilities=add),
+            ):
+                _ = Encoding(subject.model, batch).states
+        return summaries, num_sequences
+
+
+def _has_end(subject: Subject) -> bool:
+    return subject.material.task is not None
+
+
+def _in_batches(
+    subject: Subject, split: Split, rows: Sequence[int]
+) -> Iterator[list[ReadSequence]]:
+    """Yield the sequences of some rows, from short to long, so many that memory is bounded."""
+    heads = subject.model.backbone.shape.heads
+    found = [
+        each.cut(_SUMMARISED, keeps_end=_has_end(subject)) for each in sequences_of(split, rows)
+    ]
+    waiting: list[ReadSequence] = []
+    for each in sorted(found, key=lambda sequence: len(sequence.tokens)):
+        room = _AT_ONCE // (heads * len(each.tokens) ** 2)
+        if waiting and len(waiting) >= min(room, subject.batch):
+            yield waiting
+            waiting = []
+        waiting.append(each)
+    if waiting:
+        yield waiting
+
+
+def _most_looking(means: Mapping[str, FloatArray]) -> list[list[Any]]:
+    """Return for each kind of token the head that looks most at it: kind, block, head, share."""
+    found = []
+    for kind, in_words in KINDS.items():
+        if kind in means and means[kind].any():
+            place, head = np.unravel_index(means[kind].argmax(), means[kind].shape)
+            share = round(float(means[kind].max()), _DECIMALS)
+            found.append([in_words, int(place), int(head), share])
+    return found
+
+
+def _what_stands_out(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
+    """Return in words what was summarised, and what stands out."""
+    kind, place, head, share = max(most, key=lambda row: row[-1])
+    return (
+        f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) no head looks more at "
+        f"one kind of token than head {head} of block {place}: {100 * share:.0f} % at {kind}."
+    )
+
+
+def _notes(subject: Subject) -> Iterator[str]:
+    """Yield what these maps do not show of this model."""
+    shape = subject.model.backbone.shape
+    blocks: list[Any] = list(subject.model.backbone.blocks)
+    if shape.distinct_blocks < shape.depth:
+        yield "Blocks share weights; they are numbered by their places in a pass."
+    if any(block.attention.prefix is not None for block in blocks):
+        yield (
+            "A gated prefix adds to each head what it mixes of learned keys. These belong to no "
+            "token, and are in no map: rows are shares among tokens alone."
+        )
+    if any(BESIDE_BLOCK in block.sites for block in blocks):
+        yield "Projected attention layers have heads of their own, which are in no map."
+
+
+def _rows(means: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
+    """Return the summary of each head: its block and number, then `MEASURES`, null without one."""
+    places, heads = means["entropy"].shape
+    return [
+        {"block": place, "head": head}
+        | {
+            name: round(float(means[name][place, head]), _DECIMALS) if name in means else None
+            for name in MEASURES
+        }
+        for place in range(places)
+        for head in range(heads)
+    ]
+
+
+def _described(text: TextMaps, subject: Subject) -> dict[str, Any]:
+    sequence = text.sequence
+    tokens = sequence.tokens.tolist()
+    return {
+        "example": sequence.example,
+        "part": sequence.part,
+        "text": plain_text(subject.tokenizer, tokens),
+        "tokens_of_all": sequence.length,
+        "pieces": subject.tokenizer.pieces(tokens),
+    }
+
+
+def _add_maps(data: dict[str, Any], first: TextMaps) -> None:
+    """Add the maps of the first text, if there is room; rows still sum to 1."""
+    units = 10**_DECIMALS
+    added = {
+        "maps": (in_units(first.maps, units) / units).tolist(),
+        "rollout": (in_units(first.rollout, units) / units).tolist(),
+    }
+    larger = data | {"texts": [data["texts"][0] | added, *data["texts"][1:]]}
+    # As it is written, by which much of it is blanks.
+    if len(json.dumps(larger, indent=2)) < MOST_BYTES - _ROOM:
+        data["texts"] = larger["texts"]
+
+
+def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
+    """Return the file of all maps: `maps_0` `[L, H, T, T]`, `rollout_0`, `pieces_0` and so on."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for number, each in enumerate(texts):
+        arrays[f"maps_{number}"] = each.maps.astype(np.float16)
+        arrays[f"rollout_{number}"] = each.rollout.astype(np.float16)
+        pieces = subject.tokenizer.pieces(each.sequence.tokens.tolist())
+        arrays[f"pieces_{number}"] = np.array(pieces)
+    file = io.BytesIO()
+    # Its types take any name for that of an option.
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+_MOST_BYTES = 3 * 2**20
+"""Of maps on a page."""
+
+_MOST_TOKENS = 64
+_UNITS = 255
+"""A probability is a byte: rows sum to this."""
+
+_TITLE_CHARACTERS = 70
+
+
+def attention_view(
+    texts: Sequence[TextMaps], described: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return the texts with their maps, but for those that are too much for a page.
+
+    Args:
+        texts: The maps.
+        described: What the file says of each text.
+        tokenizer: The model's.
+    """
+    shown, room = [], _MOST_BYTES
+    for maps, text in zip(texts, described, strict=True):
+        if len(maps.sequence.tokens) <= _MOST_TOKENS:
+            made = _text(maps, text, tokenizer)
+            room -= len(made["maps"]) + len(made["rollout"])
+            if room >= 0:
+                shown.append(made)
+    return {"texts": shown, "left_out": len(texts) - len(shown), "kinds": KINDS}
+
+
+def plain_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Return the text of a sequence, without what stands around it and between its parts."""
+    around = {tokenizer.cls, tokenizer.sep, tokenizer.pad, tokenizer.begin}
+    return tokenizer.decode([token for token in tokens if token not in around]).strip()
+
+
+def _text(text: TextMaps, described: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    sequence = text.sequence
+    part = f" · {sequence.part}" if sequence.part else ""
+    name = formats.cut(" ".join(described["text"].split()) or "(empty)", _TITLE_CHARACTERS)
+    tokens = sequence.tokens.tolist()
+    is_lower = not np.triu(text.maps, 1).any()
+    return {
+        "name": f"{sequence.example}: {name}{part}",
+        "pieces": [_readable(tokenizer, token) for token in tokens],
+        "tokens": sequence.length,
+        "is_lower": is_lower,
+        "maps": _as_bytes(text.maps, is_lower=is_lower),
+        "rollout": _as_bytes(text.rollout, is_lower=is_lower),
+    }
+
+
+def _as_bytes(shares: FloatArray, *, is_lower: bool) -> str:
+    """Return shares as bytes, row by row; of lower triangles what is in them."""
+    units = in_units(shares, _UNITS).astype(np.uint8)
+    if is_lower:
+        units = units[..., np.tri(units.shape[-1], dtype=bool)]
+    return base64.b64encode(units.tobytes()).decode()
+
+
+def _readable(tokenizer: Tokenizer, token: int) -> str:
+    """Return a piece as people read it: without the mark of a space, and bytes as letters."""
+    (piece,) = tokenizer.pieces([token])
+    if token in tokenizer.special:
+        return piece
+    if tokenizer.is_byte_level:
+        decoded = tokenizer.decode([token])
+        # Half a letter is shown by the names of its bytes.
+        piece = piece if "\ufffd" in decoded else decoded
+    return piece.lstrip("\u2581 ").replace("\n", "↵").replace("\t", "⇥") or "␣"

@@ -1,0 +1,270 @@
+"""Edge probing: at which layer spans tell what they are to each other (Tenney et al. 2019).
+
+A probe reads a learnt mix of the layers from 0 to k, for each k. What each further layer adds says
+where a kind of label is found: the expected layer is the mean of k, weighted by what k adds.
+
+Labelled spans are in jiant's JSON lines:
+
+```
+{"text": "Who wrote it ?", "targets": [{"span1": [1, 2], "span2": [0, 1], "label": "A0"}]}
+```
+
+Spans are of the words between blanks: the first one, and the one after the last. Where a target
+has a `span2`, all have. A label may be a list of several, or of none.
+
+Legend: W words, N targets, R spans of a target, S words of a span, C labels.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transfer_cli.analysis.analysis import Analysis, Subject
+from transfer_cli.analysis.probes.span_probe import SpanProbe, Spans, micro_f1, trained
+from transfer_cli.analysis.probes.states import (
+    LayersRead,
+    Probed,
+    SoughtSplit,
+    standardise,
+    states_of,
+)
+from transfer_cli.assembly.model import direction_of
+from transfer_cli.data.readers import read_table
+from transfer_cli.data.records import Record, text_of
+from transfer_cli.data.split import Split
+from transfer_cli.errors import DataError, at_least, listed
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.report.finding import Finding, FindingTable, Lines
+from transfer_cli.tasks.tagging.readers import TagExample
+from transfer_cli.tasks.tagging.task import TaggingTask
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class EdgeTarget:
+    """A span, or two, of a sentence, with its labels.
+
+    Args:
+        sentence: Its number.
+        spans: One or two.
+        labels: Any number.
+    """
+
+    sentence: int
+    spans: tuple[Span, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EdgeFile:
+    """The sentences of a file, in words, and their targets."""
+
+    sentences: Sequence[Sequence[str]]
+    targets: Sequence[EdgeTarget]
+
+
+def read_edges(path: Path) -> EdgeFile:
+    """Return what a file holds."""
+    sentences, targets = list[list[str]](), list[EdgeTarget]()
+    for record in read_table(path, "jsonl"):
+        words = text_of(record, "text", str(path)).split()
+        targets += _targets(record, len(words), len(sentences), str(path))
+        sentences.append(words)
+        if targets and len(targets[-1].spans) != len(targets[0].spans):
+            raise DataError(f"{path}, line {record.line}: some targets have a span2 and some none")
+    if not targets:
+        raise DataError(f"{path} has no targets")
+    return EdgeFile(sentences, targets)
+
+
+def _targets(record: Record, words: int, sentence: int, name: str) -> Iterator[EdgeTarget]:
+    where = f"{name}, line {record.line}"
+    given = record.fields.get("targets")
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise DataError(f"{where}: there is no list of targets, as jiant's files have")
+    for each in given:
+        keys = [key for key in ("span1", "span2") if each.get(key) is not None]
+        if "span1" not in keys:
+            raise DataError(f"{where}: a target has no span1")
+        spans = tuple(_span(each, key, words, where) for key in keys)
+        label = each.get("label")
+        labels = label if isinstance(label, list) else [label]
+        if not all(isinstance(one, str) for one in labels):
+            raise DataError(f"{where}: the label {label!r} is neither a text nor a list of texts")
+        yield EdgeTarget(sentence, spans, tuple(labels))
+
+
+def _span(target: Mapping[str, Any], key: str, words: int, where: str) -> Span:
+    found = target[key]
+    if (
+        not isinstance(found, list)
+        or [type(each) for each in found] != [int, int]
+        or not 0 <= found[0] < found[1] <= words
+    ):
+        raise DataError(
+            f"{where}: {key} is {found!r}, expected the first of the text's {words} words and the "
+            "one after the last, counted from 0"
+        )
+    return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class EdgeProbes(Analysis):
+    """Probes spans; see `conf/analysis/edges.yaml`.
+
+    A word is read at one piece, as in tagging: the last in a causal model, else the first.
+
+    Args:
+        train: A file of labelled spans.
+        validation: Another, which stops the probes.
+        test: Another, which they are scored on.
+        random: Whether a model with fresh weights is probed, too.
+        most: Words of each file whose states are kept at most; targets of others are left out.
+    """
+
+    train: str
+    validation: str
+    test: str
+    random: bool = True
+    most: int = 20_000
+
+    def __post_init__(self) -> None:
+        at_least("most", self.most, 10)
+
+    def __call__(self, subject: Subject) -> Finding:
+        """See `Analysis`."""
+        names = {"train": self.train, "chosen_on": self.validation, "scored": self.test}
+        files = {part: read_edges(Path(name).expanduser()) for part, name in names.items()}
+        labels = _labels(files, names)
+        parts = self._parts(subject, subject.model, files, labels)
+        entries, probe = _of_mixes(parts, None, subject.seed)
+        targets = {name: len(part.words) for name, part in parts.items()}
+        del parts
+        if self.random:
+            fresh = self._parts(subject, subject.fresh_model(subject.seed), files, labels)
+            entries += _of_mixes(fresh, "random", subject.seed)[0]
+        return _shown(entries, probe.raw.softmax(0).tolist(), labels, targets)
+
+    def _parts(
+        self, subject: Subject, model: TransferModel, files: Mapping[str, EdgeFile],
+        labels: Sequence[str],
+    ) -> dict[str, Spans]:  # fmt: skip
+        start = subject.opened.start
+        direction = direction_of(start.description.shape)
+        read = LayersRead(range(subject.depth + 1), "mean", self.most)
+        states = dict[str, Probed]()
+        for part, file in files.items():
+            examples = [TagExample.of_words(words) for words in file.sentences]
+            length = subject.opened.length
+            encoded = TaggingTask().encode(examples, start.tokenizer, length, direction)
+            words = [word for sentence in file.sentences for word in sentence]
+            sought = SoughtSplit(Split(part, encoded), range(len(words)), words)
+            states[part] = states_of(subject, model, sought, read)
+        standardise(states)
+        return {part: _spans(files[part], found, labels) for part, found in states.items()}
+
+
+def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str]:
+    """Return the labels of training."""
+    train = files["train"]
+    labels = sorted({label for target in train.targets for label in target.labels})
+    for part, file in files.items():
+        others = {label for target in file.targets for label in target.labels} - set(labels)
+        if others:
+            raise DataError(f"{names[part]}: training has no label {listed(sorted(others))}")
+        if len(file.targets[0].spans) != len(train.targets[0].spans):
+            raise DataError(f"{names[part]}: its targets have a span more or less than in training")
+    return labels
+
+
+def _spans(file: EdgeFile, found: Probed, labels: Sequence[str]) -> Spans:
+    """Return the targets whose words are all among those that were kept."""
+    place = {word: at for at, word in enumerate(found.label.tolist())}
+    starts = [0]
+    for sentence in file.sentences:
+        starts.append(starts[-1] + len(sentence))
+    kept = [
+        (target, own)
+        for target in file.targets
+        for own in [
+            [[place.get(starts[target.sentence] + word, -1) for word in range(*span)]
+             for span in target.spans]
+        ]
+        if min(map(min, own)) >= 0
+    ]  # fmt: skip
+    if not kept:
+        raise DataError("analysis.edges.most: no target has all of its words kept; raise it")
+    longest = max(len(span) for _, own in kept for span in own)
+    words_NRS = torch.tensor(
+        [[span + [-1] * (longest - len(span)) for span in own] for _, own in kept]
+    )
+    number = {label: at for at, label in enumerate(labels)}
+    label_NC = torch.zeros(len(kept), len(labels))
+    for row, (target, _) in enumerate(kept):
+        label_NC[row, [number[label] for label in target.labels]] = 1.0
+    return Spans(found.states, words_NRS, label_NC)
+
+
+def _of_mixes(
+    parts: Mapping[str, Spans], control: str | None, seed: int
+) -> tuple[list[dict[str, Any]], SpanProbe]:
+    """Return what is found with the layers up to each, and the probe of all."""
+    train = parts["train"]
+    entries = []
+    for layer in range(train.states.shape[1]):
+        probe = trained(train.up_to(layer), parts["chosen_on"].up_to(layer), seed)
+        scored = parts["scored"].up_to(layer)
+        f1 = micro_f1(probe.logits(scored), scored.label)
+        entries.append({"layers_up_to": layer, "control": control, "micro_f1": f1})
+    return entries, probe
+
+
+def expected_layer(scores: Sequence[float]) -> float | None:
+    """Return the mean of k from 1, weighted by what layer k adds; None: all of them add nothing."""
+    added = [higher - lower for lower, higher in pairwise(scores)]
+    total = sum(added)
+    return sum(k * each for k, each in enumerate(added, 1)) / total if total else None
+
+
+def _shown(
+    entries: Sequence[dict[str, Any]], shares: Sequence[float], labels: Sequence[str],
+    targets: Mapping[str, int],
+) -> Finding:  # fmt: skip
+    own, fresh = (
+        [each["micro_f1"] for each in entries if each["control"] == control]
+        for control in (None, "random")
+    )
+    expected = expected_layer(own)
+    centre = sum(layer * share for layer, share in enumerate(shares))
+    rows = [
+        [str(layer), round(f1, 4), *([round(fresh[layer], 4)] if fresh else [])]
+        for layer, f1 in enumerate(own)
+    ]
+    columns = ["layers up to", "micro-F1", *(["fresh weights"] if fresh else [])]
+    found = "unknown" if expected is None else f"{expected:.2f}"
+    summary = (
+        f"Spans: micro-F1 {own[-1]:.3f} of {targets['scored']:,} targets with all layers, "
+        f"{own[0]:.3f} with the embeddings alone; the expected layer is {found}, the centre of "
+        f"gravity of the learnt mix {centre:.2f}."
+    )
+    series = {"the model": own} | ({"fresh weights": fresh} if fresh else {})
+    layers = list(range(len(own)))
+    return Finding(
+        "Edge probes",
+        summary,
+        {"labels": len(labels), **targets},
+        [FindingTable(columns, rows)],
+        {"micro_f1": Lines(series, layers, "layers up to", "micro-F1", ["fresh weights"])},
+        data={
+            "probes": list(entries),
+            "labels": list(labels),
+            "mix": {"shares": list(shares), "centre_of_gravity": centre},
+            "expected_layer": expected,
+            "targets": dict(targets),
+        },
+    )

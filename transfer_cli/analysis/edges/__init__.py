@@ -1,1 +1,0 @@
-"""What the states of spans tell of how they belong together."""

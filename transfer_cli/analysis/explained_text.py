@@ -1,0 +1,368 @@
+"""Texts whose answers are explained: which, their words, the number that stands for an answer.
+
+Legend: K versions of a text, T positions, W words, C outputs, E size of an embedding, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from transfer_cli.analysis.analysis import Subject, check_task, spread
+from transfer_cli.assembly.datasets import encoded_of
+from transfer_cli.batch import Batch, to_device
+from transfer_cli.data.labelled import INPUT
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import ConfigError, one_of
+from transfer_cli.model.probes import replaced_embeddings
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.tasks.choice.task import MultipleChoice
+from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.regression import Regression
+
+Removal = Literal["mask", "delete"]
+Baseline = Literal["mask", "pad", "zero"]
+
+
+class Word(NamedTuple):
+    """A word as it is shown, and the positions of its pieces."""
+
+    shown: str
+    places: tuple[int, ...]
+
+
+class Row(NamedTuple):
+    """A text as the model reads it.
+
+    Args:
+        tokens: `[T]`, without padding.
+        segment: The number of the text that a token belongs to, `[T]`; None: there is one text.
+        gap: The position of the gap of a cloze; None: there is none, or it is behind the text.
+    """
+
+    tokens: Tensor
+    segment: Tensor | None = None
+    gap: int | None = None
+
+
+@dataclass(frozen=True)
+class ExplainedText:
+    """A text and what is explained.
+
+    Args:
+        example: The number of its example, from 0.
+        row: The text as the model reads it.
+        words: All but special tokens, which stay where others are taken away.
+        output: The number of the output that is explained.
+        explained: What it says.
+        prediction: The model's answer.
+        label: The right one; None: it is not known.
+    """
+
+    example: int
+    row: Row
+    words: tuple[Word, ...]
+    output: int
+    explained: str
+    prediction: str
+    label: str | None
+
+
+def words_of(
+    tokens: Sequence[int], tokenizer: Tokenizer, texts: Sequence[str] = ()
+) -> tuple[Word, ...]:
+    """Return the words of a row of tokens; pieces belong to the word that they go on with.
+
+    Args:
+        tokens: Without padding.
+        tokenizer: The model's.
+        texts: What they were made of. Where the tokens are no beginning of theirs, words are shown
+            as the tokenizer decodes them, unknown ones by its name for them.
+    """
+    apart = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.begin}
+    words: list[list[int]] = []
+    for place, token in enumerate(tokens):
+        if token in apart:
+            continue
+        goes_on = place > 0 and tokens[place - 1] not in apart
+        if goes_on and not tokenizer.starts_word[token]:
+            words[-1].append(place)
+        else:
+            words.append([place])
+    places = [place for word in words for place in word]
+    pieces = [
+        (token, text, *offset)
+        for text, (ids, offsets) in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
+        for token, offset in zip(ids, offsets, strict=True)
+    ][: len(places)]
+    is_theirs = [token for token, *_ in pieces] == [tokens[place] for place in places]
+    piece_at = dict(zip(places, pieces, strict=True)) if is_theirs else {}
+
+    def shown(word: Sequence[int]) -> str:
+        if piece_at:
+            _, text, start, _ = piece_at[word[0]]
+            if written := text[start : piece_at[word[-1]][-1]]:
+                return written
+        ids = [tokens[place] for place in word]
+        return tokenizer.decode(ids).strip() or "".join(tokenizer.pieces(ids))
+
+    return tuple(Word(shown(word), tuple(word)) for word in words)
+
+
+class Explainer:
+    """Asks a model about a text whose words are taken away, or whose embeddings are replaced.
+
+    It is asked in float32, since differences are small.
+
+    Args:
+        subject: The model.
+        removal: What becomes of a word that is taken away: its pieces become the mask token, or
+            are deleted. None: the first, unless the model never learnt that token: a causal one,
+            or one whose tokenizer has none.
+        baseline: The embedding that paths begin at. None: that of the mask token likewise, else
+            that of padding. At 0 the norm of a model that adds no positions is not continuous.
+    """
+
+    def __init__(
+        self, subject: Subject, removal: Removal | None = None, baseline: Baseline | None = None
+    ) -> None:
+        self._subject, self._model, self._objective = subject, subject.model, subject.objective
+        objective, has_mask = self._objective, subject.tokenizer.has_mask
+        if not isinstance(objective, SequenceObjective | CausalLM):
+            what = objective.task or type(objective).__name__
+            raise ConfigError(
+                f"run: {subject.opened.path} was trained for {what}, and attributions explain one "
+                "number for a text; they take runs of classification, multilabel, regression, "
+                "choice and cloze, and causal language models"
+            )
+        learnt = has_mask and not self._model.backbone.causal
+        self.removal: Removal = removal or ("mask" if learnt else "delete")
+        self.baseline: Baseline = baseline or ("mask" if learnt else "pad")
+        if "mask" in (removal, baseline) and not has_mask:
+            key = "removal" if removal == "mask" else "baseline"
+            raise ConfigError(
+                f"{key}: this tokenizer has no mask token of its own; take "
+                f"{'delete' if key == 'removal' else 'pad'}"
+            )
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether a text is one of several choices, of which it explains the one that is taken."""
+        return isinstance(self._objective, MultipleChoice)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return what the model says of texts, `[K, C]`; of a language model log-probabilities.
+
+        These are of the token that it would go on with, `[K, V]`.
+        """
+        model, objective = self._model, self._objective
+        encoded = Encoding(model, batch)
+        if isinstance(objective, SequenceObjective):
+            return objective.scores(model, batch, encoded)
+        top_KE = encoded.pooled("cls_last")
+        logits_KV = model.heads[HEAD](top_KE, model.backbone.token_embedding.weight)
+        # Published models may have more outputs than their tokenizer has tokens.
+        logs_KV: Tensor = logits_KV[:, : self._subject.tokenizer.size].float().log_softmax(-1)
+        return logs_KV
+
+    def sureness(self, outputs_KC: Tensor) -> Tensor:
+        """Return outputs as faithfulness is measured in: probabilities where there are some."""
+        if isinstance(self._objective, CausalLM):
+            return outputs_KC.exp()
+        if isinstance(self._objective, Multilabel):
+            return outputs_KC.sigmoid()
+        return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
+
+    def without(self, text: ExplainedText, removed: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
+        """Return the explained output and its `sureness` for versions of a text, `[K]` each.
+
+        Args:
+            text: The text.
+            removed: The numbers of the words that each version lacks.
+        """
+        scores, shares = [], []
+        for begin in range(0, len(removed), self._subject.batch):
+            rows = [
+                self._version(text, words) for words in removed[begin : begin + self._subject.batch]
+            ]
+            with torch.inference_mode():
+                outputs_KC = self.outputs(self.batch_of(rows))
+                shares.append(self.sureness(outputs_KC)[:, text.output].double().cpu())
+                scores.append(outputs_KC[:, text.output].double().cpu())
+        return torch.cat(scores), torch.cat(shares)
+
+    def embeddings(self, text: ExplainedText) -> tuple[Tensor, Tensor]:
+        """Return the embeddings of a text's tokens and of the baseline, `[T, E]` each.
+
+        They differ at words alone.
+        """
+        backbone, tokenizer = self._model.backbone, self._subject.tokenizer
+        with torch.no_grad():
+            text_TE = backbone.embeddings_of(text.row.tokens.to(self._subject.precision.device))
+            baseline_TE = text_TE.clone()
+            places = [place for word in text.words for place in word.places]
+            if self.baseline == "zero":
+                baseline_TE[places] = 0
+            else:
+                token = tokenizer.mask if self.baseline == "mask" else tokenizer.pad
+                baseline_TE[places] = backbone.embeddings_of(
+                    torch.tensor([token], device=text_TE.device)
+                )
+        return text_TE, baseline_TE
+
+    def of_embeddings(self, text: ExplainedText) -> Callable[[Tensor], Tensor]:
+        """Return the explained output as a function of the embeddings of the text's tokens."""
+
+        def function(given_KTE: Tensor) -> Tensor:
+            batch = self.batch_of([text.row] * len(given_KTE))
+            with replaced_embeddings(self._model.backbone, given_KTE):
+                return self.outputs(batch)[:, text.output]
+
+        return function
+
+    def _version(self, text: ExplainedText, removed: Set[int]) -> Row:
+        places = [place for number in removed for place in text.words[number].places]
+        row = text.row
+        if self.removal == "mask":
+            tokens = row.tokens.clone()
+            tokens[places] = self._subject.tokenizer.mask
+            return row._replace(tokens=tokens)
+        kept = torch.ones(len(row.tokens), dtype=torch.bool)
+        kept[places] = False
+        gap = None if row.gap is None else int(kept[: row.gap].sum())
+        return Row(row.tokens[kept], None if row.segment is None else row.segment[kept], gap)
+
+    def batch_of(self, rows: Sequence[Row]) -> Batch:
+        """Return versions of a text as a batch on the device, never packed."""
+        tokens, segments, gaps = zip(*rows, strict=True)
+        lengths_K = torch.tensor([len(each) for each in tokens])
+        pad = self._subject.tokenizer.pad
+        batch = {
+            "tokens": pad_sequence(list(tokens), batch_first=True, padding_value=pad),
+            "mask": torch.arange(int(lengths_K.max())) < lengths_K[:, None],
+            "index": torch.arange(len(rows)),
+        }
+        batch["padded"] = ~batch["mask"].all()
+        if segments[0] is not None:
+            batch["segment"] = pad_sequence(list(segments), batch_first=True)
+        if gaps[0] is not None:
+            batch["gap"] = torch.tensor(gaps)
+        if self.is_choice:
+            batch |= {
+                key: batch[key][:, None] for key in ("tokens", "mask", "segment") if key in batch
+            }
+        return to_device(batch, self._subject.precision.device)
+
+
+FEWEST_WORDS = 2
+"""Of a text: those with fewer have nothing to compare."""
+
+
+class ChosenTexts:
+    """The texts of a split, or of a file, as a model reads and answers them.
+
+    Args:
+        subject: The model, and what it is shown.
+        explainer: Asks it.
+        label: The label whose score is explained; None: the one that the model says.
+    """
+
+    def __init__(self, subject: Subject, explainer: Explainer, label: str | None = None) -> None:
+        self._subject, self._explainer = subject, explainer
+        self._objective = subject.objective
+        self._is_language_model = isinstance(self._objective, CausalLM)
+        check_task(subject)
+        self._texts = subject.material.texts(subject.split)
+        self._label = None if label is None else self._number_of(label)
+
+    def _number_of(self, label: str) -> int:
+        labels = self._objective.info.labels
+        if not labels or self._is_language_model:
+            raise ConfigError("label: this model has none to choose from; leave label out")
+        one_of("label", label, labels)
+        return labels.index(label)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._texts)
+
+    def spread(self, most: int) -> Iterator[ExplainedText]:
+        """Yield `most` texts, evenly spread, or all; those of a single word are left out."""
+        return self._explained(spread(len(self._texts), most).tolist())
+
+    def wrong(self, most: int) -> Iterator[ExplainedText]:
+        """Yield the first `most` texts that are answered wrongly."""
+        if self._is_language_model or isinstance(self._objective, Regression):
+            raise ConfigError(
+                "only_wrong: what this model says is neither right nor wrong; leave it out"
+            )
+        if tuple(self._subject.material.names) == (INPUT,):
+            raise ConfigError(
+                "only_wrong: texts of a file have no right answers; leave it out, or name labelled "
+                "data (data=)"
+            )
+        found = 0
+        for text in self._explained(range(len(self._texts))):
+            if text.prediction != text.label:
+                yield text
+                found += 1
+            if found == most:
+                return
+
+    def _explained(self, rows: Sequence[int]) -> Iterator[ExplainedText]:
+        for row in rows:
+            made = self._continued(row) if self._is_language_model else self._answered(row)
+            if made is not None and len(made.words) >= FEWEST_WORDS:
+                yield made
+
+    def _continued(self, row: int) -> ExplainedText | None:
+        """Return a text and the token that a causal language model would go on with."""
+        opened, tokenizer = self._subject.opened, self._subject.tokenizer
+        tokens = opened.start.prompt_layout.encode(self._texts[row])[-opened.length :]
+        if not tokens:
+            return None
+        read = Row(torch.tensor(tokens))
+        with torch.inference_mode():
+            token = int(self._explainer.outputs(self._explainer.batch_of([read])).argmax())
+        answer = repr(tokenizer.decode([token]) or tokenizer.pieces([token])[0])  # may be a space
+        words = words_of(tokens, tokenizer, [self._texts[row]])
+        return ExplainedText(row, read, words, token, answer, answer, label=None)
+
+    def _answered(self, row: int) -> ExplainedText:
+        subject, objective = self._subject, self._objective
+        batch = subject.split.data.batch(np.array([row]))
+        view = to_device({**batch, "padded": ~batch["mask"].all()}, subject.precision.device)
+        with torch.inference_mode():
+            outputs_C = self._explainer.outputs(view)[0].cpu()
+            predictions = objective.predictions(subject.model, view, Encoding(subject.model, view))
+        output = int(outputs_C.argmax()) if self._label is None else self._label
+        task: Any = subject.material.task
+        values = {name: each[0].cpu().tolist() for name, each in predictions.items()}
+        answer = task.answer(encoded_of(subject.split), row, {row: values})
+        example = encoded_of(subject.split).examples[row]
+        if self._explainer.is_choice:
+            # The choice alone is explained; what is said of the others stays as it is.
+            prediction = explained = str(example.choices[output])
+            batch = {name: each[:, output] for name, each in batch.items() if each.dim() > 2}
+            output = 0
+        else:
+            labels = objective.info.labels
+            prediction = str(task.cells(answer)[0])
+            explained = labels[output] if labels else "the value"
+        mask_T = batch["mask"][0]
+        read = Row(
+            batch["tokens"][0][mask_T],
+            batch["segment"][0][mask_T] if "segment" in batch else None,
+            int(batch["gap"][0]) if "gap" in batch else None,
+        )
+        words = words_of(read.tokens.tolist(), subject.tokenizer, task.texts(example))
+        label = "|".join(task.labels_of(example)) or None
+        return ExplainedText(row, read, words, output, explained, prediction, label)

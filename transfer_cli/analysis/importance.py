@@ -1,0 +1,348 @@
+"""Which heads, blocks and sub-layers a model's answers depend on.
+
+Legend: N examples, L places of blocks, H heads, B examples of a batch, S sequences.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from transfer_cli.analysis.analysis import Analysis, Subject, check_task
+from transfer_cli.batch import Batch, size, to_device, with_facts
+from transfer_cli.data.labelled import INPUT
+from transfer_cli.data.split import Split, some_of
+from transfer_cli.engine.evaluation import Scores, evaluate, evaluation_noise, portions
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import ConfigError, NotFiniteError, at_least, between, one_of
+from transfer_cli.metrics import Metric, by_preference
+from transfer_cli.model.probes import all_heads, gated
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Objective, declared_metrics
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens
+from transfer_cli.progress import More, progress
+from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
+from transfer_cli.seeds import derive
+
+
+def head_gradients(
+    model: TransferModel, objective: Objective, split: Split, *, batch: int, precision: Precision
+) -> npt.NDArray[np.float64]:
+    """Return d loss / d factor of each head at 1, for each scored example, `[N, L, H]`.
+
+    Source: Michel et al. 2019.
+
+    The loss is the sum over an example's targets. One backward pass does for a batch: each example
+    has factors of its own, which no other one's loss depends on.
+    """
+    rows, gradients = [], []
+    batches = portions(split.data, split.order, batch)
+    with progress("gradients", len(batches), "batches") as more:
+        for indices in batches:
+            prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
+            view = to_device(with_facts(prepared), precision.device)
+            with precision.context():
+                gradient_LBH = _of_batch(model, objective, view)
+            gradients.append(gradient_LBH.transpose(0, 1).double().cpu().numpy())
+            rows.append(indices)
+            more(1)
+    gradient_NLH, row_N = np.concatenate(gradients), np.concatenate(rows)
+    if split.example_of is None:
+        return gradient_NLH
+    # Windows of one example, whose losses add up.
+    examples, place_N = np.unique(split.example_of[row_N], return_inverse=True)
+    summed = np.zeros((len(examples), *gradient_NLH.shape[1:]))
+    np.add.at(summed, place_N, gradient_NLH)
+    return summed
+
+
+def _of_batch(model: TransferModel, objective: Objective, view: Batch) -> Tensor:
+    shape, device = model.backbone.shape, view["tokens"].device
+    examples, sequences = size(view), view["mask"].flatten(0, -2).shape[0]
+    factors_LBH = torch.ones(shape.depth, examples, shape.heads, device=device, requires_grad=True)
+    factors_LSH = factors_LBH.repeat_interleave(sequences // examples, dim=1)
+
+    def summed(called: TransferModel) -> Tensor:
+        encoded = Encoding(called, view)
+        with gated(called.backbone, factors_LSH):
+            _ = encoded.states
+        # Outside: what a dialog says is generated from fewer sequences.
+        return objective.metric_sums(called, view, encoded)["loss"]
+
+    loss = model(summed)
+    gradient_LBH: Tensor = torch.autograd.grad(loss, factors_LBH)[0]
+    return gradient_LBH
+
+
+def importance_of(gradient_NLH: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean of the absolute gradients by head, `[L, H]`; each block's has norm 1.
+
+    The absolute value is that of each example: gradients of a batch's loss would cancel out.
+    Blocks are normalised as in Michel et al. (2019, section 4.1); one without gradients stays 0.
+    """
+    mean_LH = np.abs(gradient_NLH).mean(0)
+    norm_L1 = np.linalg.norm(mean_LH, axis=1, keepdims=True)
+    # Divided by the smallest number there is where all are 0.
+    importance_LH: npt.NDArray[np.float64] = mean_LH / np.maximum(
+        norm_L1, np.finfo(np.float64).tiny
+    )
+    return importance_LH
+
+
+def judged_split(subject: Subject, most: int | None) -> Split:
+    """Return the split that was asked for, or `most` of its examples, evenly spread."""
+    if subject.objective.task is not None and tuple(subject.material.names) == (INPUT,):
+        raise ConfigError(
+            "input: texts of a file have no answers to judge a model by; name labelled data (data=)"
+        )
+    if isinstance(subject.objective, ReplacedTokens):
+        raise ConfigError(
+            f"run: {subject.opened.path} was trained on tokens that a generator replaces, which is "
+            "no part of the model; adapt it to a task (transfer finetune), and ask that run"
+        )
+    check_task(subject)
+    split = subject.split
+    return split if most is None else some_of(split, most)
+
+
+def scores_of(subject: Subject, split: Split) -> Scores:
+    """Return what `transfer evaluate` measures on a split."""
+    return evaluate(
+        subject.model, subject.objective, split, batch=subject.batch, precision=subject.precision
+    )
+
+
+Kind = Literal["heads", "blocks", "attention", "feed_forward"]
+"""Of a part that is left out: a head, or a block or one of its sub-layers."""
+
+Entry = dict[str, Any]
+
+_NAMES = {"heads": "head", "blocks": "block", "feed_forward": "feed-forward"}
+
+STEPS = 10
+"""Of the pruning curve: a tenth of the heads each."""
+
+_KEEPS_NORMS = ("post", "tutorial")
+"""Residual forms whose blocks normalise the stream itself."""
+
+
+@dataclass(frozen=True)
+class Importance(Analysis):
+    """Heads, blocks and sub-layers left out one by one, heads by gradients, and a pruning curve.
+
+    Without its update the residual stream passes a block or sub-layer; norms of the stream stay. A
+    head without its values still leaves the bias of the output projection.
+
+    Args:
+        most: Examples that are scored at most, evenly spread; None: all.
+        left_out: The kinds of parts that are left out one at a time.
+        prune: Whether heads are left out together, a tenth more each time: the least important
+            first, by gradients (Michel et al. 2019, section 4).
+        random_orders: Orders drawn at random that this is compared with.
+    """
+
+    most: int | None = 1000
+    left_out: Sequence[Kind] = get_args(Kind)
+    prune: bool = True
+    random_orders: int = 3
+
+    def __post_init__(self) -> None:
+        if self.most is not None:
+            at_least("most", self.most, 1)
+        for kind in self.left_out:
+            one_of("left_out", kind, get_args(Kind), ValueError)
+        between("random_orders", self.random_orders, 0, 1000)
+
+    def __call__(self, subject: Subject) -> Finding:
+        """See `Analysis`."""
+        split = judged_split(subject, self.most)
+        whole = scores_of(subject, split).measures
+        declared = by_preference(declared_metrics({"main": subject.objective}))
+        metric = next(each for each in declared if each.name in whole)
+        if not math.isfinite(whole[metric.name]):
+            raise NotFiniteError(f"{split.name}: {metric.name}")
+        scorer = Scorer(subject, split, metric, whole)
+        gradients = head_gradients(
+            subject.model, subject.objective, split,
+            batch=subject.batch, precision=subject.precision,
+        )  # fmt: skip
+        importance = importance_of(gradients)
+        places = list(_places(subject, self.left_out))
+        entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
+        with progress("leaving out", len(places), "parts") as more:
+            for kind, place in places:
+                entries[kind].append({**place, **scorer.without(kind, **place)})
+                more(1)
+        curve = self._curve(scorer, importance) if self.prune else []
+        return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
+
+    def _curve(self, scorer: "Scorer", importance: npt.NDArray[np.float64]) -> list[Entry]:
+        """Return the scores without ever more heads."""
+        heads = importance.size
+        orders = [np.argsort(importance.ravel(), kind="stable")]
+        for number in range(self.random_orders):
+            seed = derive(scorer.subject.seed, "importance", number)
+            orders.append(np.random.default_rng(seed).permutation(heads))
+        counts = list(dict.fromkeys(round(step * heads / STEPS) for step in range(STEPS + 1)))
+        with progress("pruning", len(counts) * len(orders), "scores") as more:
+            return [_point(scorer, count, orders, more) for count in counts]
+
+
+def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict[str, int]]]:
+    """Yield the kind of each part, and its layer, of heads with their number."""
+    for layer in range(subject.depth):
+        for kind in kinds:
+            if kind == "heads":
+                heads = range(subject.model.backbone.shape.heads)
+                yield from ((kind, {"layer": layer, "head": head}) for head in heads)
+            else:
+                yield kind, {"layer": layer}
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores the model without some of its parts.
+
+    Args:
+        subject: The model.
+        split: What it is scored on.
+        metric: The measure that it is judged by.
+        whole: The measures of the model with all its parts.
+    """
+
+    subject: Subject
+    split: Split
+    metric: Metric
+    whole: Mapping[str, float]
+
+    def without(self, kind: Kind, layer: int, head: int | None = None) -> dict[str, float | None]:
+        """Return measure and loss of the whole model, minus those without a part."""
+        heads = all_heads(self.subject.model.backbone)
+        if head is not None:
+            heads[layer, head] = 0
+        measures = self.measures(
+            heads,
+            without_attention=frozenset({layer} if kind in ("blocks", "attention") else ()),
+            without_feed_forward=frozenset({layer} if kind in ("blocks", "feed_forward") else ()),
+        )
+        names = {"measure": self.metric.name, "loss": "loss"}
+        return {key: _finite(self.whole[name] - measures[name]) for key, name in names.items()}
+
+    def without_heads(self, numbers: npt.NDArray[np.int64]) -> Mapping[str, float]:
+        """Return the measures without some heads, numbered through all blocks."""
+        heads = all_heads(self.subject.model.backbone)
+        heads.view(-1)[torch.from_numpy(numbers)] = 0
+        return self.measures(heads)
+
+    def measures(self, heads: Tensor, **without: frozenset[int]) -> Mapping[str, float]:
+        """Return the measures of the model with these factors; see `model.probes.gated`."""
+        with gated(self.subject.model.backbone, heads, **without):
+            return scores_of(self.subject, self.split).measures
+
+
+def _point(
+    scorer: Scorer, count: int, orders: Sequence[npt.NDArray[np.int64]], more: More
+) -> Entry:
+    """Return the scores without the first `count` heads of each order; all orders end alike."""
+    is_end = count in (0, len(orders[0]))
+    scores = [scorer.without_heads(order[:count]) for order in (orders[:1] if is_end else orders)]
+    scores += scores[:1] * (len(orders) - len(scores))
+    more(len(orders))
+    measures = [_finite(each[scorer.metric.name]) for each in scores]
+    losses = [_finite(each["loss"]) for each in scores]
+    return {
+        "share": count / len(orders[0]),
+        "heads": count,
+        "measure": measures[0],
+        "loss": losses[0],
+        "random": _mean(measures[1:]),
+        "random_loss": _mean(losses[1:]),
+        "random_measures": measures[1:],
+    }
+
+
+def _finite(value: float) -> float | None:
+    """Return a number; None where a perplexity is too large for one."""
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def _name(kind: Kind, entry: Entry) -> str:
+    number = ".".join(str(entry[key]) for key in ("layer", "head") if key in entry)
+    return f"{_NAMES.get(kind, kind)} {number}"
+
+
+def _finding(
+    scorer: Scorer,
+    gradient: npt.NDArray[np.float64],
+    importance: npt.NDArray[np.float64],
+    entries: Mapping[Kind, list[Entry]],
+    curve: Sequence[Entry],
+) -> Finding:
+    measure, counts = scorer.metric.name, scorer.split.counts()
+    residual = scorer.subject.model.backbone.shape.residual
+    norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
+    better = "higher" if scorer.metric.higher_is_better else "lower"
+    parts = [
+        [_name(kind, entry), entry["measure"], entry["loss"]]
+        for kind, of_kind in entries.items()
+        for entry in of_kind
+    ]
+    # Those first without which the loss rises most.
+    parts.sort(key=lambda row: -math.inf if row[2] is None else row[2])
+    columns = ["% of heads left out", measure, f"{measure}, in random order"]
+    pruned = [[round(100 * point["share"]), point["measure"], point["random"]] for point in curve]
+    return Finding(
+        "Importance of heads and blocks",
+        f"The table has {measure} ({better} is better) and loss of the model, minus those without "
+        "the part; a part whose loss is below 0 there is needed most. Importance of heads is the "
+        "mean over examples of the absolute derivative of the loss by a factor of the head, "
+        f"divided by the l2 norm of its block.{norms}",
+        {
+            "split": scorer.split.name, counts["unit"]: counts["scored"],
+            measure: scorer.whole[measure], "loss": scorer.whole["loss"],
+        },
+        [
+            FindingTable(["without", f"{measure}, difference", "loss, difference"], parts),
+            FindingTable(columns, pruned, "Without several heads, the least important first"),
+        ],
+        dict(_charts(measure, importance, entries, curve)),
+        data={
+            "measure": measure,
+            "higher_is_better": scorer.metric.higher_is_better,
+            "heads": importance.tolist(),
+            "gradient": gradient.tolist(),
+            "left_out": entries,
+            "pruning": curve,
+        },
+    )  # fmt: skip
+
+
+def _charts(
+    measure: str,
+    importance: npt.NDArray[np.float64],
+    entries: Mapping[Kind, list[Entry]],
+    curve: Sequence[Entry],
+) -> Iterator[tuple[str, Chart]]:
+    yield "importance_by_head", Matrix(importance.tolist(), "block", "head")
+    if entries.get("heads"):
+        losses = [entry["loss"] for entry in entries["heads"]]
+        rises = [math.inf if loss is None else -loss for loss in losses]
+        by_block = np.reshape(rises, importance.shape).tolist()
+        yield "rise_of_loss_without_head", Matrix(by_block, "block", "head")
+    if curve:
+        random = "in random order"
+        series = {"least important first": [point["measure"] for point in curve]}
+        if curve[0]["random"] is not None:
+            series[random] = [point["random"] for point in curve]
+        shares = [100 * point["share"] for point in curve]
+        yield "pruning", Lines(series, shares, "% of heads left out", measure, [random])

@@ -1,1 +1,0 @@
-"""What feed-forward units follow."""

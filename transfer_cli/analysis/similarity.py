@@ -1,0 +1,333 @@
+"""How alike two models are, layer by layer, and what moved between them.
+
+They are shown the same things: tokens that both read alike, or texts.
+
+Legend: L, M states of two models (layer 0 is that of the embeddings), N things, D width,
+S sequences, T positions.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfer_cli.analysis.analysis import Analysis, Subject, spread
+from transfer_cli.analysis.cka import LEAST, cka
+from transfer_cli.analysis.moved_weights import ALL, moved_weights
+from transfer_cli.assembly.finished_run import open_to_look_into
+from transfer_cli.batch import Batch, real_sequences
+from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.report import formats
+from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
+from transfer_cli.runs.directory import CHECKPOINTS
+
+Over = Literal["auto", "tokens", "texts"]
+
+_TOKENS_READ = 4
+"""Of so many tokens that are read one is compared, since neighbours say much the same."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ComparedTokens:
+    """Tokens drawn from what two models read alike.
+
+    Args:
+        rows: The rows of the split that are read.
+        places: Of these, which tokens are compared, counted through all in the order of reading.
+    """
+
+    rows: Numbers
+    places: Numbers
+
+    def states(self, subject: Subject) -> Tensor:
+        """Return `[L, N, D]` in float32, on the CPU."""
+        found, begun = list[Tensor](), 0
+        for _, batch, states in _read(subject, self.rows):
+            real_N = batch["mask"].flatten().nonzero().squeeze(1)
+            first, last = np.searchsorted(self.places, (begun, begun + len(real_N)))
+            chosen = torch.from_numpy(self.places[first:last] - begun).to(real_N.device)
+            at_N = real_N[chosen]
+            found.append(torch.stack([each.flatten(0, 1)[at_N].float().cpu() for each in states]))
+            begun += len(real_N)
+        return torch.cat(found, dim=1)
+
+
+@dataclass(frozen=True)
+class ComparedTexts:
+    """Texts, by one vector each; of an example with several sequences each is a text.
+
+    Args:
+        examples: Their numbers in the split; of a long one its first window is read.
+        pooling: How a vector is made of a text's states.
+    """
+
+    examples: Numbers
+    pooling: Pooling
+
+    def states(self, subject: Subject) -> Tensor:
+        """Return `[L, N, D]` in float32, on the CPU."""
+        found, numbers = list[Tensor](), list[Tensor]()
+        for rows, batch, states in _read(subject, _first_rows(subject)[self.examples]):
+            mask_ST = batch["mask"].flatten(0, -2)
+            there_S = real_sequences(batch) if batch["mask"].dim() > 2 else slice(None)
+            vectors = [pool(each, mask_ST, self.pooling)[there_S].float().cpu() for each in states]
+            found.append(torch.stack(vectors))
+            of_S = torch.from_numpy(rows).repeat_interleave(len(mask_ST) // len(rows))
+            numbers.append(of_S[there_S.cpu() if isinstance(there_S, Tensor) else there_S])
+        # Each model reads them from short to long, by its own tokens.
+        return torch.cat(found, dim=1)[:, torch.cat(numbers).argsort(stable=True)]
+
+
+def choose_compared(
+    subject: Subject, other: Subject, over: Over, pooling: Pooling, most: int
+) -> ComparedTokens | ComparedTexts:
+    """Return what two models are compared by: at most so many tokens, or texts."""
+    rows = subject.rows_of(subject.split, _TOKENS_READ * most)
+    are_alike = _read_alike(subject, other, rows)
+    if over == "tokens" and not are_alike:
+        raise ConfigError(
+            "analysis.similarity.over: the two models do not read these texts as the same tokens; "
+            "compare texts (analysis.similarity.over=texts)"
+        )
+    if are_alike and over != "texts":
+        batches = subject.batches_of(subject.split, rows)
+        total = sum(int(batch["mask"].sum()) for _, batch in batches)
+        drawn = np.random.default_rng(subject.seed).permutation(total)[:most]
+        return ComparedTokens(rows, np.sort(drawn))
+    if subject.material.task is None and not are_alike:
+        raise DataError(
+            "data: this is running text, which each of the two models cuts by its own tokens; name "
+            "labelled data (data=), or a file of texts (input=)"
+        )
+    return ComparedTexts(spread(len(_first_rows(subject)), most), pooling)
+
+
+def _read(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, list[Tensor]]]:
+    """Yield numbers, batch and states `[S, T, D]` of some rows."""
+    for numbers, batch in subject.read(subject.split, rows):
+        yield numbers, batch, list(Encoding(subject.model, batch).states)
+
+
+def _read_alike(subject: Subject, other: Subject, rows: Numbers) -> bool:
+    """Return whether two models read rows as the same tokens."""
+    if len(subject.split.data) != len(other.split.data):
+        return False
+    pairs = zip(
+        subject.batches_of(subject.split, rows), other.batches_of(other.split, rows), strict=True
+    )
+    return all(
+        np.array_equal(one, two) and torch.equal(own["tokens"], its["tokens"])
+        for (one, own), (two, its) in pairs
+    )
+
+
+def _first_rows(subject: Subject) -> Numbers:
+    """Return the first row of each example."""
+    data = subject.split.data
+    example_of: Numbers = getattr(data, "example_of", np.arange(len(data)))
+    return np.unique(example_of, return_index=True)[1]
+
+
+PLAIN_FROM = 10
+"""Things for each dimension from which on the plain estimate of CKA is close enough."""
+
+DECIMALS = 6
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Similarity(Analysis):
+    """CKA between all layers of two models, and how far the weights of each layer moved.
+
+    Args:
+        over: What is compared: the states of tokens, which both have to read alike, or those of
+            texts, pooled; auto: of tokens, where that is so.
+        pooling: Of texts.
+        most: Tokens or texts that are compared, at most.
+        over_time: Whether each checkpoint of the run is compared with the other model, too.
+    """
+
+    needs_other: ClassVar[bool] = True
+
+    over: Over = "auto"
+    pooling: Pooling = "mean"
+    most: int = 4000
+    over_time: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("over", self.over, get_args(Over), ValueError)
+        one_of("pooling", self.pooling, get_args(Pooling), ValueError)
+        at_least("most", self.most, LEAST)
+
+    def __call__(self, subject: Subject) -> Finding:
+        """See `Analysis`."""
+        other = subject.other
+        if other is None:
+            raise ConfigError("other: similarity compares two models; give other=RUN")
+        later = list(_checkpoints(subject)) if self.over_time else []
+        compared = choose_compared(subject, other, self.over, self.pooling, self.most)
+        own_LND, other_MND = compared.states(subject), compared.states(other)
+        count = own_LND.shape[1]
+        if count < LEAST:
+            raise DataError(
+                f"data: fewer than {LEAST} tokens or texts say nothing about how alike two models "
+                "are; show them more, by input=FILE or data="
+            )
+        debiased = count < PLAIN_FROM * max(own_LND.shape[2], other_MND.shape[2])
+        found = cka(own_LND, other_MND, debiased=debiased)
+        moved = moved_weights(subject.model, other.model)
+        data: dict[str, Any] = {
+            "run": subject.opened.path,
+            "other": other.opened.path,
+            "over": "tokens" if isinstance(compared, ComparedTokens) else "texts",
+            "split": subject.split.name,
+            "count": count,
+            "estimate": "debiased" if debiased else "plain",
+            "cka": _plain(found),
+            "cosine": _cosines(own_LND, other_MND),
+            "moved": [asdict(weights) for weights in moved],
+        }
+        if later:
+            data["over_time"] = [
+                _at_step(number, step, other, compared, other_MND, debiased=debiased)
+                for number, step in later
+            ]
+        visits = subject.model.backbone.shape.visits
+        return _finding(data, ["embeddings", *(f"block.{at}" for at in visits)])
+
+
+def _checkpoints(subject: Subject) -> Iterator[tuple[int, Subject]]:
+    """Yield the step of each checkpoint of the run, and it."""
+    start = subject.opened.start
+    folder = start.folder.parent / CHECKPOINTS
+    steps = {} if start.published else {
+        int(step[1]): path for path in folder.glob("*") if (step := _STEP.fullmatch(path.name))
+    }  # fmt: skip
+    if not steps:
+        raise ConfigError(
+            f"analysis.similarity.over_time: {subject.opened.path} has no checkpoints of steps"
+        )
+    for number, path in sorted(steps.items()):
+        opened = open_to_look_into(str(path), subject.precision, start.base)
+        yield number, replace(subject, opened=opened)
+
+
+def _at_step(
+    number: int,
+    step: Subject,
+    other: Subject,
+    compared: ComparedTokens | ComparedTexts,
+    other_MND: Tensor,
+    *,
+    debiased: bool,
+) -> dict[str, Any]:
+    """Return how far a checkpoint is from the other model, layer by layer."""
+    pairs = zip(compared.states(step), other_MND, strict=False)
+    by_layer = [cka(one[None], two[None], debiased=debiased).item() for one, two in pairs]
+    moved = moved_weights(step.model, other.model)
+    return {
+        "step": number,
+        "cka": _plain(np.array(by_layer)),
+        "moved": {each.group: each.relative for each in moved if each.kind == ALL},
+    }
+
+
+def _cosines(own_LND: Tensor, other_MND: Tensor) -> list[float] | None:
+    """Return the mean cosine in each layer; None: layers or dimensions are not the same."""
+    if own_LND.shape != other_MND.shape:
+        return None
+    pairs = zip(own_LND.double(), other_MND.double(), strict=True)
+    return [round(float(F.cosine_similarity(*pair, dim=1).mean()), DECIMALS) for pair in pairs]
+
+
+def _plain(found: npt.NDArray[np.float64]) -> Any:
+    """Return numbers as JSON holds them; None where there is none."""
+    rounded = found.round(DECIMALS).astype(object)
+    rounded[np.isnan(found)] = None
+    return rounded.tolist()
+
+
+# --- what is shown ----------------------------------------------------------------------------
+
+
+def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
+    """Return what is shown of the data; each state is that of a layer group."""
+    matrix, cosines = data["cka"], data["cosine"] or []
+    same = [row[at] for at, row in enumerate(matrix) if at < len(row)]
+    totals = {each["group"]: each["relative"] for each in data["moved"] if each["kind"] == ALL}
+    rows = [
+        [_layer(at), value, cosines[at] if cosines else None, totals.get(groups[at])]
+        for at, value in enumerate(same)
+    ]
+    moved = _percent(totals.get(ALL))
+    tables = [
+        FindingTable(["layer", "CKA", "mean cosine", "weights moved"], rows, "The same layers"),
+        FindingTable(
+            ["run ↓ other →", *map(str, range(len(matrix[0])))],
+            [[str(at), *row] for at, row in enumerate(matrix)],
+            "CKA between layers; 0 are the embeddings",
+            is_shaded=True,
+        ),
+        _moved_table(data["moved"]),
+    ]
+    charts: dict[str, Chart] = {
+        "cka": Matrix(
+            np.array(matrix, float).clip(0, 1).tolist(), "layer of the run",
+            "layer of the other model", (0.0, 1.0),
+        )
+    }  # fmt: skip
+    if steps := data.get("over_time"):
+        by_layer = list(zip(*(step["cka"] for step in steps), strict=True))
+        numbers = [step["step"] for step in steps]
+        layers = [_layer(at) for at in range(len(by_layer))]
+        rows = [[str(step["step"]), *step["cka"]] for step in steps]
+        title = "CKA with the same layer of the other model"
+        tables.append(FindingTable(["step", *layers], rows, title))
+        series = dict(zip(layers, by_layer, strict=True))
+        charts["over_time"] = Lines(series, numbers, "step", "CKA with the other model")
+    by_how_much = (
+        "" if moved is None else f" The weights have moved by {moved:.3g} % of their norm."
+    )
+    return Finding(
+        "Similarity",
+        f"Linear CKA of {data['run']} and {data['other']} over {data['count']:,} {data['over']} of "
+        f"{data['split']} ({data['estimate']} estimate); the same layers: {formats.cell(same[0])} "
+        f"at the embeddings, {formats.cell(same[-1])} at layer {len(same) - 1}.{by_how_much}",
+        {key: data[key] for key in ("over", "count", "estimate")},
+        tables,
+        charts,
+        [
+            "How far weights have moved is the norm of the change by the norm of the other model's "
+            "weights, of those that both have in the same shape. What edits have added is folded "
+            "in where it can be."
+        ],
+        data,
+    )
+
+
+def _layer(at: int) -> str:
+    return f"layer {at}" if at else "embeddings"
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else float(f"{100 * share:.3g}")
+
+
+def _moved_table(moved: Sequence[Mapping[str, Any]]) -> FindingTable:
+    kinds = list(dict.fromkeys(each["kind"] for each in moved))
+    by_place = {(each["group"], each["kind"]): _percent(each["relative"]) for each in moved}
+    groups = dict.fromkeys(each["group"] for each in moved)
+    rows = [[group, *(by_place.get((group, kind)) for kind in kinds)] for group in groups]
+    columns = ["group", *(kind.replace("_", "-") for kind in kinds)]
+    return FindingTable(columns, rows, "How far weights have moved, %")

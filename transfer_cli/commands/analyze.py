@@ -1,0 +1,294 @@
+"""`transfer analyze`: what is in a model, by one analysis or several."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transfer_cli.analysis.analysis import Analysis, Material, Subject
+from transfer_cli.analysis.pictures import drawn
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import DataPlace
+from transfer_cli.assembly.finished_run import Opened, open_to_look_into
+from transfer_cli.assembly.model import direction_of
+from transfer_cli.assembly.origins import Origins
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_new, check_output
+from transfer_cli.commands.predict import reading
+from transfer_cli.commands.predict.reading import Columns
+from transfer_cli.config.build import build
+from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import AnalyzeConfig
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.data.cloze import ClozeTexts
+from transfer_cli.data.columns import Wanted
+from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
+from transfer_cli.data.layout import Layout
+from transfer_cli.data.minimal_pairs import PairsOfSentences
+from transfer_cli.data.split import Split
+from transfer_cli.data.text import TextData
+from transfer_cli.engine.precision import Precision, device_and_precision
+from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.model.weights import DESCRIPTION
+from transfer_cli.report import formats
+from transfer_cli.report.finding import Finding
+from transfer_cli.report.page import analyses_page
+from transfer_cli.runs.analyses import write_analysis
+from transfer_cli.runs.atomic import write_text
+from transfer_cli.runs.directory import HUB, RunDirectory
+from transfer_cli.runs.environment import environment
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import is_number
+from transfer_cli.safe_files import printable
+from transfer_cli.tasks.base import Task
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.terminal import (
+    Column,
+    Line,
+    Page,
+    Piece,
+    Prose,
+    Renderable,
+    TextTable,
+    print_line,
+    print_out,
+)
+
+_MOST_ROWS = 12
+"""Of a table on the terminal."""
+
+_MOST_CHARACTERS = 100
+"""Of a cell."""
+
+_SPLITS = {"auto": ("test", "validation", "input")}
+
+
+def analyze(config: AnalyzeConfig) -> None:
+    """Find out what is asked, write it beside the run, and print it."""
+    at_least("batch:", config.batch, 1, ConfigError)
+    if config.html is not None:
+        if config.html == STANDARD_OUTPUT:
+            raise ConfigError("html: a page is a file; name it, as in html=page.html")
+        check_output(config.html, "html")
+        check_ending("html", config.html, (".html",))
+    analyses = _analyses(config.analysis)
+    needing = next((name for name, each in analyses.items() if each.needs_other), None)
+    precision = device_and_precision(config.device, config.precision)
+    if config.output is not None:
+        check_new(Path(config.output).expanduser(), "output")
+    subject = _subject(config, precision, needing)
+    findings: dict[str, Finding] = {}
+    pictures: dict[str, Mapping[str, bytes]] = {}
+    directory = None
+    for name, analysis in analyses.items():
+        finding = findings[name] = analysis(subject)
+        pictures[name] = drawn(finding.charts)
+        directory = directory or _directory(config)
+        write_analysis(directory.path, name, finding.as_json(), pictures[name], finding.files)
+        print_out(Page(*_printed(finding)))
+        print_line(f"{name:10s} {directory.analyses / f'{name}.json'}")
+    if config.html is not None:
+        page = analyses_page(config.run, findings, pictures)
+        write_text(Path(config.html).expanduser(), page)
+        print_line(f"{'page':10s} {config.html}")
+
+
+def _printed(finding: Finding) -> Iterator[Renderable]:
+    """Yield what a terminal shows of a finding: its summary, and the first rows of its tables."""
+    yield Prose(finding.summary)
+    for table in finding.tables:
+        if not table.rows:
+            continue
+        rows = [
+            [formats.cut(printable(formats.cell(value)), _MOST_CHARACTERS) for value in row]
+            for row in table.rows[:_MOST_ROWS]
+        ]
+        columns = [
+            Column(title, right=all(value is None or is_number(value) for value in values))
+            for title, *values in zip(table.columns, *table.rows, strict=True)
+        ]
+        if table.title:
+            yield Line(Piece(table.title, "heading"))
+        yield TextTable(columns, rows)
+        if len(table.rows) > _MOST_ROWS:
+            yield Line(Piece(f"and {len(table.rows) - _MOST_ROWS:,} rows more", "note"))
+    yield from (Line(Piece(note, "note")) for note in finding.notes)
+
+
+def _analyses(nodes: Mapping[str, Any] | None) -> Mapping[str, Analysis]:
+    """Return the analyses that are asked for, by the names of their options."""
+    if not nodes:
+        raise ConfigError(
+            "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "
+            "analysis for all"
+        )
+    return {name: build(node, f"analysis.{name}", Analysis) for name, node in nodes.items()}
+
+
+def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -> Subject:
+    """Return the model that is looked at, and the other one, where there is one.
+
+    Where an analysis is `needing` another and none is named, it is the model that a run began with.
+    """
+    asked = _SPLITS.get(config.split, (config.split,))
+    first = open_to_look_into(config.run, precision, config.base)
+    other = config.other
+    if needing is not None and other is None:
+        other = first.config.get("init_from")
+        if other is None:
+            raise ConfigError(
+                f"other: analysis={needing} compares two models; give other=RUN, which may be a "
+                "checkpoint of the same run, too"
+            )
+
+    def made(opened: Opened, other: Subject | None = None) -> Subject:
+        shown = material_of(config, opened, whose=first)
+        return Subject(opened, shown, asked, precision, config.batch, config.seed, other)
+
+    if other is None:
+        return made(first)
+    return made(first, made(open_to_look_into(other, precision, key="other")))
+
+
+def _directory(config: AnalyzeConfig) -> RunDirectory:
+    """Return the run itself, or a new run directory for what is found."""
+    run = RunDirectory(Path(config.run).expanduser())
+    if config.output is None and RunDirectory.holds_run(run.path):
+        return run
+    typed = CommandLine.of_this_command()
+    if config.output is None:
+        name = Path(config.run.removeprefix(HUB)).name
+        directory = RunDirectory.create_new(Path("runs/analyze"), name)
+    else:
+        directory = RunDirectory.create(Path(config.output).expanduser())
+    with directory.written_at_once():
+        directory.start("analyze", as_yaml(config), typed.overrides, typed.presets, environment())
+        Results("analyze", typed.presets, config.seed).write(directory.results)
+    return directory
+
+
+MOST_TEXTS = 100_000
+"""Of a file: all of them are in memory."""
+
+
+def material_of(config: AnalyzeConfig, opened: Opened, whose: Opened) -> Material:
+    """Return what `config` names for the model at hand, not yet encoded.
+
+    Where nothing is named, it is what the run of `whose` was trained on.
+    """
+    if config.input is not None:
+        if config.data is not None:
+            raise ConfigError("input: is all that is shown; leave data= out")
+        return _file(config, opened)
+    node = whose.config.data if config.data is None else config.data
+    if "_target_" not in node:
+        return _nothing(f"{whose.path} brings no data along")
+    source: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
+    if isinstance(source, ClozeTexts):
+        raise ConfigError("data: these are texts with a gap, which only score takes")
+    if isinstance(source, PairsOfSentences):
+        return _nothing("these are pairs of sentences", pairs=source)
+    own, data_dir = config.data is None, config.data_dir
+    if own:
+        typed = CommandLine.of_this_command().overrides
+        data_dir = datasets.data_dir_of(whose.config.data_dir, data_dir, typed)
+    place = DataPlace(data_dir, whose.config.seed if own else config.seed)
+    run = RunDirectory(whose.start.folder.parent)
+    has_record = own and opened is whose and (run.model / DESCRIPTION).is_file()
+    origins = Origins(run if has_record else None, config.data_changed)
+    if isinstance(source, TextData):
+        return _running_text(source, place, opened, origins)
+    return _labelled(source, place, opened, origins)
+
+
+def _nothing(why: str, pairs: PairsOfSentences | None = None) -> Material:
+    """Return what some analyses do without: no texts."""
+
+    def refuse(name: str) -> Split:
+        raise ConfigError(
+            f"data: {why}, and this analysis shows a model some texts; name labelled data or text "
+            "(data=), or a file of texts (input=)"
+        )
+
+    return Material(why, (), None, refuse, pairs)
+
+
+def _running_text(source: TextData, place: DataPlace, opened: Opened, origins: Origins) -> Material:
+    start = opened.start
+
+    def encode(name: str) -> Split:
+        prepared, _ = datasets.text(
+            source, place, start.description.shape, start.tokenizer, (name,),
+            lambda splits: origins.text("data", splits), start.lines,
+        )  # fmt: skip
+        return prepared.splits[name]
+
+    return Material("this text", datasets.SPLITS, None, encode)
+
+
+def _labelled(source: TaskData, place: DataPlace, opened: Opened, origins: Origins) -> Material:
+    data = source.load(place.folder, place.seed)
+    data = origins.labelled("data", _as_known(data, opened.start.task))
+    task = datasets.task_of_data(data)
+    start, length = opened.start, source.length or opened.length
+    known = start.task if start.task is not None and start.task.name == task.name else task
+    if known.labels != task.labels:
+        known = task
+
+    def encode(name: str) -> Split:
+        shape = start.description.shape
+        return datasets.task(data, length, start.tokenizer, shape, (name,), known).splits[name]
+
+    return Material("this data set", tuple(data.splits), known, encode)
+
+
+def _as_known(data: LabelledData, task: Task | None) -> LabelledData:
+    """Return data with the numbers of a model's labels, where it knows them all."""
+    if task is None or not data.labels or not set(data.labels) <= set(task.labels):
+        return data
+    return data.numbered_as(task.labels)
+
+
+def _file(config: AnalyzeConfig, opened: Opened) -> Material:
+    """Return the texts of a file: one a line, or a column of a table."""
+    start = opened.start
+    task = start.task or ClassificationTask()
+    path = str(config.input)
+    kind = reading.format_of("auto", path)
+    wanted = Wanted(labelled=False, keys="")
+    with reading.opened(path, kind, Layout(), wanted) as given:
+        chosen = given.table.columns(wanted, wanted)
+        columns = Columns(chosen.text, chosen.pair, keep=False, task=task)
+        rows = reading.rows_of(given.table, columns, _refuse)
+        examples = [row.example for row in islice(rows, MOST_TEXTS)]
+        is_cut = next(rows, None) is not None
+    name = Path(path).name
+    if is_cut:
+        print_line(
+            f"{'input':10s} the first {MOST_TEXTS:,} texts of {name}; the others are not read"
+        )
+
+    def encode(split: str) -> Split:
+        return _encoded(examples, task, opened)
+
+    return Material(name, (INPUT,), task, encode)
+
+
+def _refuse(error: DataError) -> None:
+    raise error
+
+
+def _encoded(examples: Sequence[Any], task: Task, opened: Opened) -> Split:
+    start = opened.start
+    direction = direction_of(start.description.shape)
+    encoded = task.encode(examples, start.tokenizer, opened.length, direction)
+    return Split(
+        INPUT,
+        encoded,
+        order=np.argsort(encoded.lengths, kind="stable"),
+        example_of=encoded.example_of if len(encoded) > len(examples) else None,
+        unit="examples",
+        num_cut=encoded.num_cut,
+        shown=lambda number: task.texts(examples[number])[0],
+    )

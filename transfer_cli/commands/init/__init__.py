@@ -1,1 +1,0 @@
-"""`transfer init`: a project folder with copies of the configs."""

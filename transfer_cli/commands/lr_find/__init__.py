@@ -1,1 +1,0 @@
-"""`transfer lr-find`: the learning-rate range test and its picture."""

@@ -1,0 +1,140 @@
+"""The paths that are typed: looked at before what takes seconds to import, and written to.
+
+What a config or a sweep's preset names is looked at by the command itself, in the same words.
+"""
+
+import glob
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.data.readers import check_readable
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.runs.atomic import write_text
+from transfer_cli.runs.directory import HUB, check_is_folder, find_folder
+from transfer_cli.safe_files import in_one_line
+from transfer_cli.terminal import flush_out
+
+STANDARD_OUTPUT = "-"
+
+
+def check_output(output: str | None, key: str = "output") -> None:
+    """Refuse a file that cannot be written, before anything is computed."""
+    if output is None or output == STANDARD_OUTPUT:
+        return
+    path = Path(output).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"{key}: {output} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{key}: there is no folder {path.parent}; make it, or name another")
+
+
+def check_ending(key: str, output: str, known: Sequence[str], otherwise: str = "") -> None:
+    """Refuse a file whose ending promises what is not written; one without an ending is fine.
+
+    Args:
+        key: Begins the message.
+        output: The file.
+        known: The endings of what is written.
+        otherwise: Ends the message.
+    """
+    path = Path(output).expanduser()
+    is_other = path.exists() and not path.is_file()  # a device, a pipe or a folder
+    if path.suffix and path.suffix.lower() not in known and not is_other:
+        raise ConfigError(
+            f"{key}: {path.suffix!r} of {output} is not an ending of what is written, which are "
+            f"{', '.join(known)}{otherwise}"
+        )
+
+
+def write_json_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSON line for each row, to a file, at once, or to standard output."""
+    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    if output == STANDARD_OUTPUT:
+        flush_out(text)
+    else:
+        write_text(Path(output).expanduser(), text)
+
+
+_PLAIN = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"|([^\s'\"\\(){}\[\]$,=]+)")
+"""A value that says what it is without Hydra."""
+
+
+def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> None:
+    """Refuse paths at which there is nothing, or something else."""
+    looks = _OF_COMMAND.get(command, _READS)
+    last = dict(word.partition("=")[::2] for word in overrides)
+    if looks is _TRAINS and "resume" in last:
+        last = {"resume": last["resume"]}  # a run that is finished needs nothing else
+    if "data.train" not in last:  # then the others name no files, but splits, or a share
+        last = {key: value for key, value in last.items() if not key.startswith("data.")}
+    if last.get("output_format") == "glue":  # its output may be a folder, and `predict` looks at it
+        last.pop("output", None)
+    for key, value in last.items():
+        for path in _values(value, multirun=multirun) if key in looks else ():
+            looks[key](path, key)
+
+
+def check_new(to: Path, key: str = "to") -> None:
+    """Refuse a folder to write that is there already."""
+    if to.exists() or to.is_symlink():
+        raise RunError(f"{key}: {to} is there already; choose a new folder")
+
+
+def _values(text: str, *, multirun: bool) -> Iterator[str]:
+    """Yield the values of an override, but none that Hydra would change or refuse."""
+    found = [text]
+    if text.startswith("[") or (multirun and not text.startswith(("'", '"'))):
+        found = text.removeprefix("[").removesuffix("]").split(",")
+    for each in found:
+        plain = _PLAIN.fullmatch(each.strip())
+        value = next(filter(None, plain.groups()), "") if plain else ""
+        if value not in ("", "null", "auto", "???"):
+            yield value
+
+
+def _model(path: str, key: str) -> None:
+    if not path.startswith(HUB):
+        find_folder(Path(path).expanduser(), key)
+
+
+def _folder(path: str, key: str) -> None:
+    check_is_folder(Path(path).expanduser(), key)
+
+
+def _file(path: str, key: str) -> None:
+    place = Path(path).expanduser()
+    if key == "input" and " " in path and "/" not in path and not place.exists():
+        raise ConfigError(
+            f"{key}: there is no file {in_one_line(path)!r}; texts come from a file, or from "
+            "standard input, a line each: echo TEXT | transfer predict RUN -"
+        )
+    if path == STANDARD_OUTPUT or glob.has_magic(path) or "://" in path:
+        return
+    if place.is_file() or place.is_dir() or not place.exists():  # else a device or a pipe
+        check_readable(place)
+
+
+def _data(path: str, key: str) -> None:
+    # A folder may be a table in several files, or texts beside each other.
+    if not path.startswith(HUB) and not Path(path).expanduser().is_dir():
+        _file(path, key)
+
+
+def _new(path: str, key: str) -> None:
+    check_new(Path(path).expanduser(), key)
+
+
+_READS: Mapping[str, Callable[[str, str], None]] = {
+    "run": _model, "init_from": _model, "base": _folder, "input": _file, "to": _new,
+    "output": check_output, "data.train": _data, "data.validation": _data, "data.test": _data,
+}  # fmt: skip
+_TRAINS = {**_READS, "resume": _folder}
+"""Elsewhere `resume` says whether to go on."""
+
+_WRITES_RUN = {**_READS, "output": _new}
+_OF_COMMAND = {
+    "pretrain": _TRAINS, "finetune": _TRAINS, "score": _WRITES_RUN, "analyze": _WRITES_RUN,
+}  # fmt: skip

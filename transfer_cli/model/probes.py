@@ -1,0 +1,137 @@
+"""Looks at passes from inside, or changes them, and leaves the model as it is.
+
+Legend: B batch, H heads, T positions, L places, F units, N real tokens, E size of an embedding.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.model.attention import Gates, Probe
+from transfer_cli.model.backbone import Backbone
+
+
+@contextmanager
+def probed(backbone: Backbone, **sites: Any) -> Iterator[None]:
+    """Have passes carry a probe while the context is active; compiled ones run eagerly meanwhile.
+
+    Args:
+        backbone: It stays unchanged.
+        sites: What looks or changes, as arguments of `Probe`; that of other sites stays.
+    """
+    before = backbone.probe
+    backbone.probe = replace(before or Probe(), **sites)
+    try:
+        with _uncompiled():
+            yield
+    finally:
+        backbone.probe = before
+
+
+def gated(
+    backbone: Backbone,
+    heads: Tensor,
+    *,
+    without_attention: Set[int] = frozenset(),
+    without_feed_forward: Set[int] = frozenset(),
+) -> AbstractContextManager[None]:
+    """Multiply what blocks compute while the context is active.
+
+    A sub-layer without its update lets the residual stream pass. What the residual form does to the
+    stream itself stays: the norms of `post` and `tutorial`.
+
+    Args:
+        backbone: It stays unchanged.
+        heads: The factor of each head's mixed values, before the output projection: `[L, H]`, or
+            `[L, B, H]` for each sequence of the batch. Other devices' are moved.
+        without_attention: The places whose attention does not update the residual stream.
+        without_feed_forward: Those whose feed-forward layer, and what is beside it, does not.
+
+    Raises:
+        ValueError: There are factors of other places or heads than the model has.
+    """
+    shape = backbone.shape
+    if (heads.shape[0], heads.shape[-1]) != (shape.depth, shape.heads):
+        raise ValueError(
+            f"heads must be of {shape.depth} places and {shape.heads} heads, got "
+            f"{list(heads.shape)}"
+        )
+    device = backbone.token_embedding.weight.device
+    gates = [
+        Gates(
+            factors, float(place not in without_attention), float(place not in without_feed_forward)
+        )
+        for place, factors in enumerate(heads.to(device).unbind())
+    ]
+    return probed(backbone, gates=gates)
+
+
+def all_heads(backbone: Backbone) -> Tensor:
+    """Return the factors that leave no head out, `[L, H]`: ones."""
+    return torch.ones(backbone.shape.depth, backbone.shape.heads)
+
+
+def replaced_embeddings(backbone: Backbone, given_BTE: Tensor) -> AbstractContextManager[None]:
+    """Have passes take these for the embeddings of their tokens while the context is active.
+
+    Everything that follows is done as ever: scale, positions, segments, norm, projection. So is
+    all else that reads the table, such as a tied output. The batches must not be packed.
+
+    Args:
+        backbone: It stays unchanged.
+        given_BTE: Like `Backbone.embeddings_of`; gradients reach it.
+
+    Raises:
+        ValueError: A pass has tokens of another shape.
+    """
+
+    def given(token_BTE: Tensor) -> Tensor:
+        if token_BTE.shape != given_BTE.shape:
+            raise ValueError(
+                f"the tokens have embeddings of shape {list(token_BTE.shape)}, and those given in "
+                f"their place are {list(given_BTE.shape)}"
+            )
+        return given_BTE
+
+    return probed(backbone, embeddings=given)
+
+
+@contextmanager
+def units_by_place(backbone: Backbone, look: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Hand over the feed-forward units of every place of each pass, and keep none.
+
+    Units are what the down projection reads: after their activation, gated ones multiplied by their
+    gates. A block that several places share is handed over at each of them.
+
+    Args:
+        backbone: It stays unchanged.
+        look: Gets the number of the place, from 0, and its units, `[B, T, F]`, or `[1, N, F]` of
+            the N real tokens where the batch is packed.
+    """
+    places = cycle(range(backbone.shape.depth))
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        look(next(places), inputs[0])
+
+    downs: list[nn.Module] = [block.feed_forward.output for block in backbone.blocks]  # type: ignore[union-attr,misc]
+    hooks = [down.register_forward_pre_hook(keep) for down in downs]
+    try:
+        with _uncompiled():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    # Importing it takes a second; if it is missing, nothing is compiled.
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager

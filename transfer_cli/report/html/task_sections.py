@@ -1,0 +1,349 @@
+"""The sections of a task: its results, what was confused and got wrong, settings and machines."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from markupsafe import escape
+
+from transfer_cli.config.flat import flat
+from transfer_cli.report import formats, results_table
+from transfer_cli.report.best import commands
+from transfer_cli.report.contents import FINISHED, Group, SharedError, Spread, TaskRuns
+from transfer_cli.report.html.markup import Html, PageColumn, details, joined, macro, note, table
+from transfer_cli.report.results_table import Cell
+from transfer_cli.runs.untrusted import is_number
+
+_MOST_OPEN = 8
+"""Runs that did not finish which are listed from the start; more of them on demand."""
+
+_UNFINISHED = "Runs that are not finished, or learnt next to nothing"
+_NOTES = {
+    results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
+    results_table.P: "How likely such a difference is where there is none",
+    results_table.RUNS: "Finished runs, of all",
+    results_table.TRAINED: "Parameters that were ever trained",
+    results_table.FLOPS: "Floating-point operations of a run's steps, with padding",
+    results_table.SECONDS: "Of a run",
+    results_table.JOULES: "Energy of a run, as counters of its machine tell it",
+    results_table.MEMORY: "Mean of the peaks",
+    results_table.FOLDER: "Where its runs are",
+}
+
+
+def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
+    """Return what came out best, in one sentence."""
+    for group, name in zip(task.groups, names, strict=True):
+        found = group.measures.get(task.chosen_by)
+        if found is not None and (group.is_best or len(task.groups) == 1):
+            value = _value(task, task.chosen_by, found)
+            test = _on_test(task, group, names)
+            return macro("results.html", "lead", task, group, name, value, test)
+    if task.choice is None and any(group.measures for group in task.groups):
+        return Html('<p class="lead">{}</p>').format(
+            "No group is marked as the best: nothing was measured on a validation split."
+        )
+    states = dict(sorted(Counter(run.status for run in task.runs).items()))
+    why = "No run is the best: none learnt anything."
+    if states and states.keys() != {FINISHED}:
+        why = f"No run has a result yet ({formats.amounts(states)})."
+    return Html('<p class="lead">{}</p>').format(why)
+
+
+def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
+    """Return what the best group reached in the reported measure, and against the baseline."""
+    measured = group.measures.get(task.measure)
+    if measured is None or task.measure == task.chosen_by:
+        return ""
+    said = f"{formats.measure_words(task.measure)} {_value(task, task.measure, measured)}"
+    if (found := group.against) is None:
+        return said
+    size, interval, p = results_table.compared(task, group, found)
+    side = "above" if found.difference > 0 else "below"
+    baseline = _name_of(task, names, found.baseline or task.baseline)
+    if p == results_table.UNTOLD:
+        return f"{said}, {size} {side} {baseline}"
+    drawn = f"95 % interval {interval}, " if interval else ""
+    return f"{said}, {size} {side} {baseline} ({drawn}p {p if p.startswith('<') else f'= {p}'})"
+
+
+def _value(task: TaskRuns, measure: str, found: Spread) -> str:
+    scaled = formats.scaled(found, formats.times(task, measure))
+    return formats.spread(scaled) + formats.unit(task, measure)
+
+
+def take(task: TaskRuns) -> Html:
+    """Return which run to take, why, and what to type next; a single run is what there is."""
+    if task.best is not None:
+        why, own = list(results_table.why_best(task)), results_table.own(task)
+        return macro("results.html", "take", task.best.run.path, own, why, commands(task.best.run))
+    if len(task.runs) == 1 and task.runs[0].status == FINISHED:
+        path = task.runs[0].path
+        return macro("results.html", "take", path, "", [], commands(task.runs[0]))
+    return Html()
+
+
+def _name_of(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
+    """Return the name on the page for the group of a label."""
+    found = zip(task.groups, names, strict=True)
+    return next((name for group, name in found if group.label == label), label or "")
+
+
+def results(task: TaskRuns, names: Sequence[str]) -> Html:
+    """Return the table of the groups, how to read it, and which runs did not finish."""
+    columns, cells = zip(*_columns(task, names), strict=True)
+    best = [group.is_best for group in task.groups]
+    made = _filters(task)
+    made += table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
+    lines = []
+    if len(task.groups) > 1 and task.sort not in ("", task.measure):
+        lines.append(f"sorted by {formats.measure_words(task.sort)}")
+    baseline = _name_of(task, names, task.baseline)
+    lines += results_table.explanations(task, best="★", baseline=baseline)
+    made = joined([made, *map(note, lines)])
+    unfinished = [(run.name, run.status, run.reason or formats.NOTHING) for run in task.runs
+                  if run.status != FINISHED or run.reason is not None]  # fmt: skip
+    if not unfinished:
+        return made
+    title, is_open = f"{_UNFINISHED}: {len(unfinished)}", len(unfinished) <= _MOST_OPEN
+    listed = table(_UNFINISHED, ["run", "state", "reason"], unfinished)
+    return made + details(title, listed, is_open=is_open)
+
+
+def _filters(task: TaskRuns) -> Html:
+    """Return what rows can be chosen by: the values of each key that varies, and words."""
+    if len(task.groups) < 2:
+        return Html()
+    rows = [[formats.setting_of(key, group.settings[key]) if key in group.settings else ""
+             for key in task.varying] for group in task.groups]  # fmt: skip
+    short = formats.short_keys(task.varying)
+    keys = [(short[key], _values(task, key)) for key in task.varying]
+    return macro("results.html", "filters", keys, rows)
+
+
+def _values(task: TaskRuns, key: str) -> list[str]:
+    """Return the values of a key that groups have, numbers by size."""
+    found = [group.settings[key] for group in task.groups if key in group.settings]
+    found.sort(
+        key=lambda value: (not is_number(value), value if is_number(value) else 0, str(value))
+    )
+    return list(dict.fromkeys(formats.setting_of(key, value) for value in found))
+
+
+def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn, Sequence[Cell]]]:
+    """Yield the columns of the page's table with a cell for each group."""
+    places = [
+        Cell(macro("results.html", "place", at, group.is_best), at + 1)
+        for at, group in enumerate(task.groups)
+    ]
+    yield PageColumn("#"), places
+    if 0 < len(task.varying) <= formats.MOST_NAMED:
+        for key, short in formats.short_keys(task.varying).items():
+            cells = [_setting_cell(group.settings, key) for group in task.groups]
+            yield PageColumn(short, note=key), cells
+    else:
+        named = zip(task.groups, names, strict=True)
+        yield PageColumn("settings"), [Cell(name, name, group.label) for group, name in named]
+    measures = results_table.measures_beside(task)
+    for column in results_table.results_table(task, measures)[1:]:
+        words = formats.measure_words(column.title)
+        title = f"{words} ({column.unit})" if column.unit else words
+        yield (
+            PageColumn(
+                title, is_number=column.title != results_table.FOLDER, note=_NOTES.get(column.title)
+            ),
+            [_cell(each) for each in column.cells],
+        )
+
+
+def _cell(found: Cell) -> Cell:
+    """Return a cell, with brackets on a line of their own; a path breaks before its last part."""
+    text = escape(found.text or formats.NOTHING).replace(" [", "\n[").replace(" (", "\n(")
+    folder, slash, name = text.rpartition("/")
+    return replace(found, text=folder + slash + Html("<wbr>") + name if slash else text)
+
+
+def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
+    if key not in settings:
+        return Cell(formats.NOTHING)
+    value, shown = settings[key], formats.setting_of(key, settings[key])
+    return Cell(shown, value if is_number(value) else math.inf if shown == "all" else shown)
+
+
+_MOST_VALUES = 8
+_CODE = Html("<code>{}</code>")
+
+
+def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
+    """Return the settings in which runs differ, and those that all share."""
+    known = [run.settings for run in task.runs if run.settings]
+    values = {
+        key: {formats.setting_of(key, each.get(key)) for each in known}
+        for key in sorted({key for each in known for key in each})
+    }
+    seed = ["seed"] if len(values.get("seed", ())) > 1 else []
+    rows = [
+        (_CODE.format(key) if at == 0 else "", _CODE.format(value), groups)
+        for key in (*task.varying, *seed)
+        for at, (value, groups) in enumerate(_by_value(task, key))
+    ]
+    shown = table("Settings in which runs differ", ["key", "value", "groups"], rows) if rows else ""
+    made = Html('<div class="settings">{}</div>').format(shown)
+    fixed = [
+        (_CODE.format(key), *map(_CODE.format, found))
+        for key, found in values.items()
+        if len(found) == 1 and key not in task.varying
+    ]
+    if not fixed:
+        return made
+    alike = "The same for all runs" if len(task.runs) > 1 else "Of this run"
+    listed = table("Settings that all runs share", ["key", "value"], fixed)
+    summary = f"{alike}: {formats.several(len(fixed), 'setting')}"
+    return joined([made, details(summary, listed, is_open=not rows)])
+
+
+def _by_value(task: TaskRuns, key: str) -> Iterable[tuple[str, str]]:
+    """Yield each value of a key with the groups that have it; the range, where there are many."""
+    groups: dict[str, set[int]] = defaultdict(set)
+    raw: list[Any] = []
+    for place, group in enumerate(task.groups, start=1):
+        of_runs = [run.settings[key] for run in group.runs if key in run.settings]
+        for value in [group.settings[key]] if key in group.settings else of_runs:
+            raw.append(value)
+            groups[formats.setting_of(key, value)].add(place)
+    numbers = [value for value in raw if isinstance(value, int | float)]
+    if len(groups) > _MOST_VALUES and len(numbers) == len(raw):
+        low, high = formats.setting(min(numbers)), formats.setting(max(numbers))
+        yield f"{low} … {high}", f"{len(groups)} values"
+        return
+    if all(len(places) == len(task.groups) for places in groups.values()):
+        yield formats.listed(list(groups)), "each of them"
+        return
+    for value, places in groups.items():
+        named = ", ".join(f"#{place}" for place in sorted(places))
+        yield value, named if len(places) <= _MOST_VALUES else f"{len(places)} groups"
+
+
+def environment_section(task: TaskRuns) -> Html | None:
+    """Return versions and machines; where they differ, how many runs had which."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in task.runs:
+        for key, value in flat(run.environment):
+            if key != "command" and not key.startswith("command."):
+                found[key][formats.setting(value) if value != [] else "none"] += 1
+    if not found:
+        return None
+    rows = []
+    for key, values in found.items():
+        several = (f"{value} ({formats.several(runs, 'run')})" for value, runs in values.items())
+        rows.append((_CODE.format(key), "; ".join(values if len(values) == 1 else several)))
+    differ = sum(len(values) > 1 for values in found.values())
+    note = f", {formats.several(differ, 'difference')}" if differ else ", the same for all runs"
+    listed = table("Environment", ["what", "value"], rows)
+    is_open = bool(differ) or len(task.runs) == 1
+    return details(f"Versions and machine{note}", listed, is_open=is_open)
+
+
+MOST_LABELS = 60
+"""With more labels a table can no longer be read, and a page of many groups no longer be sent."""
+
+MOST_ERRORS = 200
+
+_MOST_PAIRS = 3
+
+
+def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
+    """Return the confusion table of the best group, and those of the others to choose from."""
+    if len(task.labels) > MOST_LABELS:
+        return note(f"Not shown for as many as {len(task.labels):,} labels.")
+    split = task.measure.partition("/")[0]
+    found = (_confusion(group, split, task.labels) for group in task.groups)
+    groups = {at: each for at, each in enumerate(found) if each is not None}
+    if not groups:
+        return None
+    first = next(iter(groups.values()))
+    rows = [[0] * len(task.labels) for _ in task.labels]
+    for label, said, count in first["cells"]:
+        rows[label][said] = count
+    caption = f"Confusion on {split}, {formats.several(first['runs'], 'run')}"
+    cells = macro("mistakes.html", "cells", caption, task.labels, rows)
+    return macro(
+        "mistakes.html", "confusion", task_id, [(at, names[at]) for at in groups], cells,
+        first["words"], {"labels": task.labels, "groups": groups},
+    )  # fmt: skip
+
+
+def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any] | None:
+    """Return how often a group's runs took which label for which, as the page's script reads it."""
+    tables = _tables(group, (split, "confusion"), len(labels), len(labels))
+    if not tables:
+        return None
+    counts: Counter[tuple[int, int]] = Counter()
+    for rows in tables:
+        for label, row in enumerate(rows):
+            counts.update({(label, said): count for said, count in enumerate(row) if count})
+    cells = [(*pair, counts[pair]) for pair in sorted(counts)]
+    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
+    pairs = "; ".join(
+        f"{labels[label]} taken for {labels[said]}, {n:,} times"
+        for label, said, n in wrong[:_MOST_PAIRS]
+    )
+    words = f"Most often confused: {pairs}." if pairs else "Nothing was confused."
+    return {"cells": cells, "split": split, "runs": len(tables), "words": words}
+
+
+def decisions_section(task: TaskRuns) -> Html | None:
+    """Return how often each label was said wrongly and missed, of texts with several labels.
+
+    That is by the runs of the best group that has such counts.
+    """
+    split = task.measure.partition("/")[0]
+    found = (_tables(group, (split, "decisions"), 4, len(task.labels)) for group in task.groups)
+    tables = next(filter(None, found), None)
+    if tables is None:
+        return None
+    counts = [
+        [sum(cells) for cells in zip(*lines, strict=True)] for lines in zip(*tables, strict=True)
+    ]
+    by_label = zip(task.labels, *counts[:3], strict=True)
+    order = sorted(by_label, key=lambda row: -row[2] - row[3])
+    rows = [
+        (name, right, surplus, missing) for name, right, surplus, missing in order[:MOST_LABELS]
+    ]
+    columns = [PageColumn(each, is_number=True) for each in ("right", "said wrongly", "missed")]
+    caption = f"Labels on {split}, {formats.several(len(tables), 'run')}"
+    listed = table(caption, ["label", *columns], rows)
+    more = len(order) - len(rows)
+    return joined([listed, note(f"{more:,} with fewer errors are left out.") if more else None])
+
+
+def _tables(group: Group, place: tuple[str, str], height: int, width: int) -> list[list[list[int]]]:
+    """Return the tables of this size that the results of a group's runs hold at a place."""
+    (split, name), found = place, []
+    for run in group.runs:
+        rows: Any = run.results.tables.get(split, {}).get(name)
+        if not isinstance(rows, list) or len(rows) != height:
+            continue
+        if all(isinstance(line, list) and len(line) == width for line in rows) and all(
+            type(n) is int and n >= 0 for row in rows for n in row
+        ):
+            found.append(rows)
+    return found
+
+
+def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
+    """Return what most runs get wrong: the text, what is right, and what was said."""
+    if not errors:
+        return None
+    rows = [
+        (*(macro("mistakes.html", name, each) for name in ("text", "label", "said")),
+         f"{each.wrong} of {each.runs}")
+        for each in errors[:MOST_ERRORS]
+    ]  # fmt: skip
+    columns = ["text", expected, "said instead", "wrong runs"]
+    listed = table("Errors that most runs share", columns, rows)
+    more = len(errors) - len(rows)
+    made = Html('<div class="texts">{}</div>').format(listed)
+    return joined([made, note(f"{more:,} more are left out.") if more else None])

@@ -1,0 +1,319 @@
+"""Regression: a number for a text, or for a pair of texts.
+
+Legend: B batch.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.columns import Chosen
+from transfer_cli.data.encoded_task import all_known
+from transfer_cli.data.records import Record, plain_number
+from transfer_cli.errors import DataError, one_of
+from transfer_cli.metrics import Metric
+from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task, TextsTask
+from transfer_cli.tasks.table import Table, TableRow
+
+DIGITS = 7
+"""Digits of a number that is written, as many as float32 has."""
+
+_MOST = 3e38
+"""The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class NumberExample:
+    """A text, or two, and the number that people gave it."""
+
+    text: str
+    value: float | None = None
+    pair: str | None = None
+    line: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class RegressionTask(TextsTask):
+    """A number for a text, or for a pair of texts.
+
+    Args:
+        truncate: See `TextsTask`.
+        mean: Of the training examples' numbers.
+        scale: Their standard deviation.
+    """
+
+    name: ClassVar[str] = "regression"
+    objective: ClassVar[str] = "regression"
+    head: ClassVar[str] = "class"
+    example: ClassVar[type] = NumberExample
+    files: ClassVar[str | None] = f"{__name__}.NumberTable"
+    fields: ClassVar[tuple[str, ...]] = ("value",)
+    expected: ClassVar[str] = "value"
+    export_head: ClassVar[str | None] = "sequence_classification"
+    scores_answers: ClassVar[bool] = True
+    combines: ClassVar[bool] = True
+    can_fail: ClassVar[bool] = True
+
+    mean: float = 0.0
+    scale: float = 1.0
+
+    def labels_of(self, example: NumberExample) -> Sequence[str]:
+        """See `Task`."""
+        return () if example.value is None else (shown(example.value),)
+
+    def unlabelled(self, example: NumberExample) -> NumberExample:
+        """See `Task`."""
+        return replace(example, value=None)
+
+    def check(self, train: Sequence[NumberExample], where: str) -> None:
+        """See `Task`."""
+        values = _values(train)
+        if np.ptp(values) == 0:
+            raise DataError(
+                f"{where}: all examples have the number {values[0]:g}; there is nothing to learn. "
+                "Name another label column."
+            )
+
+    def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
+        """Return the fifth of all numbers that each one is in."""
+        values = _values(examples)
+        bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
+        return [int(each) for each in np.searchsorted(bounds, values, side="right")]
+
+    def facts(self, train: Sequence[NumberExample]) -> dict[str, float]:
+        """Return the mean and the deviation of the numbers."""
+        values = _values(train)
+        return {"mean": float(values.mean()), "scale": float(values.std())}
+
+    def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
+        """See `TextsTask`."""
+        values = [example.value for example in examples]
+        return {"value": np.array(values, dtype=np.float64)} if all_known(values, "number") else {}
+
+    @classmethod
+    def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:
+        """See `Task`."""
+        return cls(mean=3.5, scale=2.0), (
+            NumberExample("Where is it ?", 1.0),
+            NumberExample("How many rivers are there ?", 4.5),
+            NumberExample("Where do the rivers go ?", 2.5),
+            NumberExample("How many ?", 6.0),
+        )
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        """Return the number."""
+        (found,) = rows.values()
+        return {"value": float(found["value"])}
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """See `Task`; an answer within half a deviation is right, one two deviations off wrong."""
+        (found,) = rows.values()
+        expected, predicted = data.examples[example].value, float(found["value"])
+        off = abs(predicted - expected) / self.scale
+        score = min(1.0, max(0.0, (2 - off) / 1.5))
+        return Result(shown(expected), shown(predicted), score=score)
+
+    def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
+        """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
+        said = [float(found["value"]) for own in rows.values() for found in own.values()]
+        given = [data.examples[example].value for example in rows]
+        found = {"pearson": correlation(said, given)}
+        found["spearman"] = correlation(average_ranks(said), average_ranks(given))
+        return {name: value for name, value in found.items() if value is not None}
+
+    def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
+        """Return the mean of the numbers."""
+        return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """See `Task`."""
+        return {"value": float(shown(answer["value"]))}
+
+    def failure(
+        self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
+    ) -> str | None:
+        """Return why nothing was learnt: the mean as every answer is no worse."""
+        if "mse" not in measures or measures["mse"] < (1 - MARGIN) * self.scale**2:
+            return None
+        return (
+            f"the mean squared training error, {measures['mse']:.4g}, is no better than always "
+            f"answering the mean ({self.scale**2:.4g}); {CURE}"
+        )
+
+
+def shown(value: float) -> str:
+    """Return a number as it is written."""
+    return f"{value:.{DIGITS}g}"
+
+
+def correlation(
+    first: Sequence[float] | npt.NDArray[Any], second: Sequence[float] | npt.NDArray[Any]
+) -> float | None:
+    """Return Pearson's correlation; None where it is undefined: one side is constant."""
+    one, other = (np.asarray(each, dtype=np.float64) for each in (first, second))
+    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    one, other = one - one.mean(), other - other.mean()
+    below = np.linalg.norm(one) * np.linalg.norm(other)
+    return float(np.clip(one @ other / below, -1, 1)) if below > 0 else None
+
+
+def average_ranks(values: Sequence[float]) -> npt.NDArray[Any]:
+    """Return the rank of each value from 1; equal values share the mean of their ranks."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
+    """Return the numbers of examples that have one."""
+    return np.array([each.value for each in examples], dtype=np.float64)
+
+
+@dataclass(kw_only=True)
+class NumberTable(Table):
+    """Own tables whose column of the label holds a number for each text; see `tasks.table`."""
+
+    task: ClassVar[type[Task]] = RegressionTask
+    numbers: ClassVar[bool] = True
+    most_labels: ClassVar[float] = math.inf
+
+    def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> float:
+        """Return the number in a row."""
+        text = plain_number(super().label_in(record, columns, name, labels))
+        problem = problem_of(text)
+        if problem is not None:
+            raise DataError(
+                f"{name}, line {record.line}: {text!r:.80} in {columns.label!r} {problem}; "
+                "data=table takes names of classes."
+            )
+        return float(text)
+
+    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
+        """Return none: a number is no name."""
+        return ()
+
+    def of_rows(
+        self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+    ) -> list[NumberExample]:
+        """See `Table`."""
+        return [NumberExample(row.text, row.label, row.pair, row.line) for row in rows]
+
+    def check(self, task: Task, train: Sequence[NumberExample], where: str) -> None:
+        """See `LabelledSource`; of names of labels there is nothing to say."""
+        task.check(train, where)
+
+
+def problem_of(text: str) -> str | None:
+    """Return why a text is no number that can be learnt, or None."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        return "is no number"
+    return None if abs(value) <= _MOST else "is more than 32 bits hold, 3e38"
+
+
+@dataclass(eq=False, repr=False)
+class Regression(SequenceObjective):
+    """Squared error of a number, from one vector for each text; see `SequenceObjective`.
+
+    The head learns z = (y - m) / s, with the mean m and the deviation s of the training numbers y,
+    so that neither rate nor initialisation depends on their unit. Answers and measures but for the
+    loss are in that unit.
+
+    Args:
+        loss: `mse`, or `huber`: the absolute error beyond one deviation.
+        standardise: Whether the head learns z; else it learns y itself.
+        clip: The lowest and the highest answer; None: any number.
+        options: Those of `SequenceObjective`.
+    """
+
+    task = "regression"
+    problem_type: ClassVar[str | None] = "regression"
+    num_outputs = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("mse", higher_is_better=False),
+        Metric("mae", higher_is_better=False),
+        Metric("loss", higher_is_better=False, per_example=True),
+    )
+    task_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("pearson", higher_is_better=True, headline=True),
+        Metric("spearman", higher_is_better=True),
+    )
+
+    loss: Literal["mse", "huber"] = field(default="mse", kw_only=True)
+    standardise: bool = field(default=True, kw_only=True)
+    clip: tuple[float, float] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("loss", self.loss, ("mse", "huber"), ValueError)
+        if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
+            raise ValueError(f"clip is {list(self.clip)}, expected [LOWEST, HIGHEST]")
+
+    def unit_of(self, task: Task | None) -> tuple[float, float]:
+        """See `SequenceObjective`."""
+        if not self.standardise or not isinstance(task, RegressionTask):
+            return 0.0, 1.0
+        return task.mean, task.scale
+
+    def left_out_of_exports(self, task: Task | None) -> tuple[str, ...]:
+        """See `SequenceObjective`."""
+        bounded = self.clip is not None
+        return ("objective.clip, so that answers are not bounded",) if bounded else ()
+
+    def values(self, outputs_B1: Tensor) -> Tensor:
+        """Return the head's output in the unit of the numbers, `[B]`."""
+        mean, scale = self.unit_of(self.info.task)
+        values_B = outputs_B1.squeeze(1).double() * scale + mean
+        return values_B if self.clip is None else values_B.clamp(*self.clip)
+
+    def scores_of(self, answers_BN: Tensor) -> Tensor:
+        """Return the numbers as the head learns them."""
+        mean, scale = self.unit_of(self.info.task)
+        return (answers_BN - mean) / scale
+
+    def softened(self, scores_BN: Tensor, temperature: float) -> Tensor:
+        """Return the scores: a number has no temperature."""
+        return scores_BN
+
+    def sureness(self, scores_BN: Tensor) -> Tensor:
+        """Return 1: a number does not say how sure it is."""
+        return torch.ones_like(scores_BN[:, 0])
+
+    def divergence(self, target_BN: Tensor, scores_BN: Tensor) -> Tensor:
+        """Return the squared difference, `[B]`."""
+        return (target_BN - scores_BN).square().sum(1)
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """See `Objective`."""
+        mean, scale = self.unit_of(self.info.task)
+        target_B = ((batch["value"] - mean) / scale).float()
+        measure = F.mse_loss if self.loss == "mse" else F.huber_loss
+        return measure(outputs.squeeze(1), target_B, reduction="none")
+
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed loss, squared and absolute error."""
+        error_B = self.values(outputs) - batch["value"]
+        squared, absolute = error_B.square().sum(), error_B.abs().sum()
+        return {**super().tallies(outputs, batch), "mse": squared, "mae": absolute}
+
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the numbers, `value` `[B]`."""
+        return {"value": self.values(outputs)}
+
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        """Return each text's number and the predicted one."""
+        both = zip(batch["value"].tolist(), self.values(outputs).tolist(), strict=True)
+        return [(shown(wanted), shown(said)) for wanted, said in both]
