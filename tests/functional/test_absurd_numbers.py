@@ -72,7 +72,7 @@ def refused(transfer, corpus, tiny, loop, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+@pytest.mark.parametrize("command", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "value",
     [

@@ -271,6 +271,7 @@ def test_the_fisher_information_is_estimated_once(transfer, adapting, fisher_fil
     assert "of 4 sequences" not in second.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["adaptation.penalty.sequences=3"], ["adaptation.penalty.fisher=empirical"]]
 )
@@ -284,6 +285,7 @@ def test_other_fisher_information_has_a_file_of_its_own(words, transfer, adaptin
     assert fisher_files().items() > files.items()
 
 
+@pytest.mark.slow
 def test_fisher_information_of_changed_weights_is_not_taken_for_that_of_the_checkpoint(
     transfer, adapting, fisher_files, tmp_path
 ):

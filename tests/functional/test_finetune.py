@@ -126,7 +126,14 @@ def test_a_further_loss_trains_beside_the_first(finetune, pretrained):
 # --- what it starts from -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["", "model", "checkpoints/step-00000004", "checkpoints/best"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        "checkpoints/best",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("model", "checkpoints/step-00000004")),
+    ],
+)
 def test_it_starts_from_a_run_its_model_or_a_checkpoint(finetune, pretrained, place):
     ended, run = finetune(f"init_from={pretrained / place}", "adaptation=frozen", "loop.steps=1")
 

@@ -85,7 +85,9 @@ def test_nor_is_it_scored_exported_or_trained_on(copied, ask, name, command):
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("name", MODEL)
+@pytest.mark.parametrize(
+    "name", [MODEL[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODEL[1:])]
+)
 def test_nor_is_one_on_which_another_was_trained(pretrained, transfer, tmp_path, ask, name):
     base = shutil.copytree(pretrained, tmp_path / "base")
     words = ("data=sample_questions", f"init_from={base}", "adaptation=lora", "loop.steps=1")

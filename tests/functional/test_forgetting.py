@@ -147,6 +147,7 @@ def test_it_can_be_measured_on_a_text_of_ones_own(adapt, pretrained_score, corpu
     assert found["before"]["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_it_can_be_measured_on_a_data_set(adapt):
     _, found = adapt("frozen", "data@forgetting.data=sample_text", "forgetting.blocks=5")
 
@@ -177,6 +178,7 @@ def test_a_moved_text_is_replaced_by_a_named_one(transfer, adapting, deep_words,
 # --- of which model ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_adaptation_is_measured_on_the_first_pretraining(
     adapt, transfer, adapting, read_json, tmp_path
 ):
@@ -190,6 +192,7 @@ def test_a_second_adaptation_is_measured_on_the_first_pretraining(
     assert found["after"] == found["before"]
 
 
+@pytest.mark.slow
 def test_a_masked_model_is_measured_by_what_it_restores(
     transfer, deep_words, adapting, read_json, tmp_path
 ):

@@ -117,7 +117,13 @@ def test_a_description_of_more_than_the_weights_hold_takes_no_memory(
 
 
 @pytest.mark.parametrize("name", ["environment.json", "presets.json", "status.json"])
-@pytest.mark.parametrize("content", ["[]", "[" * 100_000, '{"command": [1]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("[]", '{"command": [1]}')),
+    ],
+)
 def test_a_damaged_small_file_is_no_traceback(transfer, stranger, name, content):
     (stranger / name).write_text(content)
 

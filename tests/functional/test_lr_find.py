@@ -108,6 +108,7 @@ def test_the_line_to_type_next_starts_a_run(found, transfer):
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own_configs_stays_in_the_line(transfer, pretrained):
     transfer("init", "configs", "--from", "schedule=linear")
 
@@ -135,6 +136,7 @@ def test_folders_are_named_by_time_and_are_no_runs(transfer, tmp_path, pretraine
     assert again.err.endswith(f"run.dir: {folder} is not empty; choose a new or an empty folder\n")
 
 
+@pytest.mark.slow
 def test_pretraining_has_its_rate_found_too(transfer, tmp_path, tiny, corpus):
     ended = transfer("lr-find", "pretrain", "data=text", f"data.train={corpus}", *tiny, *STEPS,
                      "optimizer=muon", "device=cpu", "loop.batch=8", "run.dir=rates")  # fmt: skip

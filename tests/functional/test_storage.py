@@ -194,6 +194,7 @@ def test_a_second_task_begins_where_the_first_one_ended(
     assert predictions("second").shape == (30, 3)
 
 
+@pytest.mark.slow
 def test_a_head_of_as_many_other_labels_is_another_head(run_on, deep, tmp_path):
     run_on(deep, "first", "frozen")
     rows = [f"the tower number {n},{['red', 'green'][n % 2]}" for n in range(30)]
@@ -228,6 +229,7 @@ def test_the_same_task_again_goes_on_with_its_head(run_on, deep):
     assert stored("second").keys() == stored("first").keys()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_partly_stored_run_can_be_the_start(run_on, deep):
     run_on(deep, "first", "adapters", "checkpoint.every=2 steps", "checkpoint.keep=2")
 
@@ -275,6 +277,7 @@ def test_merged_edits_leave_a_plain_model_with_the_same_answers(
     assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_an_edit_that_cannot_be_merged_stays_beside_one_that_can(run_on, predictions, deep):
     both = "adaptation/edits=[lora,new_rows]"
     run_on(deep, "apart", "lora", both)
@@ -287,6 +290,7 @@ def test_an_edit_that_cannot_be_merged_stays_beside_one_that_can(run_on, predict
     assert torch.allclose(predictions("merged"), predictions("apart"), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_merged_model_can_be_the_start_of_another_run(run_on, deep):
     run_on(deep, "merged", "lora", "adaptation.store=merged")
 
@@ -295,6 +299,7 @@ def test_a_merged_model_can_be_the_start_of_another_run(run_on, deep):
     assert open_pretrained("again").tensors().keys() == stored("merged").keys()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_merged_run_keeps_its_updates(run_on, deep):
     run_on(
         deep,
@@ -343,6 +348,7 @@ def test_a_head_that_is_taken_over_keeps_its_pooling(transfer, adapting, read_js
     assert read_json(Path("second/model/model.json"))["objective"]["pooling"] == own
 
 
+@pytest.mark.slow
 def test_the_pretraining_is_found_where_a_moved_base_lies_now(transfer, adapting, tmp_path, deep):
     here = shutil.copytree(deep, tmp_path / "here")
     words = [word for word in adapting("lora") if not word.startswith("init_from=")]

@@ -101,6 +101,7 @@ def test_a_stream_may_have_a_batch_of_its_own(run, drawn):
     assert {count for name, count in drawn if name == "main"} == {8}
 
 
+@pytest.mark.slow
 def test_a_validation_may_score_some_examples_of_a_stream(run, read_json):
     run("multitask", "streams.second.scored=1", "run.dir=some")
     run("multitask", "streams.second.scored=null", "run.dir=whole")
@@ -193,6 +194,7 @@ def test_a_frozen_backbone_under_two_heads(run, second_task, deep):
     assert all(np.array_equal(before[name], after[name]) for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("monitor", "best"),
     [("more/loss", min), ("more/accuracy", max)],

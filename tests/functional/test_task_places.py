@@ -20,7 +20,6 @@ from tests.task_kinds import CITIES, asked, sentence
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.batch import IGNORE
-from transfer_cli.config.locate import conf_dir
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.span.task import SpanExample
@@ -58,9 +57,6 @@ def test_what_is_exported_gives_the_same_scores(transfer, task_run, kind):
 
 
 # --- answers cut from texts ----------------------------------------------------------------------
-
-OF_WHOLE_TEXTS = {"distil", "self_training", "uda", "cvt", "pet"}
-PRESETS = sorted({p.stem for p in (conf_dir() / "adaptation").glob("*.yaml")} - OF_WHOLE_TEXTS)
 
 
 def test_answers_have_their_place_in_the_text(transfer, task_run, tmp_path):
@@ -163,22 +159,6 @@ def test_a_published_reader_is_adapted_and_exported_as_one(transfer, task_words,
     model = lib.AutoModelForQuestionAnswering.from_pretrained("to")
     assert type(model) is type(before)
     assert torch.allclose(model.qa_outputs.weight, before.qa_outputs.weight, atol=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_adapts_it_beside_an_auxiliary_loss(
-    transfer, task_words, adapting, preset, read_json
-):
-    words = task_words("span")
-    asked = [word for word in adapting(preset) if word.startswith(("adapt", "streams", "data@"))]
-    asked += ["adaptation.plan.count=1"] if preset == "top_k" else []
-    asked += [] if preset in ("frozen", "feature_extraction") else ["+objective@losses.lm2=clm"]
-
-    ended = transfer(*words, *asked, "loop.steps=12", "run.dir=run")
-
-    assert ended.code == 0, ended.err
-    assert 0 <= read_json("run/results.json")["measures"]["validation"]["f1"] <= 100
 
 
 @pytest.mark.slow
