@@ -195,18 +195,23 @@ def corpus(tmp_path_factory):
     return file
 
 
+def table_of_questions(file, count, person):
+    """Write so many questions about places and persons in turn; return the file."""
+    rows = [
+        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
+        if n % 2
+        else f"{person.format(CITIES[n % 6], n)},person"
+        for n in range(count)
+    ]
+    file.write_text("\n".join(["text,label", *rows]) + "\n")
+    return file
+
+
 @pytest.fixture(scope="session")
 def questions(tmp_path_factory):
     """Return a table of 60 questions with two labels."""
     file = tmp_path_factory.mktemp("questions") / "questions.csv"
-    rows = [
-        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
-        if n % 2
-        else f"Who built the one in {CITIES[n % 6]} numbered {n} ?,person"
-        for n in range(60)
-    ]
-    file.write_text("\n".join(["text,label", *rows]) + "\n")
-    return file
+    return table_of_questions(file, 60, "Who built the one in {} numbered {} ?")
 
 
 @pytest.fixture(scope="session")
@@ -477,14 +482,7 @@ def deep(tmp_path_factory, deep_words):
 def few_questions(tmp_path_factory):
     """Return a table of 30 questions with two labels, of which 6 are held out."""
     file = tmp_path_factory.mktemp("few") / "few.csv"
-    rows = [
-        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
-        if n % 2
-        else f"Who built the one in {CITIES[n % 6]} ?,person"
-        for n in range(30)
-    ]
-    file.write_text("\n".join(["text,label", *rows]) + "\n")
-    return file
+    return table_of_questions(file, 30, "Who built the one in {} ?")
 
 
 @pytest.fixture(scope="session")
