@@ -42,6 +42,9 @@ KINDS = {
     "full": QUESTIONS,
     "frozen": f"{QUESTIONS} adaptation=frozen",
     "bucketed": f"{QUESTIONS} loop.bucket=true",
+    "stages": f"finetune {{adapting gradual_unfreezing}} {OFTEN}",
+    "penalty": f"finetune {{adapting ewc}} {OFTEN}",
+    "streams": f"finetune {{adapting multitask}} {OFTEN}",
     "solved": (
         f"{FEW} experiment=quick init_from={{deep}} loop.batch=1000 "
         "optimizer.weight_decay=[1e-1,3e-2,1e-2,3e-3,1e-3,3e-4]"

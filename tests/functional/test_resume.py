@@ -27,8 +27,8 @@ pytestmark = pytest.mark.functional
 ROOT = Path(__file__).parents[2]
 
 QUICK = (
-    "clm", "mlm", "muon", "memory", "static", "corrupted", "full", "bucketed", "choice",
-    "regression", "text_to_text",
+    "clm", "mlm", "muon", "memory", "static", "corrupted", "full", "bucketed", "stages",
+    "streams", "choice", "regression", "text_to_text",
 )  # fmt: skip
 """Kinds of runs that are stopped in the quick tests."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.functional.conftest import LOOP, TINY
 from transfer_cli.config.locate import conf_dir
 
 pytestmark = pytest.mark.functional
@@ -37,10 +38,8 @@ exit "$highest"
 """
 
 PRETRAIN = (
-    "pretrain", "data=sample_text", "data.length=32", "model=tiny", "model.width=32",
-    "model.heads=2", "model.depth=1", "model.feedforward=64", "model.positions=32",
-    "tokenizer.size=600", "device=cpu", "loop.batch=8", "loop.log_every=1",
-    "loop.evaluate_every=20 steps", "checkpoint.every=500 steps",
+    "pretrain", "data=sample_text", "data.length=32", *TINY, *LOOP, "loop.evaluate_every=20 steps",
+    "checkpoint.every=500 steps",
 )  # fmt: skip
 
 

@@ -22,9 +22,6 @@ pytestmark = pytest.mark.functional
 
 PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
 
-OF_EACH_STATE = ("adapters", "lora", "gradual_unfreezing", "chain_thaw", "ewc", "multitask")
-"""Others keep what some of these keep of their stages, penalties, streams and parts."""
-
 
 def config_of(run, **changes):
     """Return the config of a run with other values, which spares a test composing it again."""
@@ -100,10 +97,7 @@ def assert_same(run, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset",
-    [pytest.param(n, marks=[] if n in OF_EACH_STATE else [pytest.mark.slow]) for n in PRESETS],
-)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_stopped_in_and_between_all_stages_it_ends_as_if_it_was_not(
     preset, adapted, stopped_again_and_again
 ):
@@ -220,20 +214,6 @@ def test_forgetting_is_measured_from_the_very_start_after_a_resume(
 
     assert_same(again, tmp_path / "whole")
     assert read_json(again / "results.json")["forgetting"]["before"]["loss"] > 0
-
-
-def test_a_run_in_stages_is_resumed_by_its_command(transfer, stop_after, adapting, adapted):
-    words = adapting("gradual_unfreezing", "run.dir=run")
-
-    stop_after(6)
-    ended = transfer("finetune", *words)
-    stop_after()
-    resumed = transfer("finetune", "resume=run")
-
-    assert ended.code == 75
-    assert resumed.code == 0, resumed.err
-    assert "stage 3 of 4, from step 7" in resumed.err
-    assert_same("run", adapted("gradual_unfreezing").run)
 
 
 def test_a_resume_is_held_to_the_backbone_that_the_run_began_with(
