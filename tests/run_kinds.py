@@ -42,6 +42,7 @@ KINDS = {
     "full": QUESTIONS,
     "frozen": f"{QUESTIONS} adaptation=frozen",
     "bucketed": f"{QUESTIONS} loop.bucket=true",
+    "forgetting": f"{QUESTIONS} forgetting.data=source",
     "stages": f"finetune {{adapting gradual_unfreezing}} {OFTEN}",
     "penalty": f"finetune {{adapting ewc}} {OFTEN}",
     "streams": f"finetune {{adapting multitask}} {OFTEN}",

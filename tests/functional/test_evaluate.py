@@ -33,11 +33,16 @@ def trec(tmp_path):
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_split_scores_as_it_did_in_training(transfer, finetuned, read_json, split):
-    ended = transfer("evaluate", f"run={finetuned}", f"split={split}", "device=cpu")
+    words = (f"run={finetuned}", f"split={split}", "batch=1", "device=cpu", "output=out.json")
+
+    ended = transfer("evaluate", *words)
 
     assert ended.code == 0, ended.err
     expected = read_json(finetuned / "results.json")["measures"][split]
     assert measured(ended.out) == {split: pytest.approx(expected, rel=1e-4)}
+    written = read_json("out.json")
+    assert written["run"] == str(finetuned)
+    assert written["measures"][split] == pytest.approx(expected, rel=1e-5)
 
 
 def test_all_splits_that_there_are_are_scored(transfer, short_run, read_json):
@@ -71,16 +76,6 @@ def test_a_sliding_window_scores_the_same_tokens_with_more_before_them(
     assert len({round(loss, 6) for loss in losses.values()}) == 3
 
 
-def test_the_measures_are_written_to_a_file(transfer, finetuned, tmp_path, read_json):
-    ended = transfer("evaluate", f"run={finetuned}", "batch=1", "output=out.json", "device=cpu")
-
-    assert ended.code == 0, ended.err
-    found = read_json(tmp_path / "out.json")
-    expected = read_json(finetuned / "results.json")["measures"]["test"]
-    assert found["run"] == str(finetuned)
-    assert found["measures"]["test"] == pytest.approx(expected, rel=1e-5)
-
-
 def test_what_is_scored_is_counted_against_what_there_is(
     transfer, pretrained, questions, tmp_path, read_json
 ):
@@ -99,9 +94,11 @@ def test_what_is_scored_is_counted_against_what_there_is(
     assert counts["train"]["of"] == 60
 
 
-def test_the_size_of_a_text_is_said(transfer, short_run, corpus):
-    ended = transfer("evaluate", f"run={short_run}", "split=validation", "device=cpu")
+def test_without_a_test_split_validation_is_scored_and_its_size_said(transfer, short_run, corpus):
+    ended = transfer("evaluate", str(short_run), "device=cpu")
 
+    assert ended.code == 0, ended.err
+    assert set(measured(ended.out)) == {"validation"}
     said = next(line for line in ended.out.splitlines() if line.startswith("validation: scored"))
     assert f"of {corpus} (its other lines are trained on): " in said
     assert " bytes; in blocks of 64, without context" in said
@@ -207,13 +204,6 @@ def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, t
 
     assert ended.code == 0, ended.err
     assert "input: scored 2 of 2 examples of one.csv" in ended.out
-
-
-def test_without_a_test_split_validation_is_scored(transfer, short_run):
-    ended = transfer("evaluate", str(short_run), "device=cpu")
-
-    assert ended.code == 0, ended.err
-    assert set(measured(ended.out)) == {"validation"}
 
 
 def test_the_data_is_looked_for_where_the_run_found_it(

@@ -214,27 +214,19 @@ def test_the_own_edit_is_there_again_when_a_run_is_opened(transfer, scaled, prob
     assert len(probabilities("run")) == 30
 
 
+WITH_LORA = ("adaptation/edits=[scaled_attention,lora]", "adaptation.edits.lora.targets=[output]")
+
+
 @pytest.mark.slow
-def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, probabilities):
-    assert scaled("apart").code == 0
-    ended = scaled("merged", "adaptation.store=merged")
+@pytest.mark.parametrize("words", [(), WITH_LORA], ids=["alone", "beside lora"])
+def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, probabilities, words):
+    assert scaled("apart", *words).code == 0
+    ended = scaled("merged", *words, "adaptation.store=merged")
 
     assert ended.code == 0, ended.err
     assert {n for n in stored("merged") if n.startswith("backbone.")} == {
         n for n in stored(deep) if n.startswith("backbone.")
     }
-    assert not read_description(Path("merged/model")).edits
-    assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_lora_is_merged_beside_the_own_edit(scaled, probabilities):
-    both = (
-        "adaptation/edits=[scaled_attention,lora]", "adaptation.edits.lora.targets=[output]",
-    )  # fmt: skip
-    assert scaled("apart", *both).code == 0
-    assert scaled("merged", *both, "adaptation.store=merged").code == 0
-
     assert not read_description(Path("merged/model")).edits
     assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
 

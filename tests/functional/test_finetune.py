@@ -10,7 +10,6 @@ import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.weights import read_description
@@ -87,42 +86,6 @@ def test_the_tokenizer_and_the_shape_are_the_pretrained_models(pretrained, finet
     assert list(descriptions[1].labels) == LABELS
 
 
-# --- what trains ---------------------------------------------------------------------------------
-
-
-def test_full_fine_tuning_moves_everything(pretrained, finetuned):
-    before, after = backbone_of(pretrained / "model"), backbone_of(finetuned / "model")
-
-    assert before.keys() == after.keys()
-    moved = {name for name in before if not before[name].equal(after[name])}
-    assert {"backbone.token_embedding.weight"} <= moved
-    assert any(name.startswith("backbone.blocks.0.") for name in moved)
-
-
-def test_a_frozen_backbone_stays_as_it_is_bit_for_bit(finetune, pretrained, read_json):
-    _, run = finetune(f"init_from={pretrained}", "adaptation=frozen", "loop.steps=4")
-
-    assert same(backbone_of(pretrained / "model"), backbone_of(run / "model"))
-    parameters = read_json(run / "results.json")["parameters"]
-    assert parameters["trainable"] == 32 * 6 + 6 < parameters["total"]
-    rates = {key for record in read_metrics(run / "metrics.jsonl") for key in record}
-    assert "rate/head.class" in rates
-
-
-def test_a_further_loss_trains_beside_the_first(finetune, pretrained):
-    _, run = finetune(
-        f"init_from={pretrained}",
-        "+objective@losses.lm=clm",
-        "losses.lm.weight=0.5",
-        "loop.steps=2",
-    )
-
-    first = read_metrics(run / "metrics.jsonl")[0]
-    parts = {name: value for name, value in first.items() if name.startswith("loss/")}
-    assert set(parts) == {"loss/main/loss", "loss/lm/loss"}
-    assert first["loss"] == pytest.approx(parts["loss/main/loss"] + 0.5 * parts["loss/lm/loss"])
-
-
 # --- what it starts from -------------------------------------------------------------------------
 
 
@@ -156,18 +119,6 @@ def test_from_scratch_it_is_the_same_model_with_fresh_weights(finetune, pretrain
     assert not before[name].equal(after[name])
 
 
-def test_from_scratch_it_needs_no_pretrained_model(finetune, tiny):
-    _, run = finetune("init=scratch", "tokenizer=wordpiece", *tiny, "loop.steps=2")
-
-    assert read_description(run / "model").shape.width == 32
-
-
-def test_a_fine_tuned_run_can_be_the_start_of_another(finetune, finetuned):
-    ended, _ = finetune(f"init_from={finetuned}", "loop.steps=1")
-
-    assert "new:" not in ended.err
-
-
 # --- own data ------------------------------------------------------------------------------------
 
 
@@ -186,20 +137,6 @@ def test_an_own_table_is_divided_and_learnt(
     assert found["labels"] == ["person", "place"]
     assert set(found["measures"]) == {"validation"}
     assert found["measures"]["validation"]["accuracy"] == 1
-
-
-def test_pairs_of_texts_are_one_input(transfer, pretrained, loop, tmp_path):
-    rows = [f"the bridge {n},the {'bridge' if n % 2 else 'tower'} {n},{n % 2}" for n in range(40)]
-    (tmp_path / "pairs.csv").write_text("\n".join(["one,two,same", *rows]))
-    words = ("data=table", "data.train=pairs.csv", "data.text=one", "data.pair=two")
-
-    ended = transfer(
-        "finetune", *words, "data.label=same", f"init_from={pretrained}", *loop,
-        "loop.steps=2", "run.dir=run",
-    )  # fmt: skip
-
-    assert ended.code == 0, ended.err
-    assert read_description(tmp_path / "run" / "model").labels == ("0", "1")
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])

@@ -103,28 +103,6 @@ def test_a_pair_is_shown_as_two_texts(transfer, deep, tmp_path, loop):
         assert item.label == ("yes", "no")[int(number) % 2]
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_two_processes_write_the_items_of_one(shell, transfer, few_questions, deep, tmp_path):
-    words = (
-        "finetune", "data=table", f"data.train={few_questions}", "data.validation_share=0.2",
-        f"init_from={deep}", "device=cpu", "loop.batch=8", "loop.micro_batch=2", "loop.steps=3",
-        # The model has dropout, which is another one in each process: its steps are kept small.
-        "objective.dropout=0", "optimizer=sgd", "optimizer.lr=1e-4",
-    )  # fmt: skip
-    assert transfer(*words, "run.dir=one").code == 0
-    ended = shell(*words, "run.dir=two", "devices=2")
-    assert ended.wait(240) == 0, ended.stderr.read()
-    ended.communicate()
-
-    one, two = (items_of(run, "validation") for run in ("one", "two"))
-
-    assert len(one) == 6
-    for mine, theirs in zip(one, two, strict=True):
-        assert (mine.index, mine.label, mine.text) == (theirs.index, theirs.label, theirs.text)
-        assert mine.loss == pytest.approx(theirs.loss, rel=1e-4)
-
-
 # --- TensorBoard's HParams ---------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from tests import several
 from tests.records import read_metrics
 from tests.task_kinds import KINDS as TASKS
 from transfer_cli.config.locate import conf_dir
+from transfer_cli.runs.items import read_items
 
 pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
 
@@ -261,6 +262,10 @@ def test_two_processes_train_what_one_does(kind, parallel, words_of, still, tran
         found = load_file(Path("two", path.relative_to("one")))
         assert_close(found, load_file(path), rtol=1e-4, atol=1e-5)
     assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
+    one, two = (list(read_items(Path(run) / "items.jsonl", "validation")) for run in ("one", "two"))
+    for mine, theirs in zip(two, one, strict=True):
+        assert (mine.index, mine.label, mine.text) == (theirs.index, theirs.label, theirs.text)
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-3, abs=1e-5)
 
 
 PRESETS = sorted(

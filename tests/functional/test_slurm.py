@@ -92,25 +92,19 @@ def stand_in(tmp_path):
     return make
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "left", "said"),
+    [("stopped", 1, 75, "requeue 7\n"), ("failed", 1, 1, ""), ("finished", 0, 0, "")],
+)
 @pytest.mark.parametrize(("script", "command"), STARTERS)
-def test_a_stopped_run_queues_its_job_again(submit, stand_in, tmp_path, script, command):
-    stand_in(command, "stopped", 1)
-
-    code, _ = ended(submit(script, "pretrain", "run.dir=run", SLURM_JOB_ID="7"))
-
-    assert code == 75
-    assert (tmp_path / "said").read_text() == "requeue 7\n"
-
-
-@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("finished", 0)])
-@pytest.mark.parametrize(("script", "command"), STARTERS)
-def test_a_run_that_failed_or_ended_does_not(
-    submit, stand_in, tmp_path, script, command, status, code
+def test_a_stopped_run_alone_queues_its_job_again(
+    submit, stand_in, tmp_path, script, command, status, code, left, said
 ):
     stand_in(command, status, code)
+    (tmp_path / "said").touch()
 
-    assert ended(submit(script, "pretrain", "run.dir=run"))[0] == code
-    assert not (tmp_path / "said").exists()
+    assert ended(submit(script, "pretrain", "run.dir=run", SLURM_JOB_ID="7"))[0] == left
+    assert (tmp_path / "said").read_text() == said
 
 
 def test_torchrun_meets_on_the_first_machine(submit, stand_in):

@@ -203,19 +203,6 @@ def test_stages_with_patience_restore_a_heads_running_statistics(transfer, adapt
 # --- what else a run takes along ---------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_forgetting_is_measured_from_the_very_start_after_a_resume(
-    transfer, adapting, stopped_again_and_again, tmp_path, read_json
-):
-    words = adapting("full", "forgetting.data=source", "loop.steps=11")
-    assert transfer("finetune", *words, "run.dir=whole").code == 0
-
-    again = stopped_again_and_again(tmp_path / "whole", [5])
-
-    assert_same(again, tmp_path / "whole")
-    assert read_json(again / "results.json")["forgetting"]["before"]["loss"] > 0
-
-
 def test_a_resume_is_held_to_the_backbone_that_the_run_began_with(
     transfer, stop_after, adapting, deep, tmp_path
 ):
