@@ -76,14 +76,16 @@ def test_unlabelled_text_trains_and_is_measured_beside_the_task(run, drawn, read
     assert losses[-1] < losses[0]
 
 
-def test_a_step_has_the_loss_of_the_stream_that_it_drew(run, drawn):
-    run("multitask", "mixing.power=0")
+def test_a_step_has_the_batch_and_the_loss_of_the_stream_that_it_drew(run, drawn):
+    run("multitask", "streams.second.batch=3", "mixing.power=0")
 
-    for record, (name, _) in zip(records("train"), drawn, strict=True):
+    for record, (name, count) in zip(records("train"), drawn, strict=True):
+        assert count == {"main": 8, "second": 3}[name]
         terms = {key for key in record if key.startswith("loss/")}
         # One curve of a step's loss would mix what cannot be compared.
         assert terms == {f"loss/{name}/loss"}
         assert record["loss"] == pytest.approx(record[f"loss/{name}/loss"])
+    assert {name for name, _ in drawn} == {"main", "second"}
 
 
 def test_the_end_of_a_run_can_be_the_task_alone(run, drawn):
@@ -92,13 +94,6 @@ def test_the_end_of_a_run_can_be_the_task_alone(run, drawn):
     names = [name for name, _ in drawn]
     assert set(names[6:]) == {"main"}
     assert "second" in names[:6]
-
-
-def test_a_stream_may_have_a_batch_of_its_own(run, drawn):
-    run("multitask", "streams.second.batch=3", "mixing.power=0")
-
-    assert {count for name, count in drawn if name == "second"} == {3}
-    assert {count for name, count in drawn if name == "main"} == {8}
 
 
 @pytest.mark.slow
@@ -143,8 +138,10 @@ def test_annealed_sampling_ends_nearer_to_equal_parts(run, drawn):
 
 
 def test_a_second_task_has_its_own_head_labels_and_measures(run, second_task, drawn, read_json):
-    run("full", *second_task, "mixing.power=0", "loop.steps=16")
+    run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=16")
 
+    mixture = Mixture({"main": 24, "more": 30}, total=16, steps_per_epoch=6, seed=5, power=0)
+    assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(16)]
     assert {name for name, _ in drawn} == {"main", "more"}
     found = records("validation")[-1]
     assert {"accuracy", "more/accuracy", "more/loss", "more/macro_f1"} <= found.keys()
@@ -206,10 +203,3 @@ def test_what_is_best_can_be_decided_by_the_second_task(monitor, best, run, seco
     found = {r["step"]: r[monitor] for r in records("validation")}
     assert len(set(found.values())) > 1
     assert found[read_json("run/results.json")["best_step"]] == best(found.values())
-
-
-def test_a_stream_that_is_drawn_is_that_of_the_mixture(run, second_task, drawn):
-    run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=10")
-
-    mixture = Mixture({"main": 24, "more": 30}, total=10, steps_per_epoch=6, seed=5, power=0)
-    assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(10)]
