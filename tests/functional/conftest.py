@@ -47,6 +47,13 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
+def pytest_collection_modifyitems(items):
+    """Mark the tests of this folder."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.functional)
+
+
 @dataclasses.dataclass(frozen=True)
 class Ended:
     """What is left of a command: its exit code and all that it wrote."""

@@ -15,8 +15,6 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config.schema import FinetuneConfig
 
-pytestmark = pytest.mark.functional
-
 
 def config_of(run):
     """Return the config of a run, as the command composed it."""

@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 from tests.functional.conftest import LOOP
 from transfer_cli.runs.items import read_items
 
-pytestmark = pytest.mark.functional
-
 ITEM = "{text} It is the"
 AT_ONCE = ("optimizer.lr=1e-30", "loop.steps=1", "loop.evaluate_every=1 steps")
 

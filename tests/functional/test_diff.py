@@ -6,8 +6,6 @@ import pytest
 
 from tests.fake_runs import write_run
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def two(tmp_path):

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.functional
-
 
 def measured(out):
     """Return what was printed as split -> measure -> number."""

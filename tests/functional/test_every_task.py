@@ -7,8 +7,6 @@ import pytest
 
 from transfer_cli.config.locate import conf_dir
 
-pytestmark = pytest.mark.functional
-
 PRESETS = sorted(
     path.stem
     for path in (conf_dir() / "adaptation").glob("*.yaml")

@@ -8,9 +8,7 @@ import pytest
 
 from transfer_cli.report import sections
 
-pytestmark = [
-    pytest.mark.functional, pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 MINE = ("--plugin", "mylab", "--config-dir", "conf")

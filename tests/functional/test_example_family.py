@@ -19,7 +19,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("mylab")]
+pytestmark = pytest.mark.usefixtures("mylab")
 
 PLUGIN = ("--plugin", "mylab")
 WIDTH, HEADS, DEPTH, INNER, POSITIONS = 16, 4, 2, 24, 40

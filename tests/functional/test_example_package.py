@@ -21,8 +21,6 @@ from transfer_cli.testing.edits import check_edit
 from transfer_cli.testing.objectives import check_objective
 from transfer_cli.testing.plans import check_plan
 
-pytestmark = pytest.mark.functional
-
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
 QUICK = {
     "pretrain": ("device=cpu", "loop.steps=4", "schedule.warmup=1"),

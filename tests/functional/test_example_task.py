@@ -8,8 +8,6 @@ import pytest
 from tests.records import read_metrics
 from transfer_cli.model.weights import read_description
 
-pytestmark = pytest.mark.functional
-
 OWN = ("--plugin", "mylab", "--config-dir", "conf")
 DATA = (
     "data=tagged_words", "objective=tag_words", "data.train=names/train.jsonl",

@@ -10,8 +10,6 @@ from tests import published, tiny
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def fill(transfer, language_model):

@@ -14,8 +14,6 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.weights import read_description
 
-pytestmark = pytest.mark.functional
-
 LABELS = ["animal", "city", "disease", "mineral", "person", "river"]
 TASK_MEASURES = {"loss", "accuracy", "error_rate", "macro_f1"}
 

@@ -12,8 +12,6 @@ from tests.unit.test_docs import quoted, table
 ROOT = Path(transfer_cli.__file__).parent
 FIRST_STEP = ("engine/step.py", "TrainStep.__call__")
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def called():

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.functional
-
 MODEL = ("weights.safetensors", "model.json", "tokenizer.json", "meta.json")
 STEP = "step-00000006"
 

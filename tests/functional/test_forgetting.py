@@ -17,8 +17,6 @@ from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 
-pytestmark = pytest.mark.functional
-
 FP32 = Precision("fp32", torch.device("cpu"))
 
 MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}

@@ -13,8 +13,6 @@ from tests.published import publish
 from transfer_cli.assembly import run as assembly
 from transfer_cli.model.weights import read_weights
 
-pytestmark = pytest.mark.functional
-
 # --- states --------------------------------------------------------------------------------------
 
 SAME = ("metrics.jsonl", "results.json", "items.jsonl", "model/weights.safetensors")

@@ -16,8 +16,6 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.cli import main
 from transfer_cli.generation.decoding import Sampling
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def type_in(monkeypatch):

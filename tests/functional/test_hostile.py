@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = pytest.mark.functional
-
 MIB = 2**20
 
 

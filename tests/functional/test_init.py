@@ -11,8 +11,6 @@ import pytest
 from transfer_cli.commands import init as init_module
 from transfer_cli.commands.init import STARTERS
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def configs(transfer, tmp_path):

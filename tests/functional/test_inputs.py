@@ -41,8 +41,6 @@ import yaml
 
 from tests.functional.conftest import Places
 
-pytestmark = pytest.mark.functional
-
 TABLES = Path(__file__).parents[1] / "inputs"
 
 KEYS = {

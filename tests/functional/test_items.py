@@ -8,8 +8,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from transfer_cli.runs.items import read_items
 
-pytestmark = pytest.mark.functional
-
 
 def items_of(run, split):
     return list(read_items(Path(run) / "items.jsonl", split))

@@ -14,7 +14,6 @@ from tests.long.compare_runs import differences
 from tests.records import read_metrics
 
 pytestmark = [
-    pytest.mark.functional,
     pytest.mark.multiprocess,
     pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs a POSIX system"),
 ]

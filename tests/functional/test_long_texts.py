@@ -10,8 +10,6 @@ from torch.testing import assert_close
 
 from tests.functional.conftest import LOOP
 
-pytestmark = pytest.mark.functional
-
 # --- memory --------------------------------------------------------------------------------------
 
 XL = (

@@ -3,10 +3,7 @@
 import json
 from importlib import metadata
 
-import pytest
 import torch
-
-pytestmark = pytest.mark.functional
 
 # --- info ----------------------------------------------------------------------------------------
 

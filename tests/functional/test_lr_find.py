@@ -14,8 +14,6 @@ import yaml
 from transfer_cli.cli import main
 from transfer_cli.errors import pip_install
 
-pytestmark = pytest.mark.functional
-
 STEPS = ("lr_find.steps=40", "lr_find.start=1e-5")
 
 SAMPLE = ("data=sample_questions", "device=cpu", "loop.batch=32")

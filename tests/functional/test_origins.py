@@ -9,8 +9,6 @@ import pytest
 from tests.functional.conftest import LOOP, TINY
 from tests.origins import rows, write_table
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def here(begun, tmp_path, transfer):

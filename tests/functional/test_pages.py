@@ -17,8 +17,6 @@ from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
 
-pytestmark = pytest.mark.functional
-
 DOCS = conf_dir().parent / "docs"
 
 

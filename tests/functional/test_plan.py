@@ -10,8 +10,6 @@ import pytest
 from tests.records import read_metrics
 from transfer_cli.commands import plan
 
-pytestmark = pytest.mark.functional
-
 STAGE = re.compile(r" +(\d+) +([\d,]+)-([\d,]+) +([\d,]+) \(([\d.]+) %\)  (\S.*)")
 
 

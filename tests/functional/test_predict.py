@@ -13,8 +13,6 @@ import pytest
 from transfer_cli.cli import main
 from transfer_cli.commands.predict import predict as predicting
 
-pytestmark = pytest.mark.functional
-
 TEXTS = [
     "What is the longest line in this file , which is long indeed ?",
     "Who ?",

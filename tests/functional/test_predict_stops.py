@@ -11,8 +11,6 @@ import pytest
 
 from transfer_cli.commands.predict import predict as predicting
 
-pytestmark = pytest.mark.functional
-
 TEXTS = [f'Where is the "bridge", number {n} ?' for n in range(40)]
 
 

@@ -12,8 +12,6 @@ from tests.records import read_metrics
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.weights import read_description, read_weights
 
-pytestmark = pytest.mark.functional
-
 FILES = {
     "config.yaml", "overrides.txt", "presets.json", "environment.json", "status.json",
     "results.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "plan.txt",

@@ -14,8 +14,6 @@ from tests.published import reference
 from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 
-pytestmark = pytest.mark.functional
-
 PAIR = "+objective@losses.pair=sentence_pair"
 WORDS = (
     "pretrain", "objective=mlm", "data=sample_text", "model=toy", "model.width=16",

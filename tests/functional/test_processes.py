@@ -19,7 +19,7 @@ from tests.task_kinds import KINDS as TASKS
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.runs.items import read_items
 
-pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
+pytestmark = pytest.mark.multiprocess
 
 FAULTY = '''
 import os, signal, time

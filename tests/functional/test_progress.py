@@ -5,8 +5,6 @@ import pytest
 from tests.functional.conftest import LOOP
 from transfer_cli import progress as module
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def shown(monkeypatch):

@@ -12,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from tests.functional.conftest import LOOP
 from tests.published import publish
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def refused(transfer, tmp_path, questions):

@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 
 from tests.records import read_metrics
 
-pytestmark = pytest.mark.functional
-
 SAME = ("metrics.jsonl", "results.json", "items.jsonl", "model/weights.safetensors")
 
 

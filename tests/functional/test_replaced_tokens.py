@@ -17,8 +17,6 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding
 
-pytestmark = pytest.mark.functional
-
 WORDS = (
     "pretrain", "objective=replaced_tokens", "objective.width=0.5", "data=sample_text",
     "model=toy", "model.width=16", "model.heads=2", "model.feedforward=24", "tokenizer.size=600",

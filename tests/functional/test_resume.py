@@ -22,8 +22,6 @@ from transfer_cli.runs import environment
 from transfer_cli.runs.environment import computing_threads
 from transfer_cli.training.trainer import Trainer
 
-pytestmark = pytest.mark.functional
-
 ROOT = Path(__file__).parents[2]
 
 QUICK = (

@@ -9,8 +9,6 @@ import pytest
 from tests.fake_runs import write_sweep
 from transfer_cli.runs.sweep import SweepJob
 
-pytestmark = pytest.mark.functional
-
 
 def sweep_of(run, folder, *, failed=None):
     """Write a sweep of two runs: one that learnt nothing, with no error, and a copy of `run`."""

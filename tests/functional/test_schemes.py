@@ -16,8 +16,6 @@ from transfer_cli.config.locate import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.model.weights import backbone_hash, read_description
 
-pytestmark = pytest.mark.functional
-
 PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
 
 QUICK = (

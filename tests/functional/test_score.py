@@ -11,8 +11,6 @@ import torch
 from tests import published
 from transfer_cli.runs.items import read_items
 
-pytestmark = pytest.mark.functional
-
 PAIRS = [
     ("Where is the river ?", "Where the is river ?"),
     ("How many are there ?", "How there are many ?"),

@@ -14,8 +14,6 @@ import pytest
 from tests import several
 from tests.records import read_metrics
 
-pytestmark = pytest.mark.functional
-
 SYLLABLES = ["".join(pair) for pair in itertools.product("bdfglmnprst", "aeiou")]
 
 

@@ -13,8 +13,6 @@ import pytest
 from tests.functional.conftest import LOOP, TINY
 from transfer_cli.config.locate import conf_dir
 
-pytestmark = pytest.mark.functional
-
 SCRIPTS = conf_dir().parent / "scripts"
 BOTH = ("slurm.sbatch", "slurm_per_gpu.sbatch")
 STARTERS = [(BOTH[0], "torchrun"), (BOTH[1], "python")]

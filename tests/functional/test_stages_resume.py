@@ -18,8 +18,6 @@ from transfer_cli.engine.step import TrainStep
 from transfer_cli.errors import StoppedError
 from transfer_cli.training.train import train
 
-pytestmark = pytest.mark.functional
-
 PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
 
 

@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.model.weights import backbone_hash, read_description
 
-pytestmark = pytest.mark.functional
-
 LARGER = ("loop.steps=4", "schedule=constant", "loop.evaluate_every=2 steps")
 
 

@@ -11,8 +11,6 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import Mixture
 
-pytestmark = pytest.mark.functional
-
 CONSTANT = ("schedule=constant",)
 
 

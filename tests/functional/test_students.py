@@ -12,8 +12,6 @@ from torch.testing import assert_close
 from tests import several
 from tests.functional.conftest import TINY
 
-pytestmark = pytest.mark.functional
-
 STEPS = ("device=cpu", "loop.batch=8", "loop.steps=4", "schedule=constant")
 DISTIL = ("objective=distil_lm", "objective.teachers=[{teacher}]")
 RELATE = ("objective=relation_distillation", "objective.teachers=[{teacher}]")

@@ -10,8 +10,6 @@ import pytest
 
 from transfer_cli.cli import main
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):

@@ -15,8 +15,6 @@ from tests.published import TEXT, publish, reference
 from tests.task_kinds import PLACES, choice, turn
 from transfer_cli.data import sample
 
-pytestmark = pytest.mark.functional
-
 # --- numbers or labels of a text -----------------------------------------------------------------
 
 OF_TEXTS = {

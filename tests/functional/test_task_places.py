@@ -25,8 +25,6 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.span.task import SpanExample
 from transfer_cli.tasks.tagging.task import TagExample, TaggingTask
 
-pytestmark = pytest.mark.functional
-
 # --- places in a text ----------------------------------------------------------------------------
 
 HEADS = {

@@ -9,8 +9,6 @@ import pytest
 
 from tests.task_kinds import KINDS
 
-pytestmark = pytest.mark.functional
-
 HEADLINES = {"text_to_text": "perplexity"}
 """Of kinds whose answers are not judged by the first measure of their record."""
 

@@ -12,7 +12,6 @@ LOSS_WHEN_READ = {"pretrain": 1.8, "pretrain_mlm": 4.6}
 SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 
 
-@pytest.mark.functional
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "experiment", ["pretrain", pytest.param("pretrain_mlm", marks=pytest.mark.slow)]

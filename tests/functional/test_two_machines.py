@@ -10,7 +10,7 @@ import pytest
 from tests.functional.conftest import LOOP, TINY
 from tests.several import ROOT, torchrun
 
-pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
+pytestmark = pytest.mark.multiprocess
 
 # In a user namespace, whoever started it may make networks; `ip netns` keeps their names in /run.
 CABLE = """

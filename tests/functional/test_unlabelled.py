@@ -14,8 +14,6 @@ from tests.functional.conftest import TINY
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.data.loader import StepDataLoader
 
-pytestmark = pytest.mark.functional
-
 TEACHING = ("distil", "self_training")
 
 

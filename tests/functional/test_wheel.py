@@ -14,7 +14,6 @@ from transfer_cli.config.locate import conf_dir
 PROJECT = conf_dir().parent
 
 pytestmark = [
-    pytest.mark.functional,
     pytest.mark.slow,
     pytest.mark.skipif(
         not (PROJECT / "pyproject.toml").is_file(), reason="needs the project's own folder"
