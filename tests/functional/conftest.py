@@ -62,6 +62,11 @@ class Ended:
     out: str
     err: str
 
+    def ok(self):
+        """Return it, which has ended well."""
+        assert self.code == 0, self.err
+        return self
+
 
 class Places(dict):
     """What stands for the words in braces, made when it is asked for."""

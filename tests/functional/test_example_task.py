@@ -23,8 +23,7 @@ def tagged(transfer, mylab, deep):
     ended = transfer(
         "finetune", *OWN, *DATA, *SMALL, f"init_from={deep}", "run.dir=tagger", "loop.epochs=20",
         "loop.evaluate_every=5 epochs", "loop.monitor=span_f1", "data.length=10",
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
+    ).ok()  # fmt: skip
     assert "span_f1" in ended.out
     return Path("tagger")
 
@@ -61,8 +60,7 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     assert right / words == pytest.approx(results["measures"]["test"]["accuracy"], rel=1e-6)
 
     # evaluate measures the same.
-    ended = transfer("evaluate", *OWN, "run=tagger", "split=test", "device=cpu", "output=a.json")
-    assert ended.code == 0, ended.err
+    transfer("evaluate", *OWN, "run=tagger", "split=test", "device=cpu", "output=a.json").ok()
     again = read_json("a.json")["measures"]["test"]
     assert again == pytest.approx(results["measures"]["test"], rel=1e-5)
 
@@ -70,11 +68,10 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     Path("in.jsonl").write_text(
         json.dumps({"words": ["Where", "is", "Bonn", "?"]}) + "\n" + json.dumps(LONG) + "\n"
     )
-    ended = transfer(
+    transfer(
         "predict", *OWN, "run=tagger", "input=in.jsonl", "text=words", "output=out.jsonl",
         "device=cpu",
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
+    ).ok()  # fmt: skip
     short, long = lines("out.jsonl")
     assert list(short) == ["text", "words", "tags"]
     assert [len(each["tags"]) for each in (short, long)] == [4, 120]
@@ -94,15 +91,13 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
 
 @pytest.mark.slow
 def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, mylab, deep):
-    ended = transfer(
+    transfer(
         "finetune", *OWN, *DATA, *SMALL, f"init_from={deep}", "-m", "optimizer.lr=1e-4,3e-3",
         "run.dir=sweep", "sweep.isolate=false", "loop.steps=20", "loop.monitor=span_f1",
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
+    ).ok()  # fmt: skip
 
-    ended = transfer("report", "sweep", "--html", "page.html")
+    ended = transfer("report", "sweep", "--html", "page.html").ok()
 
-    assert ended.code == 0, ended.err
     assert "span_f1" in ended.out
     page = Path("page.html").read_text()
     assert "span" in page

@@ -28,8 +28,7 @@ def adapt(transfer, adapting, read_json):
 
     def call(preset, *words):
         usual = ("schedule=constant", "loop.steps=6", "run.dir=run")
-        ended = transfer("finetune", *adapting(preset), *usual, *words)
-        assert ended.code == 0, ended.err
+        ended = transfer("finetune", *adapting(preset), *usual, *words).ok()
         return ended, read_json("run/results.json")["forgetting"]
 
     return call
@@ -41,8 +40,7 @@ def pretrained_score(transfer, deep):
 
     def call(*words):
         words = (*(words or ("split=validation",)), "output=score.json")
-        ended = transfer("evaluate", f"run={deep}", *words)
-        assert ended.code == 0, ended.err
+        transfer("evaluate", f"run={deep}", *words).ok()
         (found,) = json.loads(Path("score.json").read_text())["measures"].values()
         return found
 
@@ -144,19 +142,18 @@ def test_a_moved_text_is_replaced_by_a_named_one(transfer, adapting, deep_words,
     text = tmp_path / "own.txt"
     text.write_text("\n".join(f"the tower number {n} is tall" for n in range(60)))
     words = ("run.dir=base", f"data.train={text}")
-    assert transfer(*deep_words, *words).code == 0
+    transfer(*deep_words, *words).ok()
     moved = text.rename(tmp_path / "moved.txt")
     run = ("finetune", *adapting("frozen"), "init_from=base", "forgetting.data=source")
 
     ended = transfer(*run, "run.dir=one")
-    named = transfer(
+    transfer(
         *run, "data@source.data=text", f"source.data.train={moved}",
         "source.data.validation_share=0.1", "run.dir=two",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
     assert ended.code == 2
     assert "own.txt" in ended.err
-    assert named.code == 0, named.err
     assert not (tmp_path / "one").exists()
 
 
@@ -181,16 +178,14 @@ def test_a_second_adaptation_is_measured_on_the_first_pretraining(
 def test_a_masked_model_is_measured_by_what_it_restores(
     transfer, deep_words, adapting, read_json, tmp_path
 ):
-    assert transfer(*deep_words, "objective=mlm", "run.dir=masked").code == 0
+    transfer(*deep_words, "objective=mlm", "run.dir=masked").ok()
 
-    ended = transfer(
+    transfer(
         "finetune", *adapting("frozen"), "init_from=masked", "forgetting.data=source", "run.dir=run"
-    )
+    ).ok()
 
-    assert ended.code == 0, ended.err
     found = read_json("run/results.json")["forgetting"]
     assert found["before"] == found["after"]
-    scored = transfer("evaluate", "run=masked", "split=validation", "output=score.json")
-    assert scored.code == 0
+    transfer("evaluate", "run=masked", "split=validation", "output=score.json").ok()
     wanted = read_json("score.json")["measures"]["validation"]
     assert found["before"] == pytest.approx(wanted, rel=1e-6)

@@ -31,8 +31,7 @@ def frozen(transfer, adapting, cache):
 
     def call(name, *more):
         words = adapting("frozen", "schedule=constant", *more)
-        ended = transfer("finetune", *words, f"run.dir={name}")
-        assert ended.code == 0, ended.err
+        ended = transfer("finetune", *words, f"run.dir={name}").ok()
         return ended.err
 
     return call
@@ -132,8 +131,7 @@ def finetune(transfer, pretrained, read_json):
     """Return how to adapt the sample's model; gives measures and stored tensors."""
 
     def call(name, *words):
-        ended = transfer("finetune", f"init_from={pretrained}", f"run.dir={name}", *WORDS, *words)
-        assert ended.code == 0, ended.err
+        transfer("finetune", f"init_from={pretrained}", f"run.dir={name}", *WORDS, *words).ok()
         results = read_json(Path(name) / "results.json")
         return results["measures"], read_weights(Path(name) / "model")
 
@@ -181,8 +179,7 @@ def test_a_plan_counts_them_half(transfer, tmp_path):
     def weights(*words):
         ended = transfer(
             "plan", "finetune", f"init_from={tmp_path}", *WORDS, *words, "plan.steps=0"
-        )
-        assert ended.code == 0, ended.err
+        ).ok()
         return ended.out.partition("memory: ")[2]
 
     halved, whole = weights(), weights("precision=fp32")

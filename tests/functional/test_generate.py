@@ -28,8 +28,7 @@ def generate(transfer, pretrained):
     """Return how to let the pretrained run go on; gives what was printed."""
 
     def call(*words):
-        ended = transfer("generate", f"run={pretrained}", "device=cpu", *words)
-        assert ended.code == 0, ended.err
+        ended = transfer("generate", f"run={pretrained}", "device=cpu", *words).ok()
         return ended.out
 
     return call
@@ -59,8 +58,7 @@ def test_the_cache_changes_nothing(generate, how):
 @pytest.mark.parametrize("edit", ["adapters", "lora"])
 def test_a_language_model_with_edits_goes_on_too(transfer, deep, adapting, tmp_path, edit):
     words = adapting(edit, "objective=clm", "loop.steps=1", f"run.dir={tmp_path / edit}")
-    made = transfer("finetune", *words)
-    assert made.code == 0, made.err
+    transfer("finetune", *words).ok()
 
     texts = [
         transfer("generate", f"run={tmp_path / edit}", "The", "max_tokens=8", cache)

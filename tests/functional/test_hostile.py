@@ -236,7 +236,6 @@ def test_an_explosive_config_is_refused_whatever_is_asked(refusal, tmp_path):
 def test_versions_that_are_no_mapping_are_left_out_of_a_card(transfer, labelled, tmp_path):
     (labelled / "environment.json").write_text('{"versions": [1]}')
 
-    ended = transfer("export", f"run={labelled}", "to=out")
+    transfer("export", f"run={labelled}", "to=out").ok()
 
-    assert ended.code == 0, ended.err
     assert "versions" not in (tmp_path / "out" / "README.md").read_text()

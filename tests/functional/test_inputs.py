@@ -198,7 +198,6 @@ def test_an_input_is_read_as_it_was_meant_or_refused_in_one_line(
     for word in row.get("lacks", ()):
         assert str(word) not in printed
     if "cure" in row:
-        cured = transfer(*typed, *shlex.split(row["cure"]))
-        assert cured.code == 0, cured.err
+        cured = transfer(*typed, *shlex.split(row["cure"])).ok()
         for word in row.get("cured", ()):
             assert str(word) in cured.out + cured.err, f"{word!r} is not in {cured.out!r}"

@@ -33,11 +33,9 @@ def run_on(transfer, adapting):
     """Return how to fine-tune a few steps from a given run; gives the ended command."""
 
     def call(start, run, preset, *words):
-        ended = transfer(
+        return transfer(
             "finetune", *adapting(preset), *LARGER, f"init_from={start}", f"run.dir={run}", *words
-        )
-        assert ended.code == 0, ended.err
-        return ended
+        ).ok()
 
     return call
 
@@ -47,8 +45,7 @@ def predictions(transfer, few_questions):
     """Return how to label the questions with a run; gives the probabilities."""
 
     def call(run, *words):
-        ended = transfer("predict", f"run={run}", f"input={few_questions}", *words)
-        assert ended.code == 0, ended.err
+        ended = transfer("predict", f"run={run}", f"input={few_questions}", *words).ok()
         rows = [json.loads(line) for line in ended.out.splitlines()]
         return torch.tensor([list(row["probabilities"].values()) for row in rows])
 
@@ -60,8 +57,7 @@ def accuracy(transfer):
     """Return how to score a run on its validation split; gives its measures."""
 
     def call(run, *words):
-        ended = transfer("evaluate", f"run={run}", "split=validation", "output=found.json", *words)
-        assert ended.code == 0, ended.err
+        transfer("evaluate", f"run={run}", "split=validation", "output=found.json", *words).ok()
         return json.loads(Path("found.json").read_text())["measures"]["validation"]
 
     return call
@@ -84,7 +80,7 @@ def test_it_scores_and_predicts_as_the_same_run_that_stores_everything(
 ):
     part = adapted(preset).run
     words = adapting(preset, "adaptation.store=all")
-    assert transfer("finetune", *words, "run.dir=whole").code == 0
+    transfer("finetune", *words, "run.dir=whole").ok()
 
     assert size(part) < size("whole")
     assert torch.equal(predictions(part), predictions("whole"))
@@ -326,9 +322,8 @@ def test_a_merged_run_can_be_made_longer(run_on, transfer, deep, predictions):
     run_on(deep, "long", "lora", *words, "loop.steps=6")
     run_on(deep, "run", "lora", *words)
 
-    ended = transfer("finetune", "resume=run", "loop.steps=6")
+    transfer("finetune", "resume=run", "loop.steps=6").ok()
 
-    assert ended.code == 0, ended.err
     assert torch.equal(predictions("run"), predictions("long"))
 
 
@@ -336,11 +331,11 @@ def test_a_merged_run_can_be_made_longer(run_on, transfer, deep, predictions):
 
 
 def test_a_head_that_is_taken_over_keeps_its_pooling(transfer, adapting, read_json):
-    assert transfer("finetune", *adapting("full"), "run.dir=first").code == 0
+    transfer("finetune", *adapting("full"), "run.dir=first").ok()
     own = read_json(Path("first/model/model.json"))["objective"]["pooling"]
 
     words = [word for word in adapting("lora") if not word.startswith("init_from=")]
-    assert transfer("finetune", *words, "init_from=first", "run.dir=second").code == 0
+    transfer("finetune", *words, "init_from=first", "run.dir=second").ok()
 
     assert own == "cls_last"  # what a full run of a causal model chooses
     assert read_json(Path("second/model/model.json"))["objective"]["pooling"] == own
@@ -350,9 +345,9 @@ def test_a_head_that_is_taken_over_keeps_its_pooling(transfer, adapting, read_js
 def test_the_pretraining_is_found_where_a_moved_base_lies_now(transfer, adapting, tmp_path, deep):
     here = shutil.copytree(deep, tmp_path / "here")
     words = [word for word in adapting("lora") if not word.startswith("init_from=")]
-    assert transfer("finetune", *words, "init_from=here", "run.dir=small").code == 0
+    transfer("finetune", *words, "init_from=here", "run.dir=small").ok()
     moved = here.rename(tmp_path / "there")
 
     again = [*words, "init_from=small", "forgetting.data=source", "run.dir=again"]
     assert "base=RUN" in transfer("finetune", *again).err
-    assert transfer("finetune", *again, f"base={moved}").code == 0
+    transfer("finetune", *again, f"base={moved}").ok()

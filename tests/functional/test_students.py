@@ -48,11 +48,6 @@ def described(run):
     return json.loads((Path(run) / "model" / "model.json").read_text())
 
 
-def ended(result):
-    assert result.code == 0, result.err
-    return result
-
-
 def refused(result, said):
     assert result.code == 2
     assert re.search(said, result.err.splitlines()[-1]), result.err
@@ -74,7 +69,7 @@ PICK = ("init_from={teacher}", "objective=mlm", "optimizer.lr=1e-30", "run.dir=s
     ],
 )
 def test_a_student_begins_with_the_blocks_that_are_picked(transfer, words, teacher, typed, layers):
-    ended(transfer(*words(*PICK, *typed)))
+    transfer(*words(*PICK, *typed)).ok()
 
     before, found = weights(teacher), weights("student")
     place = dict(zip(map(str, layers), map(str, range(len(layers))), strict=True))
@@ -89,14 +84,14 @@ def test_a_student_begins_with_the_blocks_that_are_picked(transfer, words, teach
 
 
 def test_a_plan_says_which_blocks_are_picked(transfer, words, teacher):
-    found = ended(transfer("plan", *words(*PICK, "model.depth=2", "plan.steps=0")))
+    found = transfer("plan", *words(*PICK, "model.depth=2", "plan.steps=0")).ok()
 
     assert f"blocks: 1, 3 of {teacher}" in " ".join(found.out.split())
 
 
 def test_of_a_model_with_edits_no_blocks_are_picked(transfer, words, teacher, corpus):
     lora = (f"init_from={teacher}", "adaptation=lora", "objective=mlm", "run.dir=edited")
-    ended(transfer("pretrain", "data=text", f"data.train={corpus}", *STEPS, *lora))
+    transfer("pretrain", "data=text", f"data.train={corpus}", *STEPS, *lora).ok()
 
     refused(
         transfer(*words("init_from=edited", "model.depth=2", "objective=mlm")),
@@ -113,7 +108,7 @@ STUDENT = ("init_from={teacher}", "model.depth=2", *DISTIL)
 def test_a_student_is_a_language_model_of_its_own(transfer, words, teacher):
     before = weights(teacher)
 
-    ended(transfer(*words(*STUDENT, "run.dir=student")))
+    transfer(*words(*STUDENT, "run.dir=student")).ok()
 
     assert described("student")["objective"] == {
         "_target_": "transfer_cli.objectives.masked_lm.MaskedLM"
@@ -124,13 +119,13 @@ def test_a_student_is_a_language_model_of_its_own(transfer, words, teacher):
     assert {name.split(".")[2] for name in found} == {"0", "1"}
     assert weights("student").keys() <= before.keys()
     assert all(weights(teacher)[name].equal(tensor) for name, tensor in before.items())
-    ended(transfer("fill", "run=student", "The tower of [MASK] is old ."))
-    scored = ended(transfer("evaluate", "run=student", "split=validation"))
+    transfer("fill", "run=student", "The tower of [MASK] is old .").ok()
+    scored = transfer("evaluate", "run=student", "split=validation").ok()
     assert f"{measures['loss']:.6g}" in scored.out
 
 
 def test_a_checkpoint_of_a_student_holds_no_teacher(transfer, words):
-    ended(transfer(*words(*STUDENT, "run.dir=student", "checkpoint.every=2 steps")))
+    transfer(*words(*STUDENT, "run.dir=student", "checkpoint.every=2 steps")).ok()
 
     (checkpoint, *_) = sorted(Path("student/checkpoints").iterdir())
     sizes = sum(file.stat().st_size for file in checkpoint.iterdir())
@@ -140,14 +135,12 @@ def test_a_checkpoint_of_a_student_holds_no_teacher(transfer, words):
 
 
 def test_what_learnt_relations_alone_goes_into_finetune(transfer, small):
-    ended(transfer(*small(*RELATE, "run.dir=student")))
+    transfer(*small(*RELATE, "run.dir=student")).ok()
 
-    ended(
-        transfer(
-            "finetune", "init_from=student", "data=sample_questions", "device=cpu",
-            "loop.steps=2", "run.dir=adapted",
-        )
-    )  # fmt: skip
+    transfer(
+        "finetune", "init_from=student", "data=sample_questions", "device=cpu",
+        "loop.steps=2", "run.dir=adapted",
+    ).ok()  # fmt: skip
     lost = transfer("evaluate", "run=student")
     assert lost.code == 2
     assert "compares with teachers, which a finished run does not hold" in lost.err.splitlines()[-1]
@@ -157,7 +150,7 @@ def test_a_causal_student_learns_from_a_causal_teacher(transfer, words, short_ru
     causal = "objective.language_model._target_=transfer_cli.objectives.causal_lm.CausalLM"
     taught = ("init_from={0}", "objective=distil_lm", "objective.teachers=[{0}]", causal)
 
-    ended(transfer(*words(*(word.format(short_run) for word in taught), "run.dir=student")))
+    transfer(*words(*(word.format(short_run) for word in taught), "run.dir=student")).ok()
 
     assert described("student")["objective"]["_target_"].endswith(".CausalLM")
 
@@ -166,26 +159,26 @@ def test_a_causal_student_learns_from_a_causal_teacher(transfer, words, short_ru
 def test_a_published_model_teaches_and_gives_its_blocks(transfer, tmp_path):
     own = ("data=sample_text", *STEPS)
     like_bert = ("model=bert-base", *TINY[1:], "model.depth=3", "objective=mlm", "run.dir=own")
-    ended(transfer("pretrain", *own, *like_bert))
-    ended(transfer("export", "run=own", "to=bert"))
+    transfer("pretrain", *own, *like_bert).ok()
+    transfer("export", "run=own", "to=bert").ok()
 
     taught = ("objective=distil_lm", "objective.teachers=[bert]", "optimizer.lr=1e-30")
-    ended(transfer("pretrain", *own, "init_from=bert", "model.depth=1", *taught, "run.dir=student"))
+    transfer("pretrain", *own, "init_from=bert", "model.depth=1", *taught, "run.dir=student").ok()
 
     name = "backbone.blocks.{}.attention.packed.weight"
     assert weights("student")[name.format(0)].equal(weights("own")[name.format(1)])
 
 
 def test_two_equal_teachers_teach_what_one_does(transfer, words):
-    ended(transfer(*words(*STUDENT, "run.dir=one")))
-    ended(transfer(*words(*STUDENT, "objective.teachers=[{teacher},{teacher}]", "run.dir=two")))
+    transfer(*words(*STUDENT, "run.dir=one")).ok()
+    transfer(*words(*STUDENT, "objective.teachers=[{teacher},{teacher}]", "run.dir=two")).ok()
 
     for name, tensor in weights("one").items():
         assert_close(weights("two")[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_a_teacher_without_a_head_has_no_predictions(transfer, small):
-    ended(transfer(*small(*RELATE, "run.dir=headless")))
+    transfer(*small(*RELATE, "run.dir=headless")).ok()
 
     refused(
         transfer(*small("objective=distil_lm", "objective.teachers=[headless]")),
@@ -196,8 +189,8 @@ def test_a_teacher_without_a_head_has_no_predictions(transfer, small):
 def test_a_run_does_not_go_on_with_another_teacher(transfer, words, teacher):
     shutil.copytree(teacher, "copy")
     taught = ("init_from={teacher}", "objective=distil_lm", "objective.teachers=[copy]")
-    ended(transfer(*words(*taught, "run.dir=student")))
-    ended(transfer(*words("init_from={teacher}", "objective=mlm", "run.dir=other")))
+    transfer(*words(*taught, "run.dir=student")).ok()
+    transfer(*words("init_from={teacher}", "objective=mlm", "run.dir=other")).ok()
     shutil.rmtree("copy/model")
     shutil.copytree("other/model", "copy/model")
 

@@ -41,8 +41,7 @@ def test_every_example_of_a_file_is_scored_whatever_the_batch(
 
     for batch in (7, 64):
         words = (f"batch={batch}", f"output={batch}.json", "device=cpu")
-        ended = transfer("evaluate", str(task_run(name)), str(file), *words)
-        assert ended.code == 0, ended.err
+        ended = transfer("evaluate", str(task_run(name)), str(file), *words).ok()
         assert f"input: scored {count} of {count} examples" in ended.out
     one, other = (read_json(f"{batch}.json")["measures"]["input"] for batch in (7, 64))
 
@@ -61,8 +60,7 @@ def test_its_data_are_looked_at(name, task_file, transfer, pretrained):
     ended = transfer(
         "inspect", f"data={kind.data}", f"data.train={task_file(name)}", *more,
         f"init_from={pretrained}",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
-    assert ended.code == 0, ended.err
     for line in kind.shown:
         assert line in ended.out
