@@ -67,6 +67,15 @@ class Ended:
         assert self.code == 0, self.err
         return self
 
+    def refusal(self, *parts):
+        """Return the line in which it was refused, which has all of these parts."""
+        assert self.code == 2, self.err
+        assert "Traceback" not in self.err
+        line = self.err.splitlines()[-1]
+        assert line.startswith("transfer ")
+        assert all(part in line for part in parts), line
+        return line
+
 
 class Places(dict):
     """What stands for the words in braces, made when it is asked for."""

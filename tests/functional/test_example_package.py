@@ -165,13 +165,6 @@ def rewrite(module, old, new):
     module.write_text(text.replace(old, new))
 
 
-def refused(ended, *parts):
-    lines = [line for line in ended.err.splitlines() if not line.startswith("usage")]
-    assert ended.code == 2, ended.err
-    assert len(lines) == 1, ended.err
-    assert all(part in lines[0] for part in parts), lines[0]
-
-
 def test_the_own_edit_keeps_the_contract(mylab):
     from mylab.scaled_attention import ScaledAttention
 
@@ -241,9 +234,10 @@ def test_what_cannot_be_merged_is_refused_by_its_edits_name(transfer, scaled, my
     rewrite(mylab / "mylab" / "scaled_attention.py", "def merged(", "def in_one(")
     what = "scaled keys and values (adaptation.edits.scaled_attention)"
 
-    refused(scaled("merged", "adaptation.store=merged"), "adaptation.store: merged", what)
+    scaled("merged", "adaptation.store=merged").refusal("adaptation.store: merged", what)
     assert scaled("run").code == 0
-    refused(transfer("export", *OWN, "run=run", "to=out"), what, "format=onnx takes any model")
+    exported = transfer("export", *OWN, "run=run", "to=out")
+    exported.refusal(what, "format=onnx takes any model")
     assert not Path("merged").exists()
     assert not Path("out").exists()
 
@@ -258,8 +252,7 @@ def test_an_own_edit_without_the_mark_is_refused(transfer, adapting, mylab, comm
 
     ended = transfer(*command, *OWN, *words)
 
-    refused(
-        ended,
+    ended.refusal(
         "adaptation.edits.scaled_attention: adds ",
         "backbone.blocks.0.attention.packed.factors.stretch and 1 more outside of any Added",
     )
@@ -269,7 +262,7 @@ def test_an_own_edit_without_the_mark_is_refused(transfer, adapting, mylab, comm
 def test_an_edit_that_would_remove_what_another_one_has_added_is_refused(scaled):
     ended = scaled("run", "adaptation/edits=[scaled_attention,lora]")
 
-    refused(ended, "adaptation.edits.lora: removes backbone.blocks.0.attention.packed.factors")
+    ended.refusal("adaptation.edits.lora: removes backbone.blocks.0.attention.packed.factors")
 
 
 @pytest.mark.slow
