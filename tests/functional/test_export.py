@@ -379,8 +379,7 @@ def test_what_a_published_model_forgets_is_measured_on_a_given_text(
 
     forgetting = json.loads((tmp_path / "run" / "results.json").read_text())["forgetting"]
     assert forgetting["before"]["loss"] > 0
-    assert lost.code == 2
-    assert "brings no text along" in lost.err.splitlines()[-1]
+    lost.refusal("brings no text along")
 
 
 def test_a_published_model_is_scored_on_data_that_is_named(transfer, tmp_path, corpus):

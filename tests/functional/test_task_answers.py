@@ -434,6 +434,5 @@ def test_answers_to_a_test_set_of_glue_are_handed_in(transfer, tmp_path, tiny):
         (("none.tsv",), "none.tsv"),
         (("test.tsv", "text=sentence"), "line 2: no column 'sentence'; there are 'index'"),
     ):
-        ended = transfer("predict", "run", *words, "output_format=glue", "device=cpu")
-        assert (ended.code, said in ended.err.splitlines()[-1]) == (2, True), ended.err
+        transfer("predict", "run", *words, "output_format=glue", "device=cpu").refusal(said)
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["STS-B.tsv"]
