@@ -120,7 +120,7 @@ def test_a_size_a_data_set_and_a_sweep_are_one_yaml_each(transfer, mylab, deep, 
     fresh = (*small, "init=scratch", "model=slim", "tokenizer=wordpiece", "run.dir=fresh")
     transfer("finetune", *fresh, "tokenizer.size=300").ok()
     transfer("finetune", *small, "sweep=clips", f"init_from={deep}", "run.dir=swept",
-                     "sweep.isolate=false").ok()  # fmt: skip
+             "sweep.isolate=false").ok()  # fmt: skip
 
     assert read_description(Path("fresh/model")).shape.width == 8
     assert [(Path("swept") / job / "results.json").is_file() for job in "01"] == [True, True]

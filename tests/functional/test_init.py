@@ -112,8 +112,8 @@ def test_a_copied_edit_can_be_chosen(transfer, pretrained):
     assert "'adaptation/edits=[my_lora]'" in out
 
     transfer("plan", "finetune", "--config-dir", "configs", "experiment=sample/finetune",
-                     "adaptation=lora", "adaptation/edits=[my_lora]",
-                     "adaptation.edits.my_lora.rank=3", f"init_from={pretrained}").ok()  # fmt: skip
+             "adaptation=lora", "adaptation/edits=[my_lora]",
+             "adaptation.edits.my_lora.rank=3", f"init_from={pretrained}").ok()  # fmt: skip
 
 
 def test_torch_is_not_imported(tmp_path):

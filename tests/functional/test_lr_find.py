@@ -142,7 +142,7 @@ def test_pretraining_has_its_rate_found_too(transfer, tmp_path, tiny, corpus):
 
 def test_a_frozen_backbone_has_one_rate(transfer, read_json, pretrained):
     transfer("lr-find", "finetune", *SAMPLE, *STEPS, f"init_from={pretrained}",
-                     "adaptation=frozen", "run.dir=rates").ok()  # fmt: skip
+             "adaptation=frozen", "run.dir=rates").ok()  # fmt: skip
 
     assert list(read_json("rates/suggestion.json")["groups"]) == ["head.class"]
 

@@ -391,7 +391,7 @@ def test_a_masked_language_model_learns_to_write(transfer, read_json, tmp_path):
     transfer("pretrain", "experiment=sample/pretrain_mlm", "run.dir=masked", "device=cpu")
 
     transfer("finetune", "experiment=sample/text_pairs", "init_from=masked", "run.dir=run",
-                     "device=cpu").ok()  # fmt: skip
+             "device=cpu").ok()  # fmt: skip
 
     assert read_json(tmp_path / "run" / "results.json")["measures"]["test"]["exact_match"] > 0.5
 

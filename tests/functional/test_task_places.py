@@ -161,7 +161,7 @@ def test_only_a_pretrained_model_answers_the_sample(transfer, read_json, tmp_pat
     transfer("pretrain", f"experiment=sample/{start}", "run.dir=start", "device=cpu")
     for init in ("pretrained", "scratch"):
         transfer("finetune", "experiment=sample/spans", "init_from=start", f"init={init}",
-                         f"run.dir={init}", "device=cpu").ok()  # fmt: skip
+                 f"run.dir={init}", "device=cpu").ok()  # fmt: skip
         found[init] = read_json(tmp_path / init / "results.json")["measures"]["test"]
 
     assert found["pretrained"]["exact_match"] >= least  # measured: 97 to 100, 88 to 94
@@ -228,7 +228,7 @@ def test_parts_of_speech_are_judged_by_accuracy(transfer, task_words, read_json,
     typed = [word for word in words if not word.startswith("data")]
 
     transfer(*typed, "data=conllu", "data.tag=upos", "data.train=a.conllu",
-                     "data.validation=a.conllu", "run.dir=run").ok()  # fmt: skip
+             "data.validation=a.conllu", "run.dir=run").ok()  # fmt: skip
 
     results = read_json(tmp_path / "run" / "results.json")
     assert results["measures"]["validation"]["accuracy"] == 1
