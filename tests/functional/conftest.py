@@ -127,6 +127,14 @@ def transfer(capsys, tmp_path, monkeypatch):
     return call
 
 
+@pytest.fixture
+def type_in(monkeypatch):
+    """Return how to set what stands in standard input."""
+    return lambda text: monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()))
+    )
+
+
 @pytest.fixture(scope="module")
 def chromium():
     """Return a browser; what needs one is skipped without it, since a package cannot bring it."""

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from io import BytesIO, StringIO, TextIOWrapper
+from io import StringIO
 from itertools import pairwise
 
 import pytest
@@ -15,12 +15,6 @@ from tests.functional.test_look import on_a_terminal
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.cli import main
 from transfer_cli.generation.decoding import Sampling
-
-
-@pytest.fixture
-def type_in(monkeypatch):
-    """Return how to set what stands in standard input."""
-    return lambda raw: monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(raw)))
 
 
 @pytest.fixture
@@ -77,7 +71,7 @@ def test_a_prompt_means_what_is_typed(generate, prompt):
 
 
 def test_a_prompt_comes_from_standard_input(generate, type_in):
-    type_in("Who är\r\nWhat is\n".encode())
+    type_in("Who är\r\nWhat is\n")
 
     (row,) = rows_of(generate("prompt=-", "max_tokens=3", "output=-"))
 

@@ -5,7 +5,7 @@ import io
 import json
 import shutil
 import sys
-from io import BytesIO, TextIOWrapper
+from io import TextIOWrapper
 
 import numpy as np
 import pytest
@@ -33,12 +33,6 @@ def predict(transfer, finetuned):
         return [json.loads(line) for line in ended.out.splitlines()]
 
     return call
-
-
-@pytest.fixture
-def type_in(monkeypatch):
-    """Return how to set what stands in standard input."""
-    return lambda text: monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(text.encode())))
 
 
 def test_every_line_of_a_text_gets_a_label_in_order(predict, tmp_path):
