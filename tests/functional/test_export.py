@@ -286,16 +286,6 @@ def test_the_card_says_where_the_model_comes_from_and_names_no_folder(adapted, t
     assert not [word for word in command.split() if word.partition("=")[2].startswith("/")]
 
 
-def test_our_own_causal_model_is_a_gpt2(transfer, finetuned):
-    texts = ["Where is Lima ?", "Who wrote the book about the old town of Riga ?", "Why ?"]
-
-    ended = transfer("export", f"run={finetuned}", "to=out").ok()
-
-    assert "GPT2ForSequenceClassification" in ended.out
-    theirs, _ = their_logits("out", texts)
-    torch.testing.assert_close(theirs, our_logits(finetuned, texts), atol=1e-5, rtol=0)
-
-
 def test_a_published_classifier_answers_here(transfer, tmp_path):
     names = {0: "no", 1: "yes", 2: "maybe"}
     theirs = publish(
@@ -409,32 +399,14 @@ def test_pretraining_goes_on_with_a_published_model(transfer, tmp_path, corpus):
 
 
 @pytest.mark.slow
-def test_a_classifier_as_an_onnx_graph(transfer, finetuned, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-
-    ended = transfer("export", f"run={finetuned}", "to=graph", "format=onnx").ok()
-
-    assert "checked" in ended.out
-    facts = json.loads((tmp_path / "graph" / "onnx.json").read_text())
-    assert facts["layout"] == "A cls"
-    trained = open_trained(str(finetuned), CPU)
-    assert facts["labels"] == list(trained.start.description.labels)
-    text = "Where is the old market of Riga ?"
-    tokens = [*trained.start.tokenizer.encode(text), facts["special"]["cls"]]
-    session = onnxruntime.InferenceSession(tmp_path / "graph" / "model.onnx")
-    [found] = session.run(None, {"input_ids": [tokens], "attention_mask": [[1] * len(tokens)]})
-    torch.testing.assert_close(
-        torch.tensor(found), our_logits(finetuned, [text]), atol=1e-5, rtol=1e-5
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("adapted", ["bert", "gpt2"], indirect=True)
 def test_a_graph_and_its_tokenizer_give_the_answers_of_the_run(adapted, transfer):
     onnxruntime = pytest.importorskip("onnxruntime")
-    transfer("export", f"run={adapted}", "to=out", "format=onnx").ok()
+    ended = transfer("export", f"run={adapted}", "to=out", "format=onnx").ok()
+    assert "checked" in ended.out
     facts = json.loads(Path("out/onnx.json").read_text())
     assert (facts["length"], facts["positions"] > 39) == (LENGTH, True)
+    assert facts["labels"] == ["person", "place"]
     texts = texts_of(open_pretrained(str(adapted)).tokenizer, (0, 1, 5, LENGTH - 1, LENGTH, 99))
     texts.append("A [SEP] b [CLS] c <|endoftext|>")
     pairs = list(itertools.product(texts, repeat=2))
@@ -497,8 +469,9 @@ def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretra
     assert refused.code == 2
     assert not list(tmp_path.iterdir())
 
-    transfer("export", f"run={pretrained}", "to=new/folder/out", "head=false").ok()
+    ended = transfer("export", f"run={pretrained}", "to=new/folder/out", "head=false").ok()
 
+    assert "GPT2Model" in ended.out
     assert [path.name for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
     out = tmp_path / "new" / "folder" / "out"
     modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}

@@ -118,12 +118,6 @@ def test_hf_takes_what_the_client_fetched(transfer, tmp_path, questions, monkeyp
 # ---------------------------------------------------------------------------------- writing
 
 
-def test_the_backbone_alone(transfer, pretrained):
-    ended = transfer("export", f"run={pretrained}", "to=out", "head=false").ok()
-
-    assert "GPT2Model" in ended.out
-
-
 def test_adapters_have_no_place_in_a_published_family(transfer, finetuned, tmp_path, questions):
     words = ("data=table", f"data.train={questions}", *LOOP, "loop.steps=1", "run.dir=adapted")
     transfer("finetune", *words, f"init_from={finetuned}", "adaptation=adapters").ok()
