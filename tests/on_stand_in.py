@@ -44,10 +44,10 @@ from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.split import Dataset, Split, TextContext
+from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.evaluation import EachExample, evaluate, predictions, samples
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
-from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.precision import Precision
 from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.objectives.base import Loss, Objective
@@ -66,22 +66,22 @@ from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.cloze.objective import Cloze
+from transfer_cli.tasks.cloze.task import Cloze
 from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
-from transfer_cli.tasks.text_to_text.objective import PrefixLM
+from transfer_cli.tasks.text_to_text.task import PrefixLM
 
 WAITS = {
     # A step.
     "engine.skipped_steps.HostCopy.__init__": "begins to copy whether a gradient was finite, which "
     "is read a step late; the reading touches the host alone",
     "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
-    "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
-    "engine.lanes.Lanes.state_dict": "what is remembered, for a checkpoint",
-    "engine.lanes.Lanes.load_state_dict": "the same, of one",
+    "engine.handlers.records": "what is written down, each `loop.log_every` steps",
+    "engine.carried_memory.CarriedMemory.state_dict": "what is remembered, for a checkpoint",
+    "engine.carried_memory.CarriedMemory.load_state_dict": "the same, of one",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
     "assembly.finished_run.open_trained": "the model",
@@ -104,8 +104,8 @@ WAITS = {
     "objectives.classification.Classification.shown": "the same",
     "tasks.regression.Regression.shown": "the same",
     "tasks.choice.task.MultipleChoice.shown": "the same",
-    "tasks.multilabel.objective.Multilabel.shown": "the same",
-    "tasks.multilabel.objective.Multilabel.results": "how many labels are said at most, so "
+    "tasks.multilabel.Multilabel.shown": "the same",
+    "tasks.multilabel.Multilabel.results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",
     "tasks.span.objective.SpanExtraction.shown": "the same",
     "tasks.tagging.objective.TokenTagging.shown": "the same",
@@ -471,7 +471,7 @@ for _name, _make in STUDENTS.items():
     def _(device: torch.device, make: Callable[[], WithTeachers] = _make) -> list[float]:
         objective, teacher = make(), tiny.model(MaskedLM(), seed=1, **BOTH_SIDES)
         teacher.to(device).eval().requires_grad_(requires_grad=False)
-        objective.lend([teacher] * len(objective.teachers))
+        objective.set_teachers([teacher] * len(objective.teachers))
         return losses_of(objective, device, tiny.Questions(causal=False), shape=BOTH_SIDES)
 
 
@@ -504,15 +504,15 @@ for _name, _make in BESIDE_MASKED.items():
     "steps and scores: text that is remembered",
     NOTED,
     "Sums.update",
-    "Lanes.state_dict",
-    "Lanes.load_state_dict",
+    "CarriedMemory.state_dict",
+    "CarriedMemory.load_state_dict",
 )
 def _(device: torch.device) -> object:
     data = tiny.blocks(tokens=1100)
     shape = {"position_kind": "relative", "residual": "post", "recurrence": 24}
     run = begun(CausalLM(), device, data, shape=shape, total=4)
     run.sampler = LaneSampler(len(data), run.batch, 0)
-    run.step._lanes = Lanes(
+    run.step._lanes = CarriedMemory(
         run.step.model.backbone.shape, run.batch, 3, run.sampler.steps_per_epoch, device
     )
     run.micro_batch = 3
@@ -738,7 +738,7 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    NOTED, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
+    NOTED, "handlers.records", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     *_OF_LABELS, "Sums.update",
     "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",

@@ -3,13 +3,14 @@
 import json
 import math
 import random
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report.best import best_of, choice_of, learnt
+from transfer_cli.report.compare import group_of
 from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
@@ -19,7 +20,6 @@ from transfer_cli.report.contents import (
     Report,
     Run,
     SharedError,
-    Spread,
     SweepProgress,
     TaskRuns,
 )
@@ -38,14 +38,6 @@ ENVIRONMENT = {
 def drawing(seed: object) -> random.Random:
     """Return a source of made-up numbers."""
     return random.Random(str(seed))  # noqa: S311 - a made-up result, not a key
-
-
-def spread(values: Iterable[float]) -> Spread:
-    """Return mean and deviation of some values."""
-    found = tuple(values)
-    return Spread(
-        found, statistics.fmean(found), statistics.stdev(found) if len(found) > 2 else None
-    )
 
 
 def curve(start: float, end: float, at: float, noise: float, draw: random.Random) -> float:
@@ -122,51 +114,32 @@ def classifier(
 
 def group(settings: Mapping[str, Any], runs: Sequence[Run], **more: Any) -> Group:
     """Return a group of runs, with what their results hold."""
-    finished = [run for run in runs if run.status == FINISHED]
-    names = sorted({
-        f"{split}/{name}"
-        for run in finished
-        for split, found in run.results.measures.items()
-        for name in found
-    })  # fmt: skip
-    measures = {}
-    for each in names:
-        split, _, name = each.partition("/")
-        measures[each] = spread(run.results.measures[split][name] for run in finished)
     label = " ".join(f"{key}={value}" for key, value in settings.items())
-    if finished:
-        more = {
-            "trained": finished[0].trained,
-            "flops": Spread.over(run.results.flops for run in finished),
-            "seconds": spread(run.timing["seconds"] for run in finished),
-            "memory": spread(run.timing["peak_memory_bytes"] for run in finished),
-        } | more
-    return Group(label, settings, tuple(runs), measures, **more)
+    return replace(group_of(label, settings, runs), **more)
 
 
 def task(
     name: str, groups: Sequence[Group], measure: str = "test/error_rate", **more: Any
 ) -> TaskRuns:
     """Return a task with its groups sorted, the best marked, each compared to the last."""
-    ranked = sorted(
-        groups, key=lambda each: each.measures[measure].mean if measure in each.measures else 1e9
-    )
+    ranked = sorted(groups, key=lambda group: group.measures[measure].mean
+                    if measure in group.measures else math.inf)  # fmt: skip
     varying = tuple(ranked[0].settings)
-    has_result = measure in ranked[0].measures
-    baseline = ranked[-1] if len(ranked) > 1 and measure in ranked[-1].measures else None
+    last = ranked[-1].measures.get(measure)
+    baseline = ranked[-1] if len(ranked) > 1 and last is not None else None
     done = []
-    for at, each in enumerate(ranked):
+    for at, known in enumerate(ranked):
         against = None
-        if baseline is not None and each is not baseline and measure in each.measures:
-            difference = each.measures[measure].mean - baseline.measures[measure].mean
+        if baseline is not None and known is not baseline and measure in known.measures:
+            difference = known.measures[measure].mean - baseline.measures[measure].mean
             against = Comparison(
                 measure, difference, difference - 1.3, difference + 1.3,
                 min(1.0, math.exp(difference)), "McNemar", 500,
             )  # fmt: skip
-        values = {**each.__dict__, "is_best": at == 0 and has_result, "against": against}
-        done.append(Group(**values))
+        is_best = at == 0 and measure in known.measures
+        done.append(replace(known, is_best=is_best, against=against))
     more = {"labels": LABELS} | more
-    runs = [run for each in done for run in each.runs]
+    runs = [run for group in done for run in group.runs]
     choice = choice_of(learnt(runs))
     best = best_of(runs, choice) if len(runs) > 1 else None
     return TaskRuns(
@@ -217,14 +190,7 @@ CREATED = "2026-03-01T09:30:00+00:00"
 
 def unfinished(run: Run, status: str, reason: str | None) -> Run:
     """Return a run as it was before it had results."""
-    values = {
-        **run.__dict__,
-        "status": status,
-        "reason": reason,
-        "results": Results(),
-        "timing": {},
-    }
-    return Run(**values)
+    return replace(run, status=status, reason=reason, results=Results(), timing={})
 
 
 def few_labels(folder: Path) -> Report:

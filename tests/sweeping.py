@@ -7,9 +7,8 @@ from omegaconf import DictConfig
 from transfer_cli.cli import _metrics
 from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import parse
-from transfer_cli.sweep.folder import chosen_folder
 from transfer_cli.sweep.jobs import Jobs
-from transfer_cli.sweep.multirun import run_sweep
+from transfer_cli.sweep.multirun import chosen_folder, run_sweep
 
 
 class Recorder:

@@ -17,10 +17,9 @@ from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.batch import Batch
 from transfer_cli.config.build import build
-from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
-from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split, TextStats
@@ -31,7 +30,7 @@ from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.loop import Progress, build_trainer, report_of, run_trainer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.step import StepReport, TrainStep
+from transfer_cli.engine.step import Passes, StepReport, TrainStep, Update
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -279,16 +278,17 @@ def train_step(
     return TrainStep(
         trained,
         losses,
-        recipe.optimizer(made, lr=recipe.rate),
-        LRScheduler(recipe.rate, recipe.schedule, recipe.total),
         Stages(trained, spans, frozen_eval=recipe.frozen_eval),
+        Passes(recipe.precision, _parallel(trained, losses)),
+        Update(
+            recipe.optimizer(made, lr=recipe.rate),
+            LRScheduler(recipe.rate, recipe.schedule, recipe.total),
+            recipe.clip,
+            recipe.max_bad_steps,
+            recipe.penalty,
+        ),
         groups=groups,
         seed=recipe.seed,
-        precision=recipe.precision,
-        clip=recipe.clip,
-        max_bad_steps=recipe.max_bad_steps,
-        penalty=recipe.penalty,
-        parallel=_parallel(trained, losses),
     )
 
 

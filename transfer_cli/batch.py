@@ -64,13 +64,27 @@ key            shape, type     meaning
 """
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from transfer_cli.errors import ConfigError
 
 Batch = dict[str, Tensor]
+
+
+class PaddingBatch(dict[str, Tensor]):
+    """A batch of weight 0, which keeps a process in step with the others."""
+
+
+class Indexed(Protocol):
+    """An array, or what is read as one."""
+
+    def __getitem__(self, places: npt.NDArray[np.int64], /) -> npt.NDArray[Any]: ...
+
 
 _ON_HOST = ("padded", "lengths")
 """What is asked for in a pass, and must not wait for the device; so of each view."""
@@ -96,16 +110,16 @@ def with_facts(batch: Batch) -> Batch:
 
     To read a tensor on a device, the host waits for all work queued there.
     """
-    found = {**_of_masks(batch, _facts_of), **batch}
+    facts = {**_of_masks(batch, _facts_of), **batch}
     if batch["mask"].dim() > 2:
-        found["sequences"] = real_sequences(batch)
+        facts["sequences"] = real_sequences(batch)
     if "target" in batch or "next_tokens" in batch:
-        found["target_rows"] = rows_with_target(batch)
+        facts["target_rows"] = rows_with_target(batch)
     if "compared" in batch:
-        found["compared_rows"] = rows_compared(batch)
+        facts["compared_rows"] = rows_compared(batch)
     if "word" in batch:
-        found["word_rows"] = rows_with_word(batch)
-    return found
+        facts["word_rows"] = rows_with_word(batch)
+    return facts
 
 
 def with_rows(batch: Batch) -> Batch:
@@ -113,15 +127,15 @@ def with_rows(batch: Batch) -> Batch:
 
     Running text is in rows already, and cached features are not computed.
     """
-    found = with_facts(batch)
-    if "prefix" in found:
+    facts = with_facts(batch)
+    if "prefix" in facts:
         raise ConfigError(
             "loop.pack: texts of which all positions see a prefix have rows of their own; "
             "leave loop.pack out"
         )
-    if found.keys() & {"document", "next_tokens", "states", "pooled"}:
-        return found
-    return {**found, **_of_masks(batch, _rows_of)}
+    if facts.keys() & {"document", "next_tokens", "states", "pooled"}:
+        return facts
+    return {**facts, **_of_masks(batch, _rows_of)}
 
 
 def view_of(batch: Batch, view: str) -> Batch:
@@ -129,9 +143,9 @@ def view_of(batch: Batch, view: str) -> Batch:
 
     It has the batch's own tokens, or mask, where it has none itself.
     """
-    own = ("mask", *_OF_MASK) if f"mask_{view}" in batch else ()
-    kept = {key: value for key, value in batch.items() if key not in own}
-    others = {key: batch.get(f"{key}_{view}") for key in ("tokens", *own)}
+    derived = ("mask", *_OF_MASK) if f"mask_{view}" in batch else ()
+    kept = {key: value for key, value in batch.items() if key not in derived}
+    others = {key: batch.get(f"{key}_{view}") for key in ("tokens", *derived)}
     return kept | {key: value for key, value in others.items() if value is not None}
 
 
@@ -147,10 +161,10 @@ def _of_masks(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
 
 def _facts_of(mask_ST: Tensor) -> Batch:
     lengths_S = mask_ST.sum(1)
-    found = {"padded": ~mask_ST.all(), "lengths": lengths_S}
+    facts = {"padded": ~mask_ST.all(), "lengths": lengths_S}
     if lengths_S.sum() < PACKED_BELOW * mask_ST.numel():
-        found["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
-    return found
+        facts["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
+    return facts
 
 
 def _rows_of(mask_ST: Tensor) -> Batch:
@@ -226,3 +240,21 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         key: value if key.startswith(_ON_HOST) else value.to(device, non_blocking=True)
         for key, value in batch.items()
     }
+
+
+def gather(
+    tokens: Indexed,
+    starts_B: npt.NDArray[np.int64],
+    lengths_B: npt.NDArray[np.int64],
+    filler: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the pieces of `tokens` that start at `starts_B` as rows, padded on the right.
+
+    Returns:
+        The rows, `[B, T]` with T the longest length, and a mask that is False at padding.
+    """
+    offsets_T = np.arange(lengths_B.max(initial=0))
+    mask_BT = offsets_T < lengths_B[:, None]
+    positions_BT = np.where(mask_BT, starts_B[:, None] + offsets_T, 0)
+    rows_BT = np.where(mask_BT, tokens[positions_BT].astype(np.int64), filler)
+    return rows_BT, mask_BT

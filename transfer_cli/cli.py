@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATTERN = "objective.pattern="
-"""The text with braces that any command may take that composes a run."""
-
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP,
     errno.ENAMETOOLONG,
@@ -75,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             return EXIT_DONE
         except (KeyboardInterrupt, Exception) as error:
             if "--job" in words[:-1] and not isinstance(error, PeerError):
-                # Tells the sweep of which this is a job why it failed or was stopped.
+                # Tells its sweep why this job failed or was stopped.
                 with contextlib.suppress(OSError):
                     file = Path(words[words.index("--job") + 1])
                     file.write_text(_one_line(error), encoding="utf-8")
@@ -124,7 +121,7 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
     else:
         close = nearest(first, known)
-        forms = " or ".join(f"transfer {name} {each}" for each in known)
+        forms = " or ".join(f"transfer {name} {command}" for command in known)
         raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
 
 
@@ -142,7 +139,6 @@ def _asks_help(words: list[str]) -> bool:
 
 
 def _function_of(command: Command) -> Callable[[Any], None]:
-    """Import what does the work of a command."""
     module, _, name = command.function.rpartition(".")
     function: Callable[[Any], None] = getattr(_load(module), name)
     return function
@@ -169,15 +165,9 @@ def _load(module: str) -> ModuleType:
 
 def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
     """Return overrides in which texts are in quotes, for Hydra's grammar."""
-    from transfer_cli.config.literal import (
-        as_overrides,
-        with_quoted_lists,
-        with_quoted_paths,
-        with_quoted_text,
-    )
+    from transfer_cli.config.literal import as_overrides, with_quotes
 
-    typed = with_quoted_text(with_quoted_lists(typed, command.lists), _PATTERN)
-    typed = with_quoted_paths(typed)
+    typed = with_quotes(typed, command.lists)
     if not command.places:
         return typed
     places = [key for key, _ in command.places]
@@ -187,7 +177,6 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
-    from transfer_cli.config.single_values import refuse_lists
     from transfer_cli.config.variables import check_variables
 
     request = flags.parse(words, name)
@@ -198,7 +187,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         typed = tuple(f"++{w}" if w.startswith(below) else w for w in request.overrides)
         request = replace(request, overrides=typed)
     if not (request.asks_help or request.shows):
-        refuse_lists(request.overrides, name)
+        flags.refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
     _load("transfer_cli.config.compose")  # and Hydra with it
@@ -227,7 +216,6 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
 
 
 def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
-    """Return what a run of this config measures."""
     _load("transfer_cli.assembly.losses")
     from transfer_cli.assembly.losses import build_objectives
     from transfer_cli.objectives.base import declared_metrics
@@ -285,7 +273,6 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
 
 
 def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys that name a run, each with the best run of a sweep in the place of the sweep."""
     from transfer_cli.report.best_of_sweep import run_of
 
     runs: dict[str, Any] = {}
@@ -320,10 +307,9 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 
 def _sweep(name: str, command: Command, request: "Request") -> None:
-    """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
-    from transfer_cli.sweep.folder import chosen_folder
+    """Run the jobs of a sweep, and print the outcome of each, also after Ctrl-C."""
     from transfer_cli.sweep.jobs import Jobs
-    from transfer_cli.sweep.multirun import run_sweep
+    from transfer_cli.sweep.multirun import chosen_folder, run_sweep
 
     task = partial(_perform, name, command, request)
     jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
@@ -341,7 +327,6 @@ def _sweep(name: str, command: Command, request: "Request") -> None:
 
 
 def _end_sweep(jobs: "Jobs", folder: Path) -> None:
-    """Print what became of each job of a sweep."""
     from transfer_cli.sweep.jobs import shared
 
     if jobs.makes_runs or not jobs.done:
@@ -351,8 +336,8 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
         ending = job.reason or job.outcome
         if not ending.startswith(job.outcome):
             ending = f"{job.outcome}: {ending}"
-        own = " ".join(word for word in job.words if word not in common) or "(as it is)"
-        lines.append(Line(f"  {job.number}  {own}  {ending}"))
+        words = " ".join(word for word in job.words if word not in common) or "(as it is)"
+        lines.append(Line(f"  {job.number}  {words}  {ending}"))
     for text, numbers in jobs.warned.items():
         if len(numbers) > 1:
             about = printable(text.partition(":")[0])

@@ -89,7 +89,7 @@ class WorkerError(TransferError):
     """A process that was started to work on a run has ended before the run did.
 
     Args:
-        message: What became of it.
+        message: What happened to it.
         exit_code: The exit code of the run, as a shell would call what happened.
     """
 
@@ -127,7 +127,7 @@ def listed(names: Iterable[object], most: int = 3) -> str:
 def pip_install(extra: str) -> str:
     """Return the command that installs the packages of an extra of this one."""
     try:
-        wanted = [each.partition("; ") for each in metadata.requires("transfer-cli") or ()]
+        wanted = [package.partition("; ") for package in metadata.requires("transfer-cli") or ()]
     except metadata.PackageNotFoundError:  # used from a checkout
         return f"pip install '.[{extra}]'"
     return shlex.join(["pip", "install", *(name for name, _, of in wanted if f'"{extra}"' in of)])

@@ -86,7 +86,7 @@ class Metric:
             ValueError: The record is not a metric's.
         """
         stored = record if isinstance(record, dict) else {}
-        known = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
+        known = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
         texts = all(isinstance(known.get(key, ""), str) for key in ("name", "unit"))
         flags = [value for key, value in known.items() if key not in ("name", "unit")]
         whole = {"name", "higher_is_better"} <= known.keys()
@@ -106,20 +106,20 @@ def perplexity(name: str) -> Metric:
 
 def find(name: str, declared: Iterable[Metric]) -> Metric | None:
     """Return the declaration of a measured number: its own, or that of the metric it is part of."""
-    fitting = [each for each in declared if f"{name}/".startswith(f"{each.name}/")]
-    found = max(fitting, key=lambda each: len(each.name), default=None)
-    if found is None or found.name == name:
-        return found
-    return replace(found, name=name, headline=False, per_example=False)
+    fitting = [metric for metric in declared if f"{name}/".startswith(f"{metric.name}/")]
+    closest = max(fitting, key=lambda metric: len(metric.name), default=None)
+    if closest is None or closest.name == name:
+        return closest
+    return replace(closest, name=name, headline=False, per_example=False)
 
 
 def require(name: str, declared: Iterable[Metric], key: str) -> Metric:
     """Return the declaration of a metric, or a part of one, that a config key names."""
     known = tuple(declared)
-    found = find(name, known)
-    if found is None:
-        raise unknown_metric(key, name, [each.name for each in known])
-    return found
+    metric = find(name, known)
+    if metric is None:
+        raise unknown_metric(key, name, [metric.name for metric in known])
+    return metric
 
 
 def unknown_metric(key: str, name: str, measured: Iterable[str]) -> ConfigError:
@@ -141,9 +141,9 @@ def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
 
     Of one that rises and falls with the loss, such as a perplexity, the loss itself.
     """
-    headlines = [each for each in declared if each.headline]
-    found = next((m for m in headlines if m.name in measures), *headlines[:1] or [LOSS])
-    return LOSS if found.unit in ("nats", "bits", "perplexity") else found
+    headlines = [metric for metric in declared if metric.headline]
+    metric = next((m for m in headlines if m.name in measures), *headlines[:1] or [LOSS])
+    return LOSS if metric.unit in ("nats", "bits", "perplexity") else metric
 
 
 def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:

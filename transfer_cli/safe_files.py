@@ -120,17 +120,17 @@ def parse_json(text: str) -> dict[str, Any]:
         UnreadableError: It is none, or holds what `check_plain` refuses.
     """
     try:
-        found = STRICT_JSON.decode(text)
+        value = STRICT_JSON.decode(text)
     except json.JSONDecodeError as error:
         raise UnreadableError(f"line {error.lineno} is not JSON ({error.msg})") from error
     except RecursionError as error:
         raise UnreadableError(f"it is nested deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:  # two equal names, or thousands of digits
         raise UnreadableError(str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UnreadableError("it is no JSON object")
-    check_plain(found)
-    return found
+    check_plain(value)
+    return value
 
 
 def check_plain(value: Any) -> None:
@@ -149,9 +149,9 @@ def check_plain(value: Any) -> None:
             for name in node:
                 if not isinstance(name, str):
                     raise UnreadableError(f"the name {name!r} is no text; put it in quotes")
-            left += [(each, depth + 1) for each in node.values()]
+            left += [(below, depth + 1) for below in node.values()]
         elif isinstance(node, list):
-            left += [(each, depth + 1) for each in node]
+            left += [(below, depth + 1) for below in node]
         elif isinstance(node, int) and abs(node) > MAX_WHOLE_NUMBER:
             raise UnreadableError("a whole number has more than 64 bits")
 
@@ -187,10 +187,10 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each
-        if each.isprintable() or each in "\n\t\u200c\u200d"
-        else each.encode("unicode_escape").decode()
-        for each in text
+        character
+        if character.isprintable() or character in "\n\t\u200c\u200d"
+        else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
@@ -234,11 +234,11 @@ def spreadsheet_cell(text: str) -> str:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of its pairs; readers disagree on which of two equal names counts."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    made = dict(pairs)
+    if len(made) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         raise ValueError(f"the name {counts.most_common(1)[0][0][:40]!r} is there twice")
-    return found
+    return made
 
 
 STRICT_JSON = json.JSONDecoder(object_pairs_hook=_once)

@@ -110,7 +110,7 @@ class Entry:
         head, text = _rich(map(_one_line, self.head)), _rich(map(_one_line, self.text))
         if head.cell_len > width:
             squeezed = ((re.sub(" {2,}", "  ", text), style) for text, style in _styled(self.head))
-            head = _rich([Piece(*each) for each in squeezed])
+            head = _rich([Piece(*piece) for piece in squeezed])
         if not text:
             head.rstrip()
             return [head]
@@ -205,12 +205,11 @@ class TextTable:
             Text.assemble(*((part.text, part.style or "") for part in line))
             for line in console.render_lines(table, pad=False)
         ]
-        for each in lines:
-            each.rstrip()
+        for line in lines:
+            line.rstrip()
         return lines
 
     def _blocks(self, cells: Sequence[Sequence[Piece]], console: "Console") -> list["Text"]:
-        """Return each row as lines of title and cell."""
         room = 2 + max(len(column.title) for column in self.columns)
         lines: list[Text] = []
         for row in cells:

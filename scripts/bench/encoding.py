@@ -57,12 +57,11 @@ _READER = """
 import sys
 from pathlib import Path
 import numpy as np
-from transfer_cli.data.corpus import TextBlocks
-from transfer_cli.data.shards import encode_text
+from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.text import whole_text
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 tokenizer, cache, files = sys.argv[1:]
-made = Tokenizer.load(Path(tokenizer))
+made = LibraryTokenizer.load(Path(tokenizer))
 blocks = TextBlocks(encode_text(whole_text(files, "train"), made, Path(cache)), 512, made.pad)
 order = np.random.default_rng(0).permutation(len(blocks))
 for begin in range(0, len(order), 32):

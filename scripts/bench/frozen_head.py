@@ -44,7 +44,7 @@ found = {}
 for name in ("train", "test"):
     data = run.data.splits[name].data
     if not isinstance(data, CachedFeatures):
-        pooling = run.blueprint.losses[0].objective.pooling_of(run.model)
+        pooling = run.blueprint.network.losses[0].objective.pooling_of(run.model)
         data = CachedFeatures(
             data, run.model, run.blueprint.precision, batch=64, layers=(-1,), pooling=pooling
         )

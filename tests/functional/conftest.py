@@ -442,7 +442,10 @@ def _watching(watched):
 
     def made(*args):
         parts = build_run(*args)
-        watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.stage_plans
+        watched.inherited, watched.spans = (
+            parts.blueprint.network.inherited,
+            parts.blueprint.course.stage_plans,
+        )
         return parts
 
     def step(self, batches, number):

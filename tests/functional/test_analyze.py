@@ -4,13 +4,17 @@ What is refused is in `tests/inputs/analyses.yaml`.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import attending
 from tests.functional.conftest import finished
+from transfer_cli.analysis.attention import AttentionMaps
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.report.page import analyses_page
 
 pytestmark = pytest.mark.functional
 
@@ -41,6 +45,14 @@ SHOWN = {
         ["analysis.attributions.most=2", "analysis.attributions.faithfulness=2"],
         'class="word for"', "comprehensiveness", {"texts", "faithfulness", "removal", "baseline"},
     ),
+    "attention": (
+        ["analysis.attention.texts=2"],
+        "Attention is no explanation", "of block 0", {"maps_file", "heads", "texts"},
+    ),
+    "agreement": (
+        ["analysis.agreement.pairs=3"],
+        "Right by group", "agreement/two others", {"groups", "wrong"},
+    ),
 }  # fmt: skip
 """Words, what the page shows, what is printed, and the keys beside those that all have."""
 
@@ -58,10 +70,12 @@ def analyze(transfer, read_json):
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_what_is_found_is_written_printed_and_shown(analyze, finetuned, name):
+def test_what_is_found_is_written_printed_and_shown(analyze, pretrained, finetuned, name):
     words, on_page, printed, keys = SHOWN[name]
+    run = pretrained if name == "agreement" else finetuned
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    content = analyze(finetuned, name, *words, "--html", "page.html")
+    content = analyze(run, name, *words, "--html", "page.html")
 
     assert {"title", "summary", "values", "table"} | keys <= content.keys()
     assert content["summary"] in content["printed"]
@@ -69,6 +83,7 @@ def test_what_is_found_is_written_printed_and_shown(analyze, finetuned, name):
     page = Path("page.html").read_text()
     assert on_page in page
     assert f"<h2>{content['title']}</h2>" in page
+    assert files == {path: path.read_bytes() for path in files}
 
 
 def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
@@ -88,37 +103,37 @@ def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
 
 
 def test_importance_has_an_entry_for_each_part(analyze, finetuned):
-    found = analyze(finetuned, "importance", *SHOWN["importance"][0])
+    content = analyze(finetuned, "importance", *SHOWN["importance"][0])
 
-    assert [len(heads) for heads in found["heads"]] == [2]
-    assert set(found["left_out"]) == {"heads", "blocks", "attention", "feed_forward"}
-    assert [each["share"] for each in found["pruning"]] == [0, 0.5, 1]
+    assert [len(heads) for heads in content["heads"]] == [2]
+    assert set(content["left_out"]) == {"heads", "blocks", "attention", "feed_forward"}
+    assert [each["share"] for each in content["pruning"]] == [0, 0.5, 1]
 
 
 def test_words_of_a_file_are_explained(analyze, finetuned):
     Path("t.txt").write_text("Where is it ?\nHow many ?\n\n")
 
-    found = analyze(
+    content = analyze(
         finetuned, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
     )
 
-    first, _ = found["texts"]
+    first, _ = content["texts"]
     assert "".join(first["words"]) == "Whereisit?"
     assert first["label"] is None
     assert len(first["scores"]) == 3
     assert all(len(scores) == len(first["words"]) for scores in first["scores"].values())
-    assert [row["method"] for row in found["faithfulness"]][-1] == "random"
-    assert all(word in found["printed"] for word in ("residue", "change", "steps"))
+    assert [row["method"] for row in content["faithfulness"]][-1] == "random"
+    assert all(word in content["printed"] for word in ("residue", "change", "steps"))
 
 
 def test_a_language_model_explains_the_token_that_it_goes_on_with(analyze, pretrained):
     Path("t.txt").write_text("Where is the\n")
 
-    found = analyze(
+    content = analyze(
         pretrained, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
     )
 
-    (text,) = found["texts"]
+    (text,) = content["texts"]
     assert "".join(text["words"]) == "Whereisthe"
 
 
@@ -169,10 +184,10 @@ def test_agreement_is_what_score_says_of_the_same_pairs(transfer, analyze, pretr
 def test_pairs_are_made_where_none_are_named(analyze, pretrained):
     groups = analyze(pretrained, "agreement", "analysis.agreement.pairs=3")["groups"]
 
-    assert [each["group"] for each in groups] == [
+    assert [group["group"] for group in groups] == [
         "agreement/none", "agreement/same", "agreement/other", "agreement/two others",
     ]  # fmt: skip
-    assert {each["count"] for each in groups} == {3}
+    assert {group["count"] for group in groups} == {3}
 
 
 # --- edges ---------------------------------------------------------------------------------------
@@ -189,15 +204,15 @@ def test_spans_are_probed_with_the_layers_up_to_each(analyze, finetuned):
         Path(f"{part}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         words.append(f"analysis.edges.{part}={part}.jsonl")
 
-    found = analyze(finetuned, "edges", *words)
+    content = analyze(finetuned, "edges", *words)
 
-    assert "layers up to" in found["printed"]
-    assert [(each["layers_up_to"], each["control"]) for each in found["probes"]] == [
+    assert "layers up to" in content["printed"]
+    assert [(each["layers_up_to"], each["control"]) for each in content["probes"]] == [
         (0, None), (1, None), (0, "random"), (1, "random"),
     ]  # fmt: skip
-    assert all(0 <= each["micro_f1"] <= 1 for each in found["probes"])
-    assert found["targets"] == {"train": 40, "chosen_on": 40, "scored": 40}
-    assert sum(found["mix"]["shares"]) == pytest.approx(1)
+    assert all(0 <= each["micro_f1"] <= 1 for each in content["probes"])
+    assert content["targets"] == {"train": 40, "chosen_on": 40, "scored": 40}
+    assert sum(content["mix"]["shares"]) == pytest.approx(1)
     assert "Edge probes" in Path("page.html").read_text()
 
 
@@ -254,35 +269,35 @@ def accuracies(found, control):
 
 
 def test_each_layer_of_a_run_is_probed_beside_controls(analyze, finetuned):
-    found = analyze(finetuned, "probes", "analysis.probes.mdl=true")
+    content = analyze(finetuned, "probes", "analysis.probes.mdl=true")
 
-    assert list(accuracies(found, None)) == [0, 1, "mix"]
-    assert list(accuracies(found, "random")) == list(accuracies(found, "shuffled")) == [0, 1]
-    assert {"accuracy", "macro_f1", "strength", "codelength_bits"} <= found["probes"][0].keys()
-    assert found["units"] == {"train": 144, "chosen_on": 96, "scored": 288}
-    assert found["baselines"].keys() == {"majority", "words"}
-    assert sum(found["mix"]["shares"]) == pytest.approx(1)
-    assert found["mix"]["centre_of_gravity"] == pytest.approx(found["mix"]["shares"][1])
-    assert [row[0] for row in found["table"]["rows"]] == ["0", "1", "mix"]
+    assert list(accuracies(content, None)) == [0, 1, "mix"]
+    assert list(accuracies(content, "random")) == list(accuracies(content, "shuffled")) == [0, 1]
+    assert {"accuracy", "macro_f1", "strength", "codelength_bits"} <= content["probes"][0].keys()
+    assert content["units"] == {"train": 144, "chosen_on": 96, "scored": 288}
+    assert content["baselines"].keys() == {"majority", "words"}
+    assert sum(content["mix"]["shares"]) == pytest.approx(1)
+    assert content["mix"]["centre_of_gravity"] == pytest.approx(content["mix"]["shares"][1])
+    assert [row[0] for row in content["table"]["rows"]] == ["0", "1", "mix"]
 
 
 def test_words_are_probed_beside_labels_of_their_types(analyze, pretrained):
-    found = analyze(pretrained, "probes", "data=sample_tags", "analysis.probes.layers=[-1]",
+    content = analyze(pretrained, "probes", "data=sample_tags", "analysis.probes.layers=[-1]",
                     "analysis.probes.controls=[types]")  # fmt: skip
 
-    (own,) = (each for each in found["probes"] if each["control"] is None)
-    (by_type,) = (each for each in found["probes"] if each["control"] == "types")
+    (own,) = (each for each in content["probes"] if each["control"] is None)
+    (by_type,) = (each for each in content["probes"] if each["control"] == "types")
     assert own["layer"] == by_type["layer"] == 1
     assert own["selectivity"] == pytest.approx(own["accuracy"] - by_type["accuracy"])
-    assert found["baselines"].keys() == {"majority", "word"}
+    assert content["baselines"].keys() == {"majority", "word"}
 
 
 def test_a_hidden_layer_has_a_deviation_over_its_seeds(analyze, pretrained):
-    found = analyze(pretrained, "probes", "data=sample_questions", "analysis.probes.probe=mlp",
+    content = analyze(pretrained, "probes", "data=sample_questions", "analysis.probes.probe=mlp",
                     "analysis.probes.controls=[]")  # fmt: skip
 
-    assert list(accuracies(found, None)) == [0, 1]
-    assert all(each["deviation"] >= 0 for each in found["probes"])
+    assert list(accuracies(content, None)) == [0, 1]
+    assert all(each["deviation"] >= 0 for each in content["probes"])
 
 
 @pytest.mark.slow
@@ -291,10 +306,10 @@ def test_a_language_model_is_probed_for_what_texts_alone_tell(analyze, pretraine
     lines = [" ".join(["the city"] * (1 + number % 9)) for number in range(120)]
     Path("texts.txt").write_text("\n".join(lines))
 
-    found = analyze(pretrained, "probes", "input=texts.txt", f"analysis.probes.task={task}",
+    content = analyze(pretrained, "probes", "input=texts.txt", f"analysis.probes.task={task}",
                     "analysis.probes.controls=[]", "analysis.probes.most=400")  # fmt: skip
 
-    assert accuracies(found, None)[0] > 2 * found["baselines"]["majority"]
+    assert accuracies(content, None)[0] > 2 * content["baselines"]["majority"]
 
 
 @pytest.fixture(scope="module")
@@ -307,25 +322,25 @@ def encyclopedia(tmp_path_factory):
 
 @pytest.mark.slow
 def test_who_has_read_the_encyclopedia_knows_the_kind_of_each_name(analyze, encyclopedia):
-    found = analyze(encyclopedia, "probes", "data=sample_questions")
+    content = analyze(encyclopedia, "probes", "data=sample_questions")
 
     # At layer 0, too: names are single tokens, and the mean of a text holds theirs.
-    assert all(each >= 0.97 for each in accuracies(found, None).values())
-    assert all(each <= 0.25 for each in accuracies(found, "random").values())
-    assert all(each <= 0.25 for each in accuracies(found, "shuffled").values())
+    assert all(accuracy >= 0.97 for accuracy in accuracies(content, None).values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(content, "random").values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(content, "shuffled").values())
 
 
 @pytest.mark.slow
 def test_the_last_token_knows_the_kind_above_the_embeddings_alone(analyze, encyclopedia):
     words = ("data=sample_questions", "analysis.probes.pooling=cls_last")
 
-    found = analyze(encyclopedia, "probes", *words)
+    content = analyze(encyclopedia, "probes", *words)
 
-    own = accuracies(found, None)
+    own = accuracies(content, None)
     assert own[0] == pytest.approx(1 / 6)
     assert own[1] >= 0.9
     assert own[2] >= 0.97
-    assert all(each <= 0.25 for each in accuracies(found, "random").values())
+    assert all(accuracy <= 0.25 for accuracy in accuracies(content, "random").values())
 
 
 # --- similarity ----------------------------------------------------------------------------------
@@ -360,7 +375,7 @@ def test_checkpoints_are_compared_over_time(analyze, pretrained):
 
     assert content["estimate"] == "debiased"
     steps = content["over_time"]
-    assert [each["step"] for each in steps] == sorted(each["step"] for each in steps)
+    assert [step["step"] for step in steps] == sorted(step["step"] for step in steps)
     assert steps[0]["cka"] == pytest.approx([1, 1], abs=1e-6)
     assert steps[0]["moved"]["all"] == 0 < steps[-1]["moved"]["all"]
 
@@ -375,3 +390,93 @@ def test_models_that_read_other_tokens_are_compared_by_texts(analyze, transfer, 
     assert ended.code == 2
     assert "do not read these texts as the same tokens" in ended.err
     assert not Path("two").exists()
+
+
+# --- attention, whose page is looked at in a browser ---------------------------------------------
+
+MATRIX = """() => {
+  const canvas = document.querySelector(".of-head-map canvas");
+  return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();
+}"""
+
+
+def test_beside_a_run_its_maps_are_written_and_their_rows_sum_to_one(
+    finetuned, transfer, read_json, tmp_path
+):
+    run = shutil.copytree(finetuned, tmp_path / "run")
+
+    ended = transfer("analyze", run, "analysis=attention", "analysis.attention.texts=2")
+
+    assert ended.code == 0, ended.err
+    content = read_json(run / "analyses" / "attention.json")
+    assert len(content["texts"]) == 2
+    np.testing.assert_allclose(np.array(content["texts"][0]["maps"]).sum(-1), 1, atol=1e-9)
+    assert content["values"]["texts summarised"] == 100
+    assert (run / "analyses" / content["maps_file"]).is_file()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Return a page of texts, some of which hold markup."""
+    finding = AttentionMaps(texts=3)(attending.subject(attending.model()))
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    file.write_text(analyses_page("tiny", {"attention": finding}, {}), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def opened(chromium, page):
+    """Return the page on a phone; it must not complain, nor ask for anything."""
+    context = chromium.new_context(
+        viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
+    )
+    tab, complaints, requests = context.new_page(), [], []
+    tab.on("console", lambda said: complaints.append(said.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("dialog", lambda dialog: complaints.append(dialog.message))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(page.as_uri())
+    yield tab
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
+
+
+@pytest.mark.slow
+def test_choosing_a_head_changes_the_matrix(opened):
+    first = opened.evaluate(MATRIX)
+    opened.locator(".of-block").select_option("2")
+    second = opened.evaluate(MATRIX)
+    opened.get_by_role("button", name="block 1, head 0").tap()
+
+    assert len({first, second, opened.evaluate(MATRIX)}) == 3
+    assert opened.locator(".chosen").text_content() == "Block 1, head 0"
+    assert opened.locator(".of-head").input_value() == "0"
+
+
+@pytest.mark.slow
+def test_a_token_is_chosen_by_touch_and_by_keyboard(opened):
+    before, tokens = opened.evaluate(MATRIX), opened.locator(".pieces button")
+    pieces, said = tokens.all_text_contents(), opened.locator(".said")
+    tokens.nth(2).tap()
+    assert said.text_content().startswith(f"{pieces[2]} looks at: ")
+    assert opened.evaluate(MATRIX) != before
+
+    opened.keyboard.press("ArrowRight")
+    assert said.text_content().startswith(f"{pieces[3]} looks at: ")
+    opened.locator(".of-rollout .rows span").nth(1).tap()
+    assert opened.locator(".is-chosen").all_text_contents() == [pieces[1]] * 4
+    opened.locator(".of-head-map").press("ArrowUp")
+    opened.get_by_role("button", name="who looks at it").tap()
+    assert said.text_content().startswith(f"{pieces[0]} gets of the attention of: ")
+    assert opened.locator(".pieces [tabindex='0']").text_content() == pieces[0]
+
+
+@pytest.mark.slow
+def test_markup_in_a_text_is_shown_as_text_in_its_viewer(opened):
+    opened.locator(".of-text").select_option("1")
+
+    shown = "".join(opened.locator(".pieces button").all_text_contents())
+    assert shown.startswith("<script>alert(1)</script>&&lt;</script>")
+    assert opened.locator(".attention script").count() == 1

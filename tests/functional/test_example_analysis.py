@@ -45,10 +45,10 @@ def test_an_analysis_leaves_the_rest_of_a_run_as_it_was(analysed, finetuned):
 
 
 def test_an_analysis_agrees_with_evaluate(transfer, analysed, read_json):
-    found = read_json(analysed / "runs/tuned/analyses/token_lengths.json")
+    content = read_json(analysed / "runs/tuned/analyses/token_lengths.json")
     transfer("evaluate", "runs/tuned", "output=scores.json")
 
-    rows = found["table"]["rows"]
+    rows = content["table"]["rows"]
     mean = sum(count * loss for _, count, loss in rows) / sum(count for _, count, _ in rows)
     assert mean == pytest.approx(
         read_json(analysed / "scores.json")["measures"]["test"]["loss"], rel=1e-5

@@ -192,7 +192,7 @@ def test_a_family_that_is_there_is_not_replaced():
     class Other(Gpt2):
         pass
 
-    with pytest.raises(ConfigError, match=r"'gpt2' is that of transfer_cli\.interop\.gpt2\.Gpt2"):
+    with pytest.raises(ConfigError, match=r"'gpt2' is that of .*decoders\.Gpt2"):
         register_family(Other)
     assert type(families()["gpt2"]) is Gpt2
     register_family(Gpt2)  # the same class, once more

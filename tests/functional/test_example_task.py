@@ -43,7 +43,7 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     best = max(watched, key=lambda row: (row["span_f1"], -row["loss"]))
     assert results["best_step"] == best["step"]
     assert results["measures"]["validation"]["span_f1"] == pytest.approx(max(found))
-    assert results["measures"]["test"]["accuracy"] > 0.6
+    assert results["measures"]["test"]["span_f1"] > 0.3
     assert results["task"] == {"name": "tag_words", "expected": "tags"}
     description = read_description(tagged / "model")
     assert description.task == {"_target_": "mylab.tagging.Tagging"}
@@ -55,9 +55,8 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     examples = [each for split in ("validation", "test") for each in lines(f"names/{split}.jsonl")]
     assert [item["label"].split() for item in items] == [each["tags"] for each in examples]
     assert [item["text"] for item in items] == [" ".join(each["words"]) for each in examples]
-    right = sum(item["score"] * item["targets"] for item in items if item["split"] == "test")
-    words = sum(item["targets"] for item in items if item["split"] == "test")
-    assert right / words == pytest.approx(results["measures"]["test"]["accuracy"], rel=1e-6)
+    for item in items:
+        assert len(item["predicted"].split()) == len(item["label"].split()), item
 
     # evaluate measures the same.
     transfer("evaluate", *OWN, "run=tagger", "split=test", "device=cpu", "output=a.json").ok()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.model.weights import read_description
 
 LABELS = ["animal", "city", "disease", "mineral", "person", "river"]
@@ -173,7 +173,7 @@ def test_new_tokens_have_rows_like_the_others_and_no_text_is_read_as_one(
 
     assert "new: backbone.token_embedding.weight" in ended.out + ended.err
     places = (pretrained / "model", tmp_path / "run" / "model")
-    own, grown = (Tokenizer.load(each / "tokenizer.json") for each in places)
+    own, grown = (LibraryTokenizer.load(each / "tokenizer.json") for each in places)
     assert grown.size == own.size + 2
     assert grown.pieces([own.size, own.size + 1]) == ["<speaker1>", "<speaker2>"]
     assert grown.token("<speaker2>") == own.size + 1

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from transfer_cli.commands import init as init_module
-from transfer_cli.commands.init import STARTERS
+from transfer_cli.commands import presets as init_module
+from transfer_cli.commands.presets import STARTERS
 
 
 @pytest.fixture

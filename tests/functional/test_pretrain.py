@@ -9,7 +9,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.records import read_metrics
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.model.weights import read_description, read_weights
 
 FILES = {
@@ -118,7 +118,7 @@ def test_the_curves_are_the_records_and_the_config_is_with_them(pretrained):
 
 def test_the_model_folder_is_all_that_the_next_run_needs(pretrained):
     description = read_description(pretrained / "model")
-    tokenizer = Tokenizer.load(pretrained / "model" / "tokenizer.json")
+    tokenizer = LibraryTokenizer.load(pretrained / "model" / "tokenizer.json")
     weights = read_weights(pretrained / "model")
 
     assert description.shape.direction == "causal"

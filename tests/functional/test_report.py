@@ -91,8 +91,8 @@ def test_the_same_as_csv_markdown_and_json(transfer, six):
         "| **`adaptation=full`** \\* | 10.00 ± 2.50 | 10.00 ± 2.50 | baseline |"
     )
     assert len({line.count(" | ") for line in table}) == 1
-    found = json.loads((folder / "out.json").read_text())
-    assert found["tasks"][0]["groups"][0]["runs"][0]["settings"]["seed"] == 0
+    content = json.loads((folder / "out.json").read_text())
+    assert content["tasks"][0]["groups"][0]["runs"][0]["settings"]["seed"] == 0
     assert "test/error_rate" in done.out
     assert done.err.count("\n") == 3
 

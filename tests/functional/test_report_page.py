@@ -194,11 +194,11 @@ def test_every_text_can_be_read_in_light_and_in_dark(open_page, scheme, make):
     opened = open_page(make, color_scheme=scheme)
     opened.tab.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
 
-    found = opened.tab.evaluate(CONTRAST)
+    seen = opened.tab.evaluate(CONTRAST)
 
-    assert found["seen"] > 50
-    assert found["weak"] == []
-    assert (found["page"] < 0.1) == (scheme == "dark")
+    assert seen["seen"] > 50
+    assert seen["weak"] == []
+    assert (seen["page"] < 0.1) == (scheme == "dark")
 
 
 @pytest.mark.slow

@@ -148,8 +148,7 @@ MEASURE = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-from transfer_cli.data.corpus import TextBlocks
-from transfer_cli.data.shards import encode_text
+from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.text import whole_text
 from transfer_cli.data.tokenizer_recipes import WordPiece
 folder, cache = sys.argv[1:]

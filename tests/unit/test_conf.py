@@ -207,6 +207,12 @@ def test_an_adaptation_preset_goes_with_other_plans_scales_and_schedules(name):
     assert {*adaptation.edits} == {*preset(name)[1].edits}
 
 
+AS_IN_FULL = (
+    "discriminative", "l2_sp", "ewc", "source_distillation", "lm_auxiliary", "multitask", "distil",
+    "self_training", "uda", "cvt", "slices", "pet",
+)  # fmt: skip
+
+
 def test_presets_are_what_their_papers_say():
     found = {name: preset(name)[1] for name in PRESETS}
 
@@ -230,23 +236,7 @@ def test_presets_are_what_their_papers_say():
         "sequential_unfreezing": SequentialUnfreezing("20%", "60%"),
         "siatl": SequentialUnfreezing("20%", "60%"),
         "ulmfit": GradualUnfreezing("auto"),
-        **dict.fromkeys(
-            (
-                "discriminative",
-                "l2_sp",
-                "ewc",
-                "source_distillation",
-                "lm_auxiliary",
-                "multitask",
-                "distil",
-                "self_training",
-                "uda",
-                "cvt",
-                "slices",
-                "pet",
-            ),
-            AllAtOnce(),
-        ),
+        **dict.fromkeys(AS_IN_FULL, AllAtOnce()),
     }
     scales = {name: made.layer_scale for name, made in found.items()}
     assert {name: s for name, s in scales.items() if s != Uniform()} == {
@@ -483,3 +473,8 @@ def test_no_part_has_options_that_its_class_lacks():
             problems.append(f"{option.group}={option.name}: {problem}")
 
     assert problems == []
+
+
+def test_the_configs_are_found():
+    assert conf_dir().is_absolute()
+    assert (conf_dir() / "pretrain.yaml").is_file()

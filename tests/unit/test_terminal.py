@@ -1,6 +1,5 @@
 import io
 import re
-import subprocess
 import sys
 from collections import Counter
 
@@ -259,14 +258,3 @@ def test_every_style_is_one_that_rich_knows(screen):
     page = Page(BLANK, *(Line(Piece(style or "none", style)) for style in terminal.STYLES))
 
     assert screen(page).count("\x1b[0m") == len(terminal.STYLES) - 1
-
-
-def test_rich_is_not_imported_for_what_is_piped():
-    program = (
-        "import sys; from transfer_cli.cli import main; main(['--help']); main(['presets']); "
-        "sys.exit('rich' in sys.modules)"
-    )
-
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-
-    assert done.returncode == 0

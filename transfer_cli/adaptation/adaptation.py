@@ -1,14 +1,18 @@
-"""How a model is adapted, with the checks across edits, plan and penalty."""
+"""How a model is adapted, with the checks across edits, plan and penalty, and what patterns select.
 
-from collections.abc import Mapping, Sequence, Set
+A pattern without a slash matches group names (`head.*`, `block.11`); with a slash it matches
+`group/parameter` (`block.*/*norm*`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import NEW, Plan, StagePlan
-from transfer_cli.adaptation.selection import select
-from transfer_cli.errors import ConfigError, SelectionError, listed
+from transfer_cli.errors import ConfigError, SelectionError, listed, nearest
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
 
@@ -98,3 +102,27 @@ def check_fresh(fresh: Set[str], stage_plans: Sequence[StagePlan]) -> None:
             f"adaptation.edits: {listed(never, 1)} {verb} drawn anew and never "
             "trained; let adaptation.plan train them, for example adaptation/plan=top_k"
         )
+
+
+def select(patterns: Iterable[str], groups: Sequence[LayerGroup]) -> frozenset[str]:
+    """Return the full names of the parameters that any pattern matches.
+
+    Raises:
+        SelectionError: A pattern matches nothing; the message lists the groups.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matching = [
+            name
+            for group in groups
+            for name in group.parameters
+            if fnmatchcase(f"{group.name}/{name}" if "/" in pattern else group.name, pattern)
+        ]
+        if not matching:
+            names = [group.name for group in groups]
+            raise SelectionError(
+                f"{pattern!r} matches no parameter.{nearest(pattern, names)} "
+                f"The groups are {', '.join(names)}"
+            )
+        chosen.update(matching)
+    return frozenset(chosen)

@@ -315,10 +315,10 @@ def _fill_sites(
     """Put a module, made for the width of the model, into sites of every block."""
     for number, block in enumerate(_blocks(model)):
         for site in sites:
-            found = dict(block.sites.items()).get(site, nn.Identity())
-            if not isinstance(found, nn.Identity):
+            module = dict(block.sites.items()).get(site, nn.Identity())
+            if not isinstance(module, nn.Identity):
                 raise ValueError(  # noqa: TRY004 - the user chose values, not types
-                    f"{site} of block {number} is taken by another {type(found).__name__}; "
+                    f"{site} of block {number} is taken by another {type(module).__name__}; "
                     "choose one kind of adapters, or placements that do not overlap"
                 )
             packed = block.attention.packed

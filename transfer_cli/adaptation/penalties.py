@@ -92,7 +92,6 @@ class L2SP(Penalty):
         self.new_strength = new_strength
 
     def __call__(self, model: TransferModel) -> Tensor:
-        """Return the penalty on the trainable parameters, a float32 scalar."""
         terms = (
             self.strength / 2 * (parameter - self.anchors[name]).square().sum()
             if name in self.anchors
@@ -140,17 +139,13 @@ class EWC(Penalty):
         self.normalise = normalise
 
     def start(self, start: Start) -> None:
-        """Copy the starting weights, and estimate F.
-
-        Raises:
-            ConfigError: No parameter is inherited, or F is 0 for all of them.
-        """
+        """Copy the starting weights, and estimate F, which must not be 0 for all of them."""
         super().start(start)
-        found = start.fisher(self.sequences, self.fisher)
+        fisher = start.fisher(self.sequences, self.fisher)
         information = {
-            name: found[name].detach().to(anchor.device, torch.float32, copy=True)
+            name: fisher[name].detach().to(anchor.device, torch.float32, copy=True)
             for name, anchor in self.anchors.items()
-            if name in found
+            if name in fisher
         }
         # Most entries are tiny: a float32 sum would lose them.
         total = sum(float(value.sum(dtype=torch.float64)) for value in information.values())
@@ -166,7 +161,6 @@ class EWC(Penalty):
         self.information = information
 
     def __call__(self, model: TransferModel) -> Tensor:
-        """Return the penalty on the trainable parameters, a float32 scalar."""
         half = self.strength / 2
         terms = (
             half * (self.information[name] * (parameter - self.anchors[name]).square()).sum()
@@ -185,6 +179,6 @@ def _trainable(model: TransferModel) -> Iterator[tuple[str, Tensor]]:
 
 def _total(model: TransferModel, terms: Iterable[Tensor]) -> Tensor:
     """Return the sum of the scalars, or 0 without a gradient, on the model's device."""
-    found = list(terms)
+    values = list(terms)
     device = next(model.parameters()).device
-    return torch.stack(found).sum() if found else torch.zeros((), device=device)
+    return torch.stack(values).sum() if values else torch.zeros((), device=device)

@@ -24,7 +24,7 @@ class Stage:
     """A part of a run in which the same weights train.
 
     Args:
-        train: Patterns of the groups or parameters that train (see `selection`).
+        train: Patterns of the groups or parameters that train (see `adaptation.select`).
         length: Its length; the last stage has the remainder of the run.
         rate: Multiplies every learning rate in the stage.
         patience: Validations without improvement after which the stage ends early. At its end its

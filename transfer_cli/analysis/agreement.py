@@ -57,25 +57,20 @@ class NumberAgreement(Analysis):
         with torch.inference_mode(), subject.precision.context():
             judged = judge_pairs(scorer, pairs)
         groups, longer = accuracy_by_group(judged), longer_wins(judged)
-        right = math.fsum(each.score for each in judged) / len(judged)
-        macro = math.fsum(each.accuracy for each in groups) / len(groups)
-        wrong = sorted((each for each in judged if each.score < 1), key=_preference)
+        right = math.fsum(pair.score for pair in judged) / len(judged)
+        macro = math.fsum(group.accuracy for group in groups) / len(groups)
+        wrong = sorted((pair for pair in judged if pair.score < 1), key=_preference)
         summary = (
             f"{len(judged):,} pairs: the good sentence is the likelier in {100 * right:.1f} %, "
             f"{100 * macro:.1f} % as the mean over {len(groups)} groups."
         )
         rows = [
-            [each.group or "all", *map(_percent, (each.accuracy, each.low, each.high)), each.count]
-            for each in groups
+            [kind.group or "all", *map(_percent, (kind.accuracy, kind.low, kind.high)), kind.count]
+            for kind in groups
         ]
         shown = [
-            {
-                "good": each.pair.good,
-                "bad": each.pair.bad,
-                "group": each.pair.group,
-                "nats": round(_preference(each), 4),
-            }
-            for each in wrong[: self.shown]
+            {**asdict(judgment.pair), "nats": round(_preference(judgment), 4)}
+            for judgment in wrong[: self.shown]
         ]
         return Finding(
             "Agreement",
@@ -93,7 +88,7 @@ class NumberAgreement(Analysis):
                     "Wrong pairs",
                 ),
             ],
-            data={"groups": [asdict(each) for each in groups], "wrong": shown},
+            data={"groups": [asdict(group) for group in groups], "wrong": shown},
         )
 
 

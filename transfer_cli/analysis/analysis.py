@@ -57,15 +57,15 @@ class Material:
         """Return the first of these splits that there is."""
         if not self.names:
             return self.encode("")
-        found = next((name for name in names if name in self.names), None)
-        if found is None:
+        chosen = next((name for name in names if name in self.names), None)
+        if chosen is None:
             raise DataError(
                 f"split: {self.called} has no {' and no '.join(names)} split; it has "
                 f"{', '.join(self.names)}"
             )
-        if found not in self._encoded:
-            self._encoded[found] = self.encode(found)
-        return self._encoded[found]
+        if chosen not in self._encoded:
+            self._encoded[chosen] = self.encode(chosen)
+        return self._encoded[chosen]
 
     def texts(self, split: Split) -> list[str]:
         """Return the first text of each example of a split."""
@@ -74,7 +74,7 @@ class Material:
                 f"data: {self.called} is running text, and single texts are looked at; name a "
                 "file of them by input=FILE, or labelled data"
             )
-        return [self.task.texts(each)[0] for each in encoded_of(split).examples]
+        return [self.task.texts(example)[0] for example in encoded_of(split).examples]
 
 
 @dataclass(frozen=True)

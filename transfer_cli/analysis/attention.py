@@ -90,14 +90,14 @@ class AttentionMaps(Analysis):
             for sequence in sequences_of(split, self._chosen(split))
         ]
         summaries, num_texts = self._summarised(subject, split)
-        means = {name: found.numpy() for name, found in summaries.means().items()}
-        if not all(np.isfinite(each).all() for each in means.values()):
+        means = {name: mean_LH.numpy() for name, mean_LH in summaries.means().items()}
+        if not all(np.isfinite(mean).all() for mean in means.values()):
             raise NotFiniteError("run: the model's attention")
         most = _most_looking(means)
         data: dict[str, Any] = {
             "maps_file": f"attention-{FILE}",
             "heads": _rows(means),
-            "texts": [_described(each, subject) for each in texts],
+            "texts": [_described(text, subject) for text in texts],
         }
         _add_maps(data, texts[0])
         _, block, head, _ = max(most, key=lambda row: row[-1])
@@ -134,7 +134,6 @@ class AttentionMaps(Analysis):
         return list(map(int, spread(len(split.data), self.texts)))
 
     def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
-        """Return the summaries of heads, and of how many sequences they are."""
         shape = subject.model.backbone.shape
         summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
         num_sequences = 0
@@ -162,33 +161,32 @@ def _in_batches(
 ) -> Iterator[list[ReadSequence]]:
     """Yield the sequences of some rows, from short to long, so many that memory is bounded."""
     heads = subject.model.backbone.shape.heads
-    found = [
-        each.cut(_SUMMARISED, keeps_end=_has_end(subject)) for each in sequences_of(split, rows)
+    sequences = [
+        one.cut(_SUMMARISED, keeps_end=_has_end(subject)) for one in sequences_of(split, rows)
     ]
     waiting: list[ReadSequence] = []
-    for each in sorted(found, key=lambda sequence: len(sequence.tokens)):
-        room = _AT_ONCE // (heads * len(each.tokens) ** 2)
+    for sequence in sorted(sequences, key=lambda sequence: len(sequence.tokens)):
+        room = _AT_ONCE // (heads * len(sequence.tokens) ** 2)
         if waiting and len(waiting) >= min(room, subject.batch):
             yield waiting
             waiting = []
-        waiting.append(each)
+        waiting.append(sequence)
     if waiting:
         yield waiting
 
 
 def _most_looking(means: Mapping[str, FloatArray]) -> list[list[Any]]:
     """Return for each kind of token the head that looks most at it: kind, block, head, share."""
-    found = []
+    rows = []
     for kind, in_words in KINDS.items():
         if kind in means and means[kind].any():
             place, head = np.unravel_index(means[kind].argmax(), means[kind].shape)
             share = round(float(means[kind].max()), _DECIMALS)
-            found.append([in_words, int(place), int(head), share])
-    return found
+            rows.append([in_words, int(place), int(head), share])
+    return rows
 
 
 def _what_stands_out(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
-    """Return in words what was summarised, and what stands out."""
     kind, place, head, share = max(most, key=lambda row: row[-1])
     return (
         f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) no head looks more at "
@@ -253,16 +251,18 @@ def _add_maps(data: dict[str, Any], first: TextMaps) -> None:
 def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
     """Return the file of all maps: `maps_0` `[L, H, T, T]`, `rollout_0`, `pieces_0` and so on."""
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for number, each in enumerate(texts):
-        arrays[f"maps_{number}"] = each.maps.astype(np.float16)
-        arrays[f"rollout_{number}"] = each.rollout.astype(np.float16)
-        pieces = subject.tokenizer.pieces(each.sequence.tokens.tolist())
+    for number, text in enumerate(texts):
+        arrays[f"maps_{number}"] = text.maps.astype(np.float16)
+        arrays[f"rollout_{number}"] = text.rollout.astype(np.float16)
+        pieces = subject.tokenizer.pieces(text.sequence.tokens.tolist())
         arrays[f"pieces_{number}"] = np.array(pieces)
     file = io.BytesIO()
     # Its types take any name for that of an option.
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 
+
+# --- what a page shows -------------------------------------------------------------------------
 
 _MOST_BYTES = 3 * 2**20
 """Of maps on a page."""

@@ -87,13 +87,13 @@ def integrated_gradients(
         at_once: Points that pass through the model together.
     """
     with torch.no_grad():
-        ends = torch.cat([function(each[None]) for each in (baseline_TE, text_TE)])
+        ends = torch.cat([function(end_TE[None]) for end_TE in (baseline_TE, text_TE)])
     change, steps = float(ends[1] - ends[0]), FIRST_STEPS
     while True:
         scores_T = _along_line(function, text_TE, baseline_TE, steps, at_once)
-        found = PathAttribution(scores_T, change, steps)
-        if found.is_complete or steps >= MOST_STEPS:
-            return found
+        path = PathAttribution(scores_T, change, steps)
+        if path.is_complete or steps >= MOST_STEPS:
+            return path
         steps *= 2
 
 
@@ -103,8 +103,8 @@ def _along_line(
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     # From [-1, 1], where they are tabulated, to [0, 1].
     share_K, weight_K = (
-        torch.as_tensor(each, dtype=text_TE.dtype, device=text_TE.device)
-        for each in ((nodes + 1) / 2, weights / 2)
+        torch.as_tensor(values, dtype=text_TE.dtype, device=text_TE.device)
+        for values in ((nodes + 1) / 2, weights / 2)
     )
     difference_TE, mean_TE = text_TE - baseline_TE, torch.zeros_like(text_TE)
     for shares, weight in zip(share_K.split(at_once), weight_K.split(at_once), strict=True):
@@ -117,12 +117,14 @@ def _gradients(function: OfEmbeddings, points_KTE: Tensor) -> Tensor:
     points_KTE = points_KTE.detach().requires_grad_()
     with torch.enable_grad():
         (gradient_KTE,) = torch.autograd.grad(function(points_KTE).sum(), points_KTE)
-    found: Tensor = gradient_KTE
-    return found
+    gradients: Tensor = gradient_KTE
+    return gradients
 
 
 METHODS = ("erasure", "gradient_input", "integrated_gradients")
 RANDOM = "random"
+KINDS = ("comprehensiveness", "sufficiency")
+"""Of faithfulness."""
 
 _SHOWN_WORDS = 3
 """Of a text, in a table."""
@@ -156,7 +158,7 @@ class TextAttribution:
             "explained": text.explained,
             "output": _rounded(self.output),
             "words": [word.shown for word in text.words],
-            "scores": {name: list(map(_rounded, found)) for name, found in self.scores.items()},
+            "scores": {name: list(map(_rounded, values)) for name, values in self.scores.items()},
             "change": _rounded(self.path.change),
             "residue": _rounded(self.path.residue),
             "steps": self.path.steps,
@@ -201,12 +203,12 @@ class Attributions(Analysis):
         explainer = Explainer(subject, self.removal, self.baseline)
         texts = ChosenTexts(subject, explainer, self.label)
         chosen = texts.wrong(self.most) if self.only_wrong else texts.spread(self.most)
-        found: dict[int, TextAttribution] = {}
+        attributions: dict[int, TextAttribution] = {}
 
         def explain(text: ExplainedText) -> TextAttribution:
-            if text.example not in found:
-                found[text.example] = attribution_of(explainer, text, at_once=subject.batch)
-            return found[text.example]
+            if text.example not in attributions:
+                attributions[text.example] = attribution_of(explainer, text, at_once=subject.batch)
+            return attributions[text.example]
 
         with progress("explaining", min(self.most, len(texts)), "texts") as more:
             shown = []
@@ -225,14 +227,14 @@ class Attributions(Analysis):
         return _finding(explainer, subject, shown, table, len(measured))
 
     def _measured(
-        self, explainer: Explainer, found: TextAttribution, seed: int
+        self, explainer: Explainer, attribution: TextAttribution, seed: int
     ) -> npt.NDArray[np.float64]:
         """Return the faithfulness of each method, then of random orders' mean."""
-        text = found.text
+        text = attribution.text
         generator = np.random.default_rng(derive(seed, "attributions", text.example))
         drawn = [generator.permutation(len(text.words)) for _ in range(self.random_orders)]
-        falling = [np.argsort(-found.scores[name], kind="stable") for name in METHODS]
-        all_orders = faithfulness(explainer, text, [each.tolist() for each in (*falling, *drawn)])
+        falling = [np.argsort(-attribution.scores[name], kind="stable") for name in METHODS]
+        all_orders = faithfulness(explainer, text, [order.tolist() for order in (*falling, *drawn)])
         ours = len(METHODS)
         return np.concatenate([all_orders[:ours], all_orders[ours:].mean(0, keepdims=True)])
 
@@ -253,30 +255,22 @@ def attribution_of(explainer: Explainer, text: ExplainedText, *, at_once: int) -
 
 
 def _by_word(scores_T: Tensor, text: ExplainedText) -> npt.NDArray[np.float64]:
-    """Return the sums over each word's pieces."""
     by_token = scores_T.double().cpu().numpy()
     return np.array([by_token[list(word.places)].sum() for word in text.words])
 
 
 def _faithfulness_table(measured: Sequence[npt.NDArray[np.float64]]) -> list[dict[str, Any]]:
     """Return the means over texts; those over shares of words are the AOPC of the paper."""
-    means = np.mean(measured, axis=0)
-    return [
-        {
-            "method": name,
-            "comprehensiveness": _rounded(comprehensiveness.mean()),
-            "sufficiency": _rounded(sufficiency.mean()),
-            "by_share": [
-                {
-                    "share": share,
-                    "comprehensiveness": _rounded(first),
-                    "sufficiency": _rounded(second),
-                }
-                for share, first, second in zip(SHARES, comprehensiveness, sufficiency, strict=True)
-            ],
-        }
-        for name, (comprehensiveness, sufficiency) in zip((*METHODS, RANDOM), means, strict=True)
-    ]
+    table = []
+    for name, both in zip((*METHODS, RANDOM), np.mean(measured, axis=0), strict=True):
+        means = zip(KINDS, both.mean(1), strict=True)
+        by_share = [
+            {"share": share, KINDS[0]: _rounded(first), KINDS[1]: _rounded(second)}
+            for share, first, second in zip(SHARES, *both, strict=True)
+        ]
+        of_method = {kind: _rounded(mean) for kind, mean in means}
+        table.append({"method": name, **of_method, "by_share": by_share})
+    return table
 
 
 def _rounded(value: float) -> float:
@@ -290,8 +284,8 @@ def _finding(
     table: Sequence[Mapping[str, Any]],
     measured: int,
 ) -> Finding:
-    texts = [each.as_json() for each in shown]
-    complete = sum(each.path.is_complete for each in shown)
+    texts = [attribution.as_json() for attribution in shown]
+    complete = sum(attribution.path.is_complete for attribution in shown)
     summary = (
         f"{len(texts)} texts of {subject.split.name}. A word that is taken away is "
         f"{'replaced by the mask token' if explainer.removal == 'mask' else 'deleted'}. For "
@@ -299,7 +293,7 @@ def _finding(
         f"5 %. Faithfulness is the mean over {measured} texts and over 10 to 50 % of their words: "
         "comprehensiveness should be above that of a random order, sufficiency below."
     )
-    columns = ["method", "comprehensiveness", "sufficiency"]
+    columns = ["method", *KINDS]
     return Finding(
         "Words that speak for an answer, or against it",
         summary,
@@ -358,9 +352,9 @@ def faithfulness(
     ]
     whole: frozenset[int] = frozenset()
     distinct = list(
-        dict.fromkeys([whole, *(words for own in removed for kind in own for words in kind)])
+        dict.fromkeys([whole, *(words for sets in removed for kind in sets for words in kind)])
     )
     _, shares = explainer.without(text, distinct)
     sure = dict(zip(distinct, shares.tolist(), strict=True))
-    return np.array([[[sure[whole] - sure[words] for words in kind] for kind in own]
-                     for own in removed])  # fmt: skip
+    return np.array([[[sure[whole] - sure[words] for words in kind] for kind in sets]
+                     for sets in removed])  # fmt: skip

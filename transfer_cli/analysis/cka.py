@@ -84,12 +84,12 @@ class _Kernels:
 
         A kernel is symmetric, so what is right of these rows counts twice in an inner product.
         """
-        found = []
+        rows = []
         for later_ND in self._centred(begin):
             kernel_RN = later_ND[:count] @ later_ND.T
             kernel_RN[:, count:] *= 2**0.5
-            found.append(kernel_RN.flatten())
-        return torch.stack(found)
+            rows.append(kernel_RN.flatten())
+        return torch.stack(rows)
 
     @cached_property
     def diagonals_LN(self) -> Tensor:  # noqa: N802 - a suffix of a shape

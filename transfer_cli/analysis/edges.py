@@ -33,7 +33,7 @@ from transfer_cli.analysis.probes.states import (
     states_of,
 )
 from transfer_cli.assembly.model import direction_of
-from transfer_cli.data.readers import read_table
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
@@ -50,12 +50,10 @@ class EdgeTarget:
     """A span, or two, of a sentence, with its labels.
 
     Args:
-        sentence: Its number.
-        spans: One or two.
+        spans: One or two, counted in words of the whole file.
         labels: Any number.
     """
 
-    sentence: int
     spans: tuple[Span, ...]
     labels: tuple[str, ...]
 
@@ -70,11 +68,12 @@ class EdgeFile:
 
 def read_edges(path: Path) -> EdgeFile:
     """Return what a file holds."""
-    sentences, targets = list[list[str]](), list[EdgeTarget]()
-    for record in read_table(path, "jsonl"):
+    sentences, targets, before = list[list[str]](), list[EdgeTarget](), 0
+    for record in json_rows(path):
         words = text_of(record, "text", str(path)).split()
-        targets += _targets(record, len(words), len(sentences), str(path))
+        targets += _targets(record, len(words), before, str(path))
         sentences.append(words)
+        before += len(words)
         if targets and len(targets[-1].spans) != len(targets[0].spans):
             raise DataError(f"{path}, line {record.line}: some targets have a span2 and some none")
     if not targets:
@@ -82,35 +81,37 @@ def read_edges(path: Path) -> EdgeFile:
     return EdgeFile(sentences, targets)
 
 
-def _targets(record: Record, words: int, sentence: int, name: str) -> Iterator[EdgeTarget]:
+def _targets(record: Record, words: int, before: int, name: str) -> Iterator[EdgeTarget]:
     where = f"{name}, line {record.line}"
     given = record.fields.get("targets")
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+    if not isinstance(given, list) or not all(isinstance(target, dict) for target in given):
         raise DataError(f"{where}: there is no list of targets, as jiant's files have")
-    for each in given:
-        keys = [key for key in ("span1", "span2") if each.get(key) is not None]
+    for target in given:
+        keys = [key for key in ("span1", "span2") if target.get(key) is not None]
         if "span1" not in keys:
             raise DataError(f"{where}: a target has no span1")
-        spans = tuple(_span(each, key, words, where) for key in keys)
-        label = each.get("label")
+        spans = [_span(target, key, words, where) for key in keys]
+        label = target.get("label")
         labels = label if isinstance(label, list) else [label]
         if not all(isinstance(one, str) for one in labels):
             raise DataError(f"{where}: the label {label!r} is neither a text nor a list of texts")
-        yield EdgeTarget(sentence, spans, tuple(labels))
+        yield EdgeTarget(
+            tuple((before + first, before + end) for first, end in spans), tuple(labels)
+        )
 
 
 def _span(target: Mapping[str, Any], key: str, words: int, where: str) -> Span:
-    found = target[key]
+    span = target[key]
     if (
-        not isinstance(found, list)
-        or [type(each) for each in found] != [int, int]
-        or not 0 <= found[0] < found[1] <= words
+        not isinstance(span, list)
+        or [type(end) for end in span] != [int, int]
+        or not 0 <= span[0] < span[1] <= words
     ):
         raise DataError(
-            f"{where}: {key} is {found!r}, expected the first of the text's {words} words and the "
+            f"{where}: {key} is {span!r}, expected the first of the text's {words} words and the "
             "one after the last, counted from 0"
         )
-    return found[0], found[1]
+    return span[0], span[1]
 
 
 @dataclass(frozen=True)
@@ -166,11 +167,10 @@ class EdgeProbes(Analysis):
             sought = SoughtSplit(Split(part, encoded), range(len(words)), words)
             states[part] = states_of(subject, model, sought, read)
         standardise(states)
-        return {part: _spans(files[part], found, labels) for part, found in states.items()}
+        return {part: _spans(files[part], probed, labels) for part, probed in states.items()}
 
 
 def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str]:
-    """Return the labels of training."""
     train = files["train"]
     labels = sorted({label for target in train.targets for label in target.labels})
     for part, file in files.items():
@@ -182,32 +182,26 @@ def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str
     return labels
 
 
-def _spans(file: EdgeFile, found: Probed, labels: Sequence[str]) -> Spans:
+def _spans(file: EdgeFile, probed: Probed, labels: Sequence[str]) -> Spans:
     """Return the targets whose words are all among those that were kept."""
-    place = {word: at for at, word in enumerate(found.label.tolist())}
-    starts = [0]
-    for sentence in file.sentences:
-        starts.append(starts[-1] + len(sentence))
-    kept = [
-        (target, own)
+    place = {word: at for at, word in enumerate(probed.label.tolist())}
+    words_of = [
+        [[place.get(word, -1) for word in range(*span)] for span in target.spans]
         for target in file.targets
-        for own in [
-            [[place.get(starts[target.sentence] + word, -1) for word in range(*span)]
-             for span in target.spans]
-        ]
-        if min(map(min, own)) >= 0
-    ]  # fmt: skip
+    ]
+    pairs = zip(file.targets, words_of, strict=True)
+    kept = [(target, words) for target, words in pairs if min(map(min, words)) >= 0]
     if not kept:
         raise DataError("analysis.edges.most: no target has all of its words kept; raise it")
-    longest = max(len(span) for _, own in kept for span in own)
+    longest = max(len(span) for _, words in kept for span in words)
     words_NRS = torch.tensor(
-        [[span + [-1] * (longest - len(span)) for span in own] for _, own in kept]
+        [[span + [-1] * (longest - len(span)) for span in words] for _, words in kept]
     )
     number = {label: at for at, label in enumerate(labels)}
     label_NC = torch.zeros(len(kept), len(labels))
     for row, (target, _) in enumerate(kept):
         label_NC[row, [number[label] for label in target.labels]] = 1.0
-    return Spans(found.states, words_NRS, label_NC)
+    return Spans(probed.states, words_NRS, label_NC)
 
 
 def _of_mixes(
@@ -228,32 +222,32 @@ def expected_layer(scores: Sequence[float]) -> float | None:
     """Return the mean of k from 1, weighted by what layer k adds; None: all of them add nothing."""
     added = [higher - lower for lower, higher in pairwise(scores)]
     total = sum(added)
-    return sum(k * each for k, each in enumerate(added, 1)) / total if total else None
+    return sum(k * gain for k, gain in enumerate(added, 1)) / total if total else None
 
 
 def _shown(
     entries: Sequence[dict[str, Any]], shares: Sequence[float], labels: Sequence[str],
     targets: Mapping[str, int],
 ) -> Finding:  # fmt: skip
-    own, fresh = (
-        [each["micro_f1"] for each in entries if each["control"] == control]
+    scores, fresh = (
+        [entry["micro_f1"] for entry in entries if entry["control"] == control]
         for control in (None, "random")
     )
-    expected = expected_layer(own)
+    expected = expected_layer(scores)
     centre = sum(layer * share for layer, share in enumerate(shares))
     rows = [
         [str(layer), round(f1, 4), *([round(fresh[layer], 4)] if fresh else [])]
-        for layer, f1 in enumerate(own)
+        for layer, f1 in enumerate(scores)
     ]
     columns = ["layers up to", "micro-F1", *(["fresh weights"] if fresh else [])]
-    found = "unknown" if expected is None else f"{expected:.2f}"
+    layer = "unknown" if expected is None else f"{expected:.2f}"
     summary = (
-        f"Spans: micro-F1 {own[-1]:.3f} of {targets['scored']:,} targets with all layers, "
-        f"{own[0]:.3f} with the embeddings alone; the expected layer is {found}, the centre of "
+        f"Spans: micro-F1 {scores[-1]:.3f} of {targets['scored']:,} targets with all layers, "
+        f"{scores[0]:.3f} with the embeddings alone; the expected layer is {layer}, the centre of "
         f"gravity of the learnt mix {centre:.2f}."
     )
-    series = {"the model": own} | ({"fresh weights": fresh} if fresh else {})
-    layers = list(range(len(own)))
+    series = {"the model": scores} | ({"fresh weights": fresh} if fresh else {})
+    layers = list(range(len(scores)))
     return Finding(
         "Edge probes",
         summary,

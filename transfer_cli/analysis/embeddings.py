@@ -101,25 +101,25 @@ class Embeddings(Analysis):
         if self.of == "tokens":
             tokens, extent = self._tokens(subject)
             table_VD = _token_table(subject)
-            found = _of_tokens(subject, table_VD, tokens, extent)
+            named = _of_tokens(subject, table_VD, tokens, extent)
             near = self._near_words(subject, table_VD, tokens)
         else:
-            found = _of_texts(subject, self.most, self.pooling)
-            near = _near_texts(found, self.neighbours)
-        places, shares = principal_components(found.vectors, 2)
+            named = _of_texts(subject, self.most, self.pooling)
+            near = _near_texts(named, self.neighbours)
+        places, shares = principal_components(named.vectors, 2)
         explained = " and ".join(f"{100 * share:.1f} %" for share in shares)
-        count, width = found.vectors.shape
+        count, width = named.vectors.shape
         values: dict[str, Any] = {"vectors": count, "width": width}
-        if found.labels:
-            values["nearest of the same label"] = _same_label(found)
+        if named.labels:
+            values["nearest of the same label"] = _same_label(named)
         rows = [
             [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
             for name, others in near
         ]
-        names = {} if found.labels else {at: row[0] for at, row in enumerate(found.rows[:_NAMED])}
+        names = {} if named.labels else {at: row[0] for at, row in enumerate(named.rows[:_NAMED])}
         return Finding(
             f"Embeddings of {self.of}",
-            f"{count:,} vectors of {width} numbers: {found.extent}. Two principal components "
+            f"{count:,} vectors of {width} numbers: {named.extent}. Two principal components "
             f"hold {explained} of their variance. Open them all by tensorboard --logdir with "
             "the folder embeddings-projector of these analyses.",
             values,
@@ -128,7 +128,7 @@ class Embeddings(Analysis):
                 "pca": Points(
                     places.tolist(),
                     [f"component {at}, {100 * share:.1f} %" for at, share in enumerate(shares, 1)],
-                    found.labels,
+                    named.labels,
                     names,
                 )
             },
@@ -136,12 +136,12 @@ class Embeddings(Analysis):
                 "neighbours": {name: [list(pair) for pair in others] for name, others in near},
                 "pca": {
                     "shares": [round(share, 6) for share in shares],
-                    "names": [row[0][:80] for row in found.rows[:_MOST_POINTS]],
-                    "labels": list(found.labels[:_MOST_POINTS]),
+                    "names": [row[0][:80] for row in named.rows[:_MOST_POINTS]],
+                    "labels": list(named.labels[:_MOST_POINTS]),
                     "places": places[:_MOST_POINTS].round(4).tolist(),
                 },
             },
-            files=_projector_files(found, f"{self.of} of {subject.opened.path}"),
+            files=_projector_files(named, f"{self.of} of {subject.opened.path}"),
         )
 
     def _tokens(self, subject: Subject) -> tuple[npt.NDArray[np.int64], str]:
@@ -166,17 +166,16 @@ class Embeddings(Analysis):
         """Return the tokens that are nearest to each word, of all but its own."""
         tokenizer = subject.tokenizer
         words = _some_words(subject, tokens) if self.words is None else self.words
-        never = sorted(tokenizer.special)
-        unit_VD = _unit(table_VD)
-        found = []
-        for word in words:
-            own = _tokens_of(subject, str(word))
-            cosine_V = unit_VD @ _unit(table_VD[own].mean(0, keepdims=True))[0]
-            cosine_V[[*own, *never]] = -np.inf
-            nearest = np.argsort(-cosine_V, kind="stable")[: self.neighbours]
-            names = tokenizer.pieces(nearest.tolist())
-            found.append((str(word), _rounded(names, cosine_V[nearest])))
-        return found
+        unit_VD, near = _unit(table_VD), []
+        for word in map(str, words):
+            ids = _tokens_of(subject, word)
+            vector_D = _unit(table_VD[ids].mean(0, keepdims=True))[0]
+            others = _nearest(
+                unit_VD, vector_D, self.neighbours, [*ids, *sorted(tokenizer.special)]
+            )
+            names = tokenizer.pieces(list(others))
+            near.append((word, list(zip(names, others.values(), strict=True))))
+        return near
 
 
 def principal_components(vectors_ND: Vectors, count: int) -> tuple[Vectors, list[float]]:
@@ -200,8 +199,8 @@ def _token_table(subject: Subject) -> Vectors:
     table_VD = backbone.token_embedding.weight.detach()
     if backbone.new_rows is not None:
         table_VD = backbone.new_rows.added_to(table_VD)
-    found: Vectors = table_VD.double().cpu().numpy()
-    return found
+    table: Vectors = table_VD.double().cpu().numpy()
+    return table
 
 
 def _of_tokens(
@@ -218,23 +217,23 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
     """Return the vectors of texts as heads read them; of groups those of each sequence."""
     split, task = subject.split, subject.material.task
     texts = subject.material.texts(split)
-    found: dict[tuple[int, int], Vectors] = {}
+    vector_of: dict[tuple[int, int], Vectors] = {}
     for numbers, batch in subject.read(split, spread(len(split.data), most)):
         mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
         vectors = Encoding(subject.model, batch).pooled(pooling).double().cpu().numpy()
         of_S = np.repeat(numbers, len(vectors) // len(numbers))
         for at in np.flatnonzero(mask_S):
-            found[int(of_S[at]), int(at)] = vectors[at]
-    if len(found) < 3:
+            vector_of[int(of_S[at]), int(at)] = vectors[at]
+    if len(vector_of) < 3:
         raise DataError("data: fewer than 3 texts make no picture; show it more")
     encoded, rows, labels = encoded_of(split), [], []
-    for row, _ in sorted(found):
+    for row, _ in sorted(vector_of):
         example = int(encoded.example_of[row])
         said = [] if task is None else task.labels_of(encoded.examples[example])
         # Answers that are texts of their own group nothing.
         labels.append(said[0] if task and task.labels and len(said) == 1 else "")
         rows.append([_one_line(texts[example]), ", ".join(map(_one_line, said[:8])), str(example)])
-    vectors_ND = np.stack([found[key] for key in sorted(found)])
+    vectors_ND = np.stack([vector_of[key] for key in sorted(vector_of)])
     return _Named(
         vectors_ND, ["text", "label", "number"], rows, labels if all(labels) else [],
         f"texts of {split.name}, pooled by {pooling}",
@@ -242,43 +241,50 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
 
 
 def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
-    """Return a few of the tokens that are words."""
-    tokenizer, found = subject.tokenizer, list[str]()
+    tokenizer, words = subject.tokenizer, list[str]()
     for token in tokens.tolist():
         word = tokenizer.decode([token]).strip()
         is_word = tokenizer.starts_word[token] and word.isalpha() and len(word) >= _LEAST_LETTERS
-        if is_word and token not in tokenizer.special and word not in found:
-            found.append(word)
-        if len(found) == _CHOSEN:
+        if is_word and token not in tokenizer.special and word not in words:
+            words.append(word)
+        if len(words) == _CHOSEN:
             break
-    return found
+    return words
 
 
 def _tokens_of(subject: Subject, word: str) -> list[int]:
-    """Return the tokens of a word within a text."""
     tokenizer = subject.tokenizer
-    known = [each for each in tokenizer.encode_within(word) if each not in tokenizer.special]
+    known = [token for token in tokenizer.encode_within(word) if token not in tokenizer.special]
     if not known:
         raise ConfigError(f"analysis.embeddings.words: the model's vocabulary has no {word!r}")
     return known
 
 
-def _near_texts(found: _Named, count: int) -> list[tuple[str, list[tuple[str, float]]]]:
+def _near_texts(named: _Named, count: int) -> list[tuple[str, list[tuple[str, float]]]]:
     """Return the texts that are nearest to each of the first few."""
-    unit_ND = _unit(found.vectors)
-    names = [row[0][:80] + (f" [{row[1]}]" if row[1] else "") for row in found.rows]
-    near: dict[str, list[tuple[str, float]]] = {}
+    unit_ND = _unit(named.vectors)
+    names = [row[0][:80] + (f" [{row[1]}]" if row[1] else "") for row in named.rows]
+    near = {}
     for at in range(min(_CHOSEN, len(names))):
-        cosine_N = unit_ND @ unit_ND[at]
-        cosine_N[at] = -np.inf
-        nearest = np.argsort(-cosine_N, kind="stable")[:count]
-        near[names[at]] = _rounded([names[each] for each in nearest], cosine_N[nearest])
+        others = _nearest(unit_ND, unit_ND[at], count, [at])
+        near[names[at]] = [(names[other], cosine) for other, cosine in others.items()]
     return list(near.items())
 
 
-def _same_label(found: _Named) -> float:
+def _nearest(
+    unit_ND: Vectors, vector_D: Vectors, count: int, left_out: Sequence[int]
+) -> dict[int, float]:
+    """Return which vectors are nearest to one, but for some, and their cosines."""
+    cosine_N = unit_ND @ vector_D
+    cosine_N[left_out] = -np.inf
+    nearest = np.argsort(-cosine_N, kind="stable")[:count].tolist()
+    return {number: round(float(cosine_N[number]), 4) for number in nearest
+            if np.isfinite(cosine_N[number])}  # fmt: skip
+
+
+def _same_label(named: _Named) -> float:
     """Return the share of vectors whose nearest other one has the same label."""
-    unit_ND, labels = _unit(found.vectors), np.array(found.labels)
+    unit_ND, labels = _unit(named.vectors), np.array(named.labels)
     cosine_NN = unit_ND @ unit_ND.T
     np.fill_diagonal(cosine_NN, -np.inf)
     return float((labels[cosine_NN.argmax(1)] == labels).mean())
@@ -290,21 +296,16 @@ def _unit(vectors_ND: Vectors) -> Vectors:
     return unit_ND
 
 
-def _rounded(names: Sequence[str], cosines: Vectors) -> list[tuple[str, float]]:
-    pairs = zip(names, cosines.tolist(), strict=True)
-    return [(name, round(cosine, 4)) for name, cosine in pairs if np.isfinite(cosine)]
-
-
 def _one_line(text: str) -> str:
     """Return a text that is one cell of a table."""
     return " ".join(text.split())[:_MOST_CHARACTERS] or "·"
 
 
-def _projector_files(found: _Named, name: str) -> dict[str, bytes]:
+def _projector_files(named: _Named, name: str) -> dict[str, bytes]:
     """Return what TensorBoard's projector reads, in a folder of its own."""
     numbers = io.BytesIO()
-    np.savetxt(numbers, found.vectors, fmt="%.5g", delimiter="\t")
-    lines = ("\t".join(row) for row in (found.columns, *found.rows))
+    np.savetxt(numbers, named.vectors, fmt="%.5g", delimiter="\t")
+    lines = ("\t".join(row) for row in (named.columns, *named.rows))
     quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     return {
         "projector/tensors.tsv": numbers.getvalue(),

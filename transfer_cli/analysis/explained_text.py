@@ -25,7 +25,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.choice.task import MultipleChoice
-from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
 
 Removal = Literal["mask", "delete"]
@@ -173,7 +173,7 @@ class Explainer:
         logs_KV: Tensor = logits_KV[:, : self._subject.tokenizer.size].float().log_softmax(-1)
         return logs_KV
 
-    def sureness(self, outputs_KC: Tensor) -> Tensor:
+    def confidence(self, outputs_KC: Tensor) -> Tensor:
         """Return outputs as faithfulness is measured in: probabilities where there are some."""
         if isinstance(self._objective, CausalLM):
             return outputs_KC.exp()
@@ -182,7 +182,7 @@ class Explainer:
         return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
 
     def without(self, text: ExplainedText, removed: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
-        """Return the explained output and its `sureness` for versions of a text, `[K]` each.
+        """Return the explained output and its `confidence` for versions of a text, `[K]` each.
 
         Args:
             text: The text.
@@ -195,7 +195,7 @@ class Explainer:
             ]
             with torch.inference_mode():
                 outputs_KC = self.outputs(self.batch_of(rows))
-                shares.append(self.sureness(outputs_KC)[:, text.output].double().cpu())
+                shares.append(self.confidence(outputs_KC)[:, text.output].double().cpu())
                 scores.append(outputs_KC[:, text.output].double().cpu())
         return torch.cat(scores), torch.cat(shares)
 
@@ -243,7 +243,7 @@ class Explainer:
     def batch_of(self, rows: Sequence[Row]) -> Batch:
         """Return versions of a text as a batch on the device, never packed."""
         tokens, segments, gaps = zip(*rows, strict=True)
-        lengths_K = torch.tensor([len(each) for each in tokens])
+        lengths_K = torch.tensor([len(row.tokens) for row in rows])
         pad = self._subject.tokenizer.pad
         batch = {
             "tokens": pad_sequence(list(tokens), batch_first=True, padding_value=pad),
@@ -261,6 +261,8 @@ class Explainer:
             }
         return to_device(batch, self._subject.precision.device)
 
+
+# --- which texts are explained -----------------------------------------------------------------
 
 FEWEST_WORDS = 2
 """Of a text: those with fewer have nothing to compare."""
@@ -309,12 +311,12 @@ class ChosenTexts:
                 "only_wrong: texts of a file have no right answers; leave it out, or name labelled "
                 "data (data=)"
             )
-        found = 0
+        count = 0
         for text in self._explained(range(len(self._texts))):
             if text.prediction != text.label:
                 yield text
-                found += 1
-            if found == most:
+                count += 1
+            if count == most:
                 return
 
     def _explained(self, rows: Sequence[int]) -> Iterator[ExplainedText]:

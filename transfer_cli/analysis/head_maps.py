@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transfer_cli.analysis.analysis import Subject
 from transfer_cli.batch import Batch, to_device, with_facts
@@ -94,24 +95,20 @@ def _window_of(split: Split, row: int) -> tuple[int, str]:
 
 def batch_of(sequences: Sequence[ReadSequence], subject: Subject) -> Batch:
     """Return sequences as a batch on the device, padded on the right to the longest."""
-    longest = max(len(each.tokens) for each in sequences)
+    lengths_S = torch.tensor([len(sequence.tokens) for sequence in sequences])
 
-    def padded(rows: Sequence[Tensor], fill: int) -> Tensor:
-        made = torch.full((len(rows), longest), fill, dtype=torch.int64)
-        for at, row in enumerate(rows):
-            made[at, : len(row)] = row
-        return made
+    def padded(rows: list[Tensor], fill: int) -> Tensor:
+        return pad_sequence(rows, batch_first=True, padding_value=fill)
 
-    lengths_S = torch.tensor([len(each.tokens) for each in sequences])
     batch = {
-        "tokens": padded([each.tokens for each in sequences], subject.tokenizer.pad),
-        "mask": torch.arange(longest) < lengths_S[:, None],
+        "tokens": padded([sequence.tokens for sequence in sequences], subject.tokenizer.pad),
+        "mask": torch.arange(int(lengths_S.max())) < lengths_S[:, None],
         "index": torch.arange(len(sequences)),
     }
     for name in sequences[0].by_position:
-        rows = [each.by_position[name] for each in sequences]
+        rows = [sequence.by_position[name] for sequence in sequences]
         batch[name] = padded(rows, _BY_POSITION[name])
-    prefixes = [each.prefix for each in sequences if each.prefix is not None]
+    prefixes = [sequence.prefix for sequence in sequences if sequence.prefix is not None]
     if prefixes:
         batch["prefix"] = torch.stack(prefixes)
     return to_device(with_facts(batch), subject.precision.device)
@@ -137,10 +134,10 @@ class TextMaps:
 
 def maps_of(subject: Subject, sequence: ReadSequence) -> TextMaps:
     """Return the attention of a model that reads this sequence alone, so without padding."""
-    found: list[FloatArray] = []
+    maps_of_places: list[FloatArray] = []
 
     def keep(place: int, probabilities_1HTT: Tensor) -> None:
-        found.append(shares_of(probabilities_1HTT)[0].cpu().numpy())
+        maps_of_places.append(shares_of(probabilities_1HTT)[0].cpu().numpy())
 
     with (
         torch.no_grad(),
@@ -148,14 +145,14 @@ def maps_of(subject: Subject, sequence: ReadSequence) -> TextMaps:
         probed(subject.model.backbone, probabilities=keep),
     ):
         _ = Encoding(subject.model, batch_of([sequence], subject)).states
-    maps = np.stack(found)
+    maps = np.stack(maps_of_places)
     return TextMaps(sequence, maps, rollout(maps))
 
 
 def shares_of(probabilities: Tensor) -> Tensor:
     """Return rows of probabilities in float32 that sum to 1, also where bf16 has rounded them."""
-    found = probabilities.float()
-    return found / found.sum(-1, keepdim=True)
+    rows = probabilities.float()
+    return rows / rows.sum(-1, keepdim=True)
 
 
 def rollout(maps: FloatArray) -> FloatArray:
@@ -168,11 +165,11 @@ def rollout(maps: FloatArray) -> FloatArray:
         maps: `[L, H, T, T]`.
     """
     mixed = np.eye(maps.shape[-1])
-    found = []
+    products = []
     for heads in maps.astype(np.float64):
         mixed = (heads.mean(0) @ mixed + mixed) / 2
-        found.append(mixed)
-    return np.stack(found)
+        products.append(mixed)
+    return np.stack(products)
 
 
 def in_units(shares: FloatArray, units: int) -> npt.NDArray[np.int64]:
@@ -189,6 +186,8 @@ def in_units(shares: FloatArray, units: int) -> npt.NDArray[np.int64]:
     rounded: npt.NDArray[np.int64] = low + (rank < missing)
     return rounded
 
+
+# --- sums over many texts ----------------------------------------------------------------------
 
 KINDS = {
     "previous": "the token before",

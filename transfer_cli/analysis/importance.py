@@ -163,7 +163,7 @@ class Importance(Analysis):
         split = judged_split(subject, self.most)
         whole = scores_of(subject, split).measures
         declared = by_preference(declared_metrics({"main": subject.objective}))
-        metric = next(each for each in declared if each.name in whole)
+        metric = next(candidate for candidate in declared if candidate.name in whole)
         if not math.isfinite(whole[metric.name]):
             raise NotFiniteError(f"{split.name}: {metric.name}")
         scorer = Scorer(subject, split, metric, whole)
@@ -182,7 +182,6 @@ class Importance(Analysis):
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
 
     def _curve(self, scorer: "Scorer", importance: npt.NDArray[np.float64]) -> list[Entry]:
-        """Return the scores without ever more heads."""
         heads = importance.size
         orders = [np.argsort(importance.ravel(), kind="stable")]
         for number in range(self.random_orders):
@@ -194,7 +193,6 @@ class Importance(Analysis):
 
 
 def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict[str, int]]]:
-    """Yield the kind of each part, and its layer, of heads with their number."""
     for layer in range(subject.depth):
         for kind in kinds:
             if kind == "heads":
@@ -253,8 +251,8 @@ def _point(
     scores = [scorer.without_heads(order[:count]) for order in (orders[:1] if is_end else orders)]
     scores += scores[:1] * (len(orders) - len(scores))
     more(len(orders))
-    measures = [_finite(each[scorer.metric.name]) for each in scores]
-    losses = [_finite(each["loss"]) for each in scores]
+    measures = [_finite(score[scorer.metric.name]) for score in scores]
+    losses = [_finite(score["loss"]) for score in scores]
     return {
         "share": count / len(orders[0]),
         "heads": count,

@@ -88,7 +88,6 @@ def _effective(model: TransferModel) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _kind(modules: Mapping[str, nn.Module], group: str, name: str) -> str:
-    """Return the kind of a parameter, by the modules that it is in."""
     if group.startswith("head."):
         return "head"
     parts = name.split(".")[:-1]

@@ -75,63 +75,67 @@ class Neurons(Analysis):
         has_labels = "label" in split.data.batch(rows[:1])
         task = subject.material.task
         properties = TokenProperties(tokenizer, task.labels if task and has_labels else ())
-        units = {block: UnitSums(self.contexts) for block in chosen}
+        unit_sums = {block: UnitSums(self.contexts) for block in chosen}
         sums = PropertySums()
         for _, batch in subject.read(split, rows):
-            _add(subject, batch, properties, sums, units, self.beside)
+            _add(subject, batch, properties, sums, unit_sums, self.beside)
         if sums.count < 2:
             raise DataError("data: there are too few tokens to look at units; show it more text")
-        found = _Found(tokenizer, properties.names, sums, units)
-        best = found.best(self.shown)
-        shown = sorted({unit for own in best.values() for unit, _ in own})
+        units = _Units(tokenizer, properties.names, sums, unit_sums)
+        best = list(units.best(self.shown))
+        properties_of: dict[str, list[dict[str, Any]]] = {}
+        for name, (block, unit), r in best:
+            entry = {"block": block, "unit": unit, "correlation": r}
+            properties_of.setdefault(name, []).append(entry)
+        shown = {unit: units.described(unit) for unit in sorted({unit for _, unit, _ in best})}
+        contexts = [
+            [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
+            for name, unit, _ in best
+            for context in shown[unit]["contexts"][:_SHOWN]
+        ]
         summary = (
-            f"{found.count_units:,} feed-forward units of blocks "
+            f"{units.count_units:,} feed-forward units of blocks "
             f"{', '.join(map(str, chosen))} over {sums.count:,} tokens of {split.name}; "
-            f"{found.count_silent:,} are never above 0. For each property of tokens, those that "
+            f"{units.count_silent:,} are never above 0. For each property of tokens, those that "
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
         )
-        table_rows = [
-            [name, *unit, round(r, 4), *found.activity(unit)]
-            for name, own in best.items()
-            for unit, r in own
-        ]
         every = "".join(
-            json.dumps(found.described(unit), ensure_ascii=False) + "\n" for unit in found.all()
+            json.dumps(units.described(unit), ensure_ascii=False) + "\n" for unit in units.all()
         )
         return Finding(
             "Units of the feed-forward layers",
             summary,
             {
-                "units": found.count_units,
-                "never above 0": found.count_silent,
+                "units": units.count_units,
+                "never above 0": units.count_silent,
                 "tokens": sums.count,
             },
             [
                 FindingTable(
                     ["property", "block", "unit", "correlation", "mean", "share above 0"],
-                    table_rows,
+                    [[name, *unit, r, *units.activity(unit)] for name, unit, r in best],
                     "Units that follow a property",
                 ),
-                _contexts_table(best, found),
+                FindingTable(
+                    ["property", "block", "unit", "value", "before", "token", "after"],
+                    contexts,
+                    "Where these units are highest",
+                ),
             ],
             notes=[] if best else ["No property of these tokens varies."],
             data={
                 "blocks": chosen,
-                "properties": {
-                    name: [{"block": unit[0], "unit": unit[1], "correlation": r} for unit, r in own]
-                    for name, own in best.items()
-                },
-                "units": _fitting([found.described(unit) for unit in shown]),
+                "properties": properties_of,
+                "units": _fitting(list(shown.values())),
             },
             files={"units.jsonl": every.encode()},
         )
 
     def _chosen(self, depth: int) -> list[int]:
-        """Return the numbers of the blocks."""
         if self.blocks is None:
             return sorted({0, depth // 2, depth - 1})
-        wrong = [each for each in self.blocks if type(each) is not int or not 0 <= each < depth]
+        wrong = [block for block in self.blocks if type(block) is not int or not 0 <= block < depth]
         if wrong or not self.blocks:
             raise ConfigError(
                 f"analysis.neurons.blocks: the model has the blocks 0 to {depth - 1}, got "
@@ -156,10 +160,10 @@ def _add(
     mask_N = batch["mask"].flatten()
     sums.add(properties_NP)
 
-    def look(place: int, found: Tensor) -> None:
+    def look(place: int, values: Tensor) -> None:
         if place not in units:
             return
-        found_NF = found.flatten(0, 1)
+        found_NF = values.flatten(0, 1)
         # A packed batch has no padding.
         real_NF = found_NF if len(found_NF) == len(is_text_N) else found_NF[mask_N]
         units[place].add(real_NF.float().cpu()[is_text_N], properties_NP, context_NW)
@@ -168,8 +172,8 @@ def _add(
         _ = Encoding(subject.model, batch).states
 
 
-class _Found:
-    """What was found of all units."""
+class _Units:
+    """What is known of all units."""
 
     def __init__(
         self,
@@ -179,29 +183,27 @@ class _Found:
         units: Mapping[int, UnitSums],
     ) -> None:
         self._tokenizer, self._names, self._units = tokenizer, names, units
-        self._mean = {at: each.means(sums.count).tolist() for at, each in units.items()}
-        self._share = {at: each.positive_shares(sums.count).tolist() for at, each in units.items()}
-        self._follows = {at: each.correlations(sums) for at, each in units.items()}
+        count = sums.count
+        self._mean = {at: block.means(count).tolist() for at, block in units.items()}
+        self._share = {at: block.positive_shares(count).tolist() for at, block in units.items()}
+        self._follows = {at: block.correlations(sums) for at, block in units.items()}
         self.count_units = sum(map(len, self._mean.values()))
-        self.count_silent = sum(share == 0 for own in self._share.values() for share in own)
+        self.count_silent = sum(share == 0 for shares in self._share.values() for share in shares)
 
     def all(self) -> Iterator[Unit]:
         """Yield every unit."""
-        for block, own in self._mean.items():
-            yield from ((block, unit) for unit in range(len(own)))
+        for block, means in self._mean.items():
+            yield from ((block, unit) for unit in range(len(means)))
 
-    def best(self, count: int) -> dict[str, list[tuple[Unit, float]]]:
-        """Return the units that follow each property most, with their correlations."""
-        found: dict[str, list[tuple[Unit, float]]] = {}
+    def best(self, count: int) -> Iterator[tuple[str, Unit, float]]:
+        """Yield each property with the units that follow it most, and their correlations."""
         every = list(self.all())
         for number, name in enumerate(self._names):
             follows = torch.cat([own_PF[number] for own_PF in self._follows.values()])
             strength = follows.abs().nan_to_num(-1.0)
-            order = strength.argsort(descending=True, stable=True)[:count].tolist()
-            own = [(every[at], round(float(follows[at]), 4)) for at in order if strength[at] >= 0]
-            if own:
-                found[name] = own
-        return found
+            for at in strength.argsort(descending=True, stable=True)[:count].tolist():
+                if strength[at] >= 0:
+                    yield name, every[at], round(float(follows[at]), 4)
 
     def activity(self, unit: Unit) -> tuple[float, float]:
         """Return its mean, and the share of tokens at which it is above 0."""
@@ -240,21 +242,8 @@ class _Found:
 
 def _fitting(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return units with as many contexts as there is room for in the JSON."""
-    found, kept = list(units), max((len(each["contexts"]) for each in units), default=0)
-    while kept > 1 and len(json.dumps(found)) > _MOST_JSON:
+    fitting, kept = list(units), max((len(unit["contexts"]) for unit in units), default=0)
+    while kept > 1 and len(json.dumps(fitting)) > _MOST_JSON:
         kept //= 2
-        found = [each | {"contexts": each["contexts"][:kept]} for each in units]
-    return found
-
-
-def _contexts_table(
-    best: Mapping[str, Sequence[tuple[Unit, float]]], found: _Found
-) -> FindingTable:
-    rows = [
-        [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
-        for name, own in best.items()
-        for unit, _ in own
-        for context in found.described(unit)["contexts"][:_SHOWN]
-    ]
-    columns = ["property", "block", "unit", "value", "before", "token", "after"]
-    return FindingTable(columns, rows, "Where these units are highest")
+        fitting = [unit | {"contexts": unit["contexts"][:kept]} for unit in units]
+    return fitting

@@ -51,15 +51,15 @@ class ComparedTokens:
 
     def states(self, subject: Subject) -> Tensor:
         """Return `[L, N, D]` in float32, on the CPU."""
-        found, begun = list[Tensor](), 0
+        parts, begun = list[Tensor](), 0
         for _, batch, states in _read(subject, self.rows):
             real_N = batch["mask"].flatten().nonzero().squeeze(1)
             first, last = np.searchsorted(self.places, (begun, begun + len(real_N)))
             chosen = torch.from_numpy(self.places[first:last] - begun).to(real_N.device)
             at_N = real_N[chosen]
-            found.append(torch.stack([each.flatten(0, 1)[at_N].float().cpu() for each in states]))
+            parts.append(torch.stack([state.flatten(0, 1)[at_N].float().cpu() for state in states]))
             begun += len(real_N)
-        return torch.cat(found, dim=1)
+        return torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,18 @@ class ComparedTexts:
 
     def states(self, subject: Subject) -> Tensor:
         """Return `[L, N, D]` in float32, on the CPU."""
-        found, numbers = list[Tensor](), list[Tensor]()
+        parts, numbers = list[Tensor](), list[Tensor]()
         for rows, batch, states in _read(subject, _first_rows(subject)[self.examples]):
             mask_ST = batch["mask"].flatten(0, -2)
             there_S = real_sequences(batch) if batch["mask"].dim() > 2 else slice(None)
-            vectors = [pool(each, mask_ST, self.pooling)[there_S].float().cpu() for each in states]
-            found.append(torch.stack(vectors))
+            vectors = [
+                pool(state, mask_ST, self.pooling)[there_S].float().cpu() for state in states
+            ]
+            parts.append(torch.stack(vectors))
             of_S = torch.from_numpy(rows).repeat_interleave(len(mask_ST) // len(rows))
             numbers.append(of_S[there_S.cpu() if isinstance(there_S, Tensor) else there_S])
         # Each model reads them from short to long, by its own tokens.
-        return torch.cat(found, dim=1)[:, torch.cat(numbers).argsort(stable=True)]
+        return torch.cat(parts, dim=1)[:, torch.cat(numbers).argsort(stable=True)]
 
 
 def choose_compared(
@@ -119,20 +121,18 @@ def _read(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, lis
 
 
 def _read_alike(subject: Subject, other: Subject, rows: Numbers) -> bool:
-    """Return whether two models read rows as the same tokens."""
     if len(subject.split.data) != len(other.split.data):
         return False
     pairs = zip(
         subject.batches_of(subject.split, rows), other.batches_of(other.split, rows), strict=True
     )
     return all(
-        np.array_equal(one, two) and torch.equal(own["tokens"], its["tokens"])
-        for (one, own), (two, its) in pairs
+        np.array_equal(one, two) and torch.equal(batch["tokens"], other_batch["tokens"])
+        for (one, batch), (two, other_batch) in pairs
     )
 
 
 def _first_rows(subject: Subject) -> Numbers:
-    """Return the first row of each example."""
     data = subject.split.data
     example_of: Numbers = getattr(data, "example_of", np.arange(len(data)))
     return np.unique(example_of, return_index=True)[1]
@@ -185,7 +185,7 @@ class Similarity(Analysis):
                 "are; show them more, by input=FILE or data="
             )
         debiased = count < PLAIN_FROM * max(own_LND.shape[2], other_MND.shape[2])
-        found = cka(own_LND, other_MND, debiased=debiased)
+        matrix = cka(own_LND, other_MND, debiased=debiased)
         moved = moved_weights(subject.model, other.model)
         data: dict[str, Any] = {
             "run": subject.opened.path,
@@ -194,15 +194,21 @@ class Similarity(Analysis):
             "split": subject.split.name,
             "count": count,
             "estimate": "debiased" if debiased else "plain",
-            "cka": _plain(found),
+            "cka": _plain(matrix),
             "cosine": _cosines(own_LND, other_MND),
             "moved": [asdict(weights) for weights in moved],
         }
-        if later:
-            data["over_time"] = [
-                _at_step(number, step, other, compared, other_MND, debiased=debiased)
-                for number, step in later
-            ]
+        for number, step in later:
+            pairs = zip(compared.states(step), other_MND, strict=False)
+            same = [cka(one[None], two[None], debiased=debiased).item() for one, two in pairs]
+            totals = (
+                weights for weights in moved_weights(step.model, other.model) if weights.kind == ALL
+            )
+            data.setdefault("over_time", []).append({
+                "step": number,
+                "cka": _plain(np.array(same)),
+                "moved": {total.group: total.relative for total in totals},
+            })  # fmt: skip
         visits = subject.model.backbone.shape.visits
         return _finding(data, ["embeddings", *(f"block.{at}" for at in visits)])
 
@@ -223,26 +229,6 @@ def _checkpoints(subject: Subject) -> Iterator[tuple[int, Subject]]:
         yield number, replace(subject, opened=opened)
 
 
-def _at_step(
-    number: int,
-    step: Subject,
-    other: Subject,
-    compared: ComparedTokens | ComparedTexts,
-    other_MND: Tensor,
-    *,
-    debiased: bool,
-) -> dict[str, Any]:
-    """Return how far a checkpoint is from the other model, layer by layer."""
-    pairs = zip(compared.states(step), other_MND, strict=False)
-    by_layer = [cka(one[None], two[None], debiased=debiased).item() for one, two in pairs]
-    moved = moved_weights(step.model, other.model)
-    return {
-        "step": number,
-        "cka": _plain(np.array(by_layer)),
-        "moved": {each.group: each.relative for each in moved if each.kind == ALL},
-    }
-
-
 def _cosines(own_LND: Tensor, other_MND: Tensor) -> list[float] | None:
     """Return the mean cosine in each layer; None: layers or dimensions are not the same."""
     if own_LND.shape != other_MND.shape:
@@ -251,10 +237,10 @@ def _cosines(own_LND: Tensor, other_MND: Tensor) -> list[float] | None:
     return [round(float(F.cosine_similarity(*pair, dim=1).mean()), DECIMALS) for pair in pairs]
 
 
-def _plain(found: npt.NDArray[np.float64]) -> Any:
+def _plain(values: npt.NDArray[np.float64]) -> Any:
     """Return numbers as JSON holds them; None where there is none."""
-    rounded = found.round(DECIMALS).astype(object)
-    rounded[np.isnan(found)] = None
+    rounded = values.round(DECIMALS).astype(object)
+    rounded[np.isnan(values)] = None
     return rounded.tolist()
 
 
@@ -265,7 +251,7 @@ def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
     """Return what is shown of the data; each state is that of a layer group."""
     matrix, cosines = data["cka"], data["cosine"] or []
     same = [row[at] for at, row in enumerate(matrix) if at < len(row)]
-    totals = {each["group"]: each["relative"] for each in data["moved"] if each["kind"] == ALL}
+    totals = {entry["group"]: entry["relative"] for entry in data["moved"] if entry["kind"] == ALL}
     rows = [
         [_layer(at), value, cosines[at] if cosines else None, totals.get(groups[at])]
         for at, value in enumerate(same)
@@ -325,9 +311,9 @@ def _percent(share: float | None) -> float | None:
 
 
 def _moved_table(moved: Sequence[Mapping[str, Any]]) -> FindingTable:
-    kinds = list(dict.fromkeys(each["kind"] for each in moved))
-    by_place = {(each["group"], each["kind"]): _percent(each["relative"]) for each in moved}
-    groups = dict.fromkeys(each["group"] for each in moved)
+    kinds = list(dict.fromkeys(entry["kind"] for entry in moved))
+    by_place = {(entry["group"], entry["kind"]): _percent(entry["relative"]) for entry in moved}
+    groups = dict.fromkeys(entry["group"] for entry in moved)
     rows = [[group, *(by_place.get((group, kind)) for kind in kinds)] for group in groups]
     columns = ["group", *(kind.replace("_", "-") for kind in kinds)]
     return FindingTable(columns, rows, "How far weights have moved, %")

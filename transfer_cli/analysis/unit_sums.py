@@ -42,7 +42,7 @@ class TokenProperties:
             text = piece.lstrip(_MARKS) or piece
             kinds["capital"].append(text[:1].isupper())
             kinds["number"].append(text.isdigit())
-            kinds["punctuation"].append(not any(each.isalnum() for each in text))
+            kinds["punctuation"].append(not any(letter.isalnum() for letter in text))
         self._kinds_VK = torch.tensor(list(kinds.values()), dtype=torch.float64).T
         self._labels = len(labels) if len(labels) <= MOST_LABELS else 0
         self.names = ["position", *kinds, *(f"label {name}" for name in labels[: self._labels])]
@@ -61,8 +61,8 @@ class TokenProperties:
         position_ST = (mask_ST.cumsum(1) - 1).double()
         parts = [position_ST[mask_ST][:, None], self._kinds_VK[tokens_ST[mask_ST]]]
         if self._labels:
-            each = len(mask_ST) // len(batch["label"])
-            label_ST = batch["label"].repeat_interleave(each)[:, None].expand_as(mask_ST)
+            sequences = len(mask_ST) // len(batch["label"])
+            label_ST = batch["label"].repeat_interleave(sequences)[:, None].expand_as(mask_ST)
             label_NC = F.one_hot(label_ST[mask_ST], self._labels)
             parts.append(label_NC.double())
         return torch.cat(parts, dim=1)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
-from transfer_cli.data.text_split import LineRule
+from transfer_cli.data.documents import LineRule
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import (
     FromFile,
@@ -22,7 +23,7 @@ from transfer_cli.data.tokenizer_recipes import (
 )
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
-from transfer_cli.interop.hub import fetch
+from transfer_cli.interop.files import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD
 from transfer_cli.model.borrowing import as_head
@@ -281,7 +282,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     weights, folder = find_model(place, key)
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    tokenizer = LibraryTokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:
         raise CheckpointError(
             f"{key}: {folder / TOKENIZER} is not the tokenizer that this model was trained with; "

@@ -1,7 +1,6 @@
-"""Finished runs that another one learns from: what they say of a text, or they themselves."""
+"""Finished runs that another one learns from: looked at first, and given to the losses later."""
 
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
@@ -12,13 +11,8 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.objectives.base import Loss
-from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.runs.directory import TOKENIZER
-
-log = logging.getLogger(__name__)
-
-_FILE = "answers.safetensors"
 
 
 def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...]]:
@@ -29,12 +23,12 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
     """
     found = {}
     for name, loss in asked.items():
-        if not isinstance(loss.objective, WithTeachers | Distillation):
+        key, paths = loss_key(name), loss.objective.teacher_runs
+        if not paths:
             continue
-        key, paths = loss_key(name), loss.objective.teachers
         teachers = [open_pretrained(path, f"{key}.teachers") for path in paths]
         if isinstance(loss.objective, WithTeachers):
-            loss.objective.introduce([each.description.shape for each in teachers], key)
+            loss.objective.check_teachers([each.description.shape for each in teachers], key)
             found[name] = tuple(teachers)
             continue
         for path, each in zip(paths, teachers, strict=True):
@@ -78,7 +72,7 @@ def lend_teachers(
         objective = loss.objective
         if not isinstance(objective, WithTeachers):
             continue
-        lent, digest = [], hashlib.blake2b(digest_size=8)
+        models, digest = [], hashlib.blake2b(digest_size=8)
         key = f"{loss_key(loss.name)}.teachers"
         for start in teachers[loss.name]:
             tensors = start.tensors()
@@ -89,6 +83,6 @@ def lend_teachers(
                     f"{key}: {start.weights} has no language-model head ({listed(report.new)} "
                     "missing); give a run of transfer pretrain, or a published language model"
                 )
-            lent.append(model.to(precision.device).eval().requires_grad_(requires_grad=False))
+            models.append(model.to(precision.device).eval().requires_grad_(requires_grad=False))
         origins.weights(key, teachers[loss.name][0].weights, digest.hexdigest())
-        objective.lend(lent)
+        objective.set_teachers(models)

@@ -64,9 +64,9 @@ def evaluate(config: EvaluateConfig) -> None:
         own = data_source(config, trained) if config.input is None else None
         origins = _origins(config)
         with distributed.main_first():
-            if own is None:
-                splits = _of_file(config, trained)
-            else:
+            if config.input is not None:
+                splits = _of_file(config, config.input, trained)
+            elif own is not None:
                 asked = _ASKED.get(config.split, ((config.split,),))
                 splits = _encoded(*own, trained, asked, origins)
         splits = _with_context(config, trained, splits)
@@ -260,7 +260,7 @@ def _of_input(config: EvaluateConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "stop")}
 
 
-def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
+def _of_file(config: EvaluateConfig, file: str, trained: Trained) -> Mapping[str, Split]:
     """Return all rows of the file `input` as a split, read as it says or as in training."""
     task = trained.start.task
     if task is None:
@@ -271,7 +271,7 @@ def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
     if task.files is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
     table: type[LabelledFiles] = class_of({TARGET: task.files}, "input")
-    chosen = {"train": config.input, **_of_input(config)}
+    chosen = _of_input(config)
     if isinstance(chosen.get("label"), list):
         chosen["label"] = tuple(chosen["label"])
     other = [name for name in chosen if name not in table.__dataclass_fields__]
@@ -280,7 +280,7 @@ def _of_file(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
     own = trained.config.data
     chosen |= {name: own[name] for name in table.read_as_trained if name in own}
     try:
-        source = table(**chosen)
+        source = table(train=file, **chosen)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data = _for_run(source.whole(trained.columns), trained)

@@ -20,7 +20,7 @@ from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
 from transfer_cli.generation.decoding import Sampling, TokenSampler
-from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -39,8 +39,8 @@ MAX_PROMPT_BYTES = 2**20
 def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
-    for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", getattr(config, name), 1, ConfigError)
+    at_least("max_tokens:", config.max_tokens, 1, ConfigError)
+    at_least("samples:", config.samples, 1, ConfigError)
     sampling = sampling_of(config)
     stops = texts_of(config.stop, "stop")
     if "" in stops:
@@ -140,7 +140,7 @@ def _asked(trained: Trained, prompt: str) -> _Prompt:
     warn_of_cuts(data.num_cut, 1, *task.kept(trained.length))
     batch = data.batch(np.zeros(1, dtype=np.int64))
     prefix = int(batch["prefix"]) if "prefix" in batch else None
-    layout = AnswerLayout(tokenizer, end=data.end)
+    layout = PromptLayout(tokenizer, answer_end=data.end)
     return _Prompt(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
 
 

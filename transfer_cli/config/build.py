@@ -215,10 +215,9 @@ def _path(maker: type) -> str:
 
 
 def _options(maker: type) -> dict[str, inspect.Parameter]:
-    """Return the parameters of the constructor that can be given by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(maker).parameters
-    return {name: each for name, each in parameters.items() if each.kind in kinds}
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
 def _check_names(
@@ -247,7 +246,7 @@ def _refuse_unknown(
     """Refuse arguments that the constructor does not have; name the others, but for `hidden`."""
     known = _options(maker)
     parameters = inspect.signature(maker).parameters.values()
-    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
+    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
     for name in arguments:
         if name not in known and not (takes_any and str(name).isidentifier()):
             shown = sorted(known.keys() - set(hidden))
@@ -290,7 +289,6 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
 
 
 def _is_container(kind: Any) -> bool:
-    """Return whether `kind` is one of Python's own lists, tuples, sets and mappings."""
     if not isinstance(kind, type) or kind in (str, bytes):
         return False
     return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Iterable)
@@ -333,7 +331,7 @@ def _convert_container(value: Any, container: type, items: tuple[Any, ...], key:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}: expected a mapping, got {_shown(value)}")
         item = items[1] if items else Any
-        return {name: _convert(each, item, f"{key}.{name}") for name, each in value.items()}
+        return {name: _convert(element, item, f"{key}.{name}") for name, element in value.items()}
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{key}: expected a list, got {_shown(value)}. Write {key}=[...]")
     if issubclass(container, tuple) and items and items[-1] is not Ellipsis:
@@ -345,8 +343,8 @@ def _convert_container(value: Any, container: type, items: tuple[Any, ...], key:
     else:
         wanted = (items[0] if items else Any,) * len(value)
     converted = [
-        _convert(each, item, f"{key}.{place}")
-        for place, (each, item) in enumerate(zip(value, wanted, strict=True))
+        _convert(element, item, f"{key}.{place}")
+        for place, (element, item) in enumerate(zip(value, wanted, strict=True))
     ]
     is_concrete = container in (tuple, set, frozenset)
     # Mypy cannot see that `is_concrete` rules out abstract containers, which take no argument.
@@ -406,7 +404,7 @@ def _a(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_a(each) for each in get_args(kind) if each is not types.NoneType)
+        return " or ".join(_a(choice) for choice in get_args(kind) if choice is not types.NoneType)
     name = str(getattr(kind, "__name__", kind))
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 

@@ -11,6 +11,27 @@ from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Render
 SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
 """Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""
 
+DECLARED = {typed: key for key, typed in SPOKEN.items()}
+
+CHOICES = {
+    "device": "auto cpu cuda ...", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
+    "parallel": "ddp fsdp", "split": "auto train validation test all ...",
+    "baseline": "none unigram", "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
+    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "cost.energy": "off auto",
+    "forgetting.data": "source ...", "resume": "auto ...", "sweep.on_error": "continue stop",
+    "sweep.sampler": "tpe random", "sweep.workers": "auto ...", "checkpoint.every": "auto ...",
+    "sweep.direction": "auto minimize maximize", "adaptation.store": "all trained merged",
+    "adaptation.schedule_per": "run stage", "evaluation.by": "auto windows memory",
+    "first": "scored given", "prompt.norm": "none token char byte unconditional",
+    "objective.pooling": "auto cls_first cls_last mean max concat",
+    "predict format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
+    "evaluate format": "csv tsv jsonl parquet xlsx",
+}  # fmt: skip
+"""The words that a key takes, some of one command alone; with "..." it takes others, too.
+
+`config.check` refuses what is none of them; a test holds them to what is declared.
+"""
+
 FLAGS = (
     ("--help all", "Show every option and every key, with a line on each."),
     ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
@@ -83,16 +104,14 @@ def guide_of(name: str) -> Guide:
 
     text = (conf_dir() / "commands.yaml").read_text(encoding="utf-8")
     said = PARSER(text).get_single_data()[name]
-    return Guide(
-        said.get("text", ""), tuple((each["type"], each["for"]) for each in said["examples"])
-    )
+    return Guide(said.get("text", ""), tuple((e["type"], e["for"]) for e in said["examples"]))
 
 
 # fmt: off
 ALL: dict[str, Command] = {
     "prepare": Command(
         summary="fetch a data set, make its tokenizer and encode it",
-        function="transfer_cli.commands.prepare.prepare",
+        function="transfer_cli.commands.inspect.prepare",
         keys=("data_dir", "init_from", "tokenizer.size", "seed"),
         only=(("tokenizer/", "init_from=null"),),
     ),
@@ -108,7 +127,7 @@ ALL: dict[str, Command] = {
     ),
     "pretrain": Command(
         summary="train a language model on unlabelled text",
-        function="transfer_cli.commands.pretrain.pretrain",
+        function="transfer_cli.commands.train.pretrain",
         keys=(
             "optimizer.lr", "loop.steps", "loop.epochs", "loop.batch", "loop.micro_batch",
             "seed", "device", "precision", "run.dir", "resume",
@@ -119,18 +138,14 @@ ALL: dict[str, Command] = {
             "transfer_cli.objectives.sentence_pair.", "sweep/few_label",
         ),
         only=(
-            ("model/", "init_from=null"),
-            ("tokenizer/", "init_from=null"),
-            ("adaptation", "init_from=RUN"),
-            ("sweep/schemes", "init_from=RUN"),
+            ("model/", "init_from=null"), ("tokenizer/", "init_from=null"),
+            ("adaptation", "init_from=RUN"), ("sweep/schemes", "init_from=RUN"),
         ),
-        ignores=("plan.", "lr_find."),
-        scales=True,
-        makes_runs=True,
+        ignores=("plan.", "lr_find."), scales=True, makes_runs=True,
     ),
     "finetune": Command(
         summary="adapt a pretrained model to a labelled task",
-        function="transfer_cli.commands.finetune.finetune",
+        function="transfer_cli.commands.train.finetune",
         keys=(
             "init_from", "init", "optimizer.lr", "loop.epochs", "loop.batch",
             "forgetting.data", "seed", "device", "run.dir", "resume",
@@ -142,11 +157,8 @@ ALL: dict[str, Command] = {
             "transfer_cli.objectives.sentence_pair.",
         ),
         only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
-        ignores=("plan.", "lr_find."),
-        lists=("tokenizer.add", "data.speakers"),
-        named=("losses.slices.parts",),
-        scales=True,
-        makes_runs=True,
+        ignores=("plan.", "lr_find."), lists=("tokenizer.add", "data.speakers"),
+        named=("losses.slices.parts",), scales=True, makes_runs=True,
     ),
     "plan": Command(
         summary="show what a run would train when, and how fast, without training",
@@ -159,14 +171,12 @@ ALL: dict[str, Command] = {
     "evaluate": Command(
         summary="score a run on a split of its own data, or of other data",
         function="transfer_cli.commands.evaluate.evaluate",
-        places=(("run", "RUN"), ("input", "FILE")),
-        named=("slices",),
+        places=(("run", "RUN"), ("input", "FILE")), named=("slices",),
         keys=(
             "run", "input", "split", "slices", "baseline", "batch", "device", "precision",
             "data_dir", "seed",
         ),
-        ignores=("tokenizer", "experiment"),
-        scales=True,
+        ignores=("tokenizer", "experiment"), scales=True,
     ),
     "predict": Command(
         summary="label texts with a fine-tuned run",
@@ -186,8 +196,7 @@ ALL: dict[str, Command] = {
             "run", "prompt", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop",
             "samples", "output",
         ),
-        typed="prompt",
-        lists=("stop",),
+        typed="prompt", lists=("stop",),
     ),
     "chat": Command(
         summary="talk to a dialog model in the terminal",
@@ -211,8 +220,7 @@ ALL: dict[str, Command] = {
             "run", "prompt.item", "prompt.words", "prompt.shots", "prompt.calibrate", "split",
             "output", "device",
         ),
-        hidden=("transfer_cli.data.text.",),
-        ignores=("tokenizer", "experiment"),
+        hidden=("transfer_cli.data.text.",), ignores=("tokenizer", "experiment"),
         lists=("prompt.item", "prompt.head"),
     ),
     "analyze": Command(
@@ -249,7 +257,7 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
     "init": Command(
         summary="start a folder of your own configs, with commented copies to edit",
         usage="DIR [--from GROUP=OPTION ...]",
-        function="transfer_cli.commands.init.init",
+        function="transfer_cli.commands.presets.init",
     ),
     "info": Command(
         summary="show versions, devices and caches",

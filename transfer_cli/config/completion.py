@@ -125,7 +125,7 @@ def _of_composing(name: str, command: Command, words: list[str], last: str) -> F
     if equals:
         head = key + equals + value[: 1 + max(value.rfind(mark) for mark in ",[")]
         values = typed.values(key.lstrip("+~"), last[len(head) :])
-        return {f"{head}{each}": text for each, text in values.items()}
+        return {f"{head}{word}": text for word, text in values.items()}
     sign = last[: len(last) - len(last.lstrip("+~"))]
     keys = {f"{sign}{key}": text for key, text in _next_parts(typed.keys(), last[len(sign) :])}
     free = command.places[len([word for word in words if "=" not in word and word[:1] != "-"]) :]
@@ -159,8 +159,8 @@ class _Overrides:
         """Return what can stand behind `key=`, or behind a comma there."""
         group, placed, _ = key.partition("@")
         # A further loss or stream may be of another kind than the main one.
-        found = self._options if placed else offered(self.name, self.command, self.folder)
-        if of_group := {each.name: each.line for each in found if each.group == group}:
+        possible = self._options if placed else offered(self.name, self.command, self.folder)
+        if of_group := {option.name: option.line for option in possible if option.group == group}:
             return of_group
         choices = self._keys().get(key, Key(key, "", "")).choices(self.name)
         words = dict.fromkeys(choices, "")
@@ -200,13 +200,13 @@ class _Overrides:
 
         def take(group: str, place: str, names: Sequence[str]) -> list[Option]:
             taken = []
-            for option in (known[group, each] for each in names if (group, each) in known):
+            for option in (known[group, name] for name in names if (group, name) in known):
                 for choice in option.choices():
                     if choice.group == group:  # what it is based on
                         taken += take(group, place, choice.names)
                     else:
-                        own = "" if choice.place == choice.group else choice.place
-                        take(choice.group, own, choice.names)
+                        below = "" if choice.place == choice.group else choice.place
+                        take(choice.group, below, choice.names)
                 taken.append(option)
             chosen[group, place] = taken
             return taken
@@ -217,7 +217,7 @@ class _Overrides:
             key, _, value = word.lstrip("+").partition("=")
             group, _, place = key.partition("@")
             take(group, place, value.strip("[]").split(","))
-        yield from ((place, each) for (_, place), taken in chosen.items() for each in taken)
+        yield from ((place, option) for (_, place), taken in chosen.items() for option in taken)
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -227,16 +227,16 @@ def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Found:
     """Return the folders and the wanted entries whose path begins so; runs too without a start."""
     folder, slash, name = start.rpartition("/")
     base = Path(folder + slash).expanduser() if slash else Path()
-    found = {}
+    paths = {}
     for entry in _entries(base):
         if entry.name.startswith(name or _unhidden(entry.name)):
             if wanted(entry):
-                found[f"{folder}{slash}{entry.name}"] = ""
+                paths[f"{folder}{slash}{entry.name}"] = ""
             elif entry.is_dir():
-                found[f"{folder}{slash}{entry.name}/"] = ""
+                paths[f"{folder}{slash}{entry.name}/"] = ""
     if not start and wanted is _is_run:
-        found.update(dict.fromkeys(_runs(Path("runs"), 3), "a run"))
-    return found
+        paths.update(dict.fromkeys(_runs(Path("runs"), 3), "a run"))
+    return paths
 
 
 def _unhidden(name: str) -> str:
@@ -261,7 +261,6 @@ def _nothing(entry: "os.DirEntry[str]") -> bool:
 
 
 def _runs(folder: Path, depth: int) -> Iterator[str]:
-    """Yield the runs in a folder and in those below it."""
     for entry in _entries(folder) if depth else ():
         if entry.is_dir():
             if _is_run(entry):

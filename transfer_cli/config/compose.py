@@ -143,9 +143,9 @@ def _defaults(command: str, request: Request) -> TextTable:
     loader = _loader(request.config_dir)
     listed = loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults
     rows = [
-        [each.config_path or "", each.package or "", str(bool(each.is_self)), each.parent or ""]
-        for each in listed
-        if not str(each.config_path).startswith("hydra/")
+        [entry.config_path or "", entry.package or "", str(bool(entry.is_self)), entry.parent or ""]
+        for entry in listed
+        if not str(entry.config_path).startswith("hydra/")
     ]
     return TextTable([Column(t) for t in ("Config path", "Package", "_self_", "Parent")], rows)
 

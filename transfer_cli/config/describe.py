@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from transfer_cli.config.commands import ALL, SPOKEN, Command
+from transfer_cli.config.commands import ALL, CHOICES, SPOKEN, Command
 from transfer_cli.config.locate import conf_dir
 
 PACKAGED = "packaged"
@@ -28,25 +28,6 @@ _KEY = re.compile(r"( *)([\w-]+):(?:\s+(.*))?$")
 
 _NOT_TYPED = re.compile(r"(^|\.)(_\w+|defaults|hydra)(\.|$)")
 """Keys that are for Hydra and for `config.build`."""
-
-CHOICES = {
-    "device": "auto cpu cuda ...", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
-    "parallel": "ddp fsdp", "split": "auto train validation test all ...",
-    "baseline": "none unigram", "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
-    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "cost.energy": "off auto",
-    "forgetting.data": "source ...", "resume": "auto ...", "sweep.on_error": "continue stop",
-    "sweep.sampler": "tpe random", "sweep.workers": "auto ...", "checkpoint.every": "auto ...",
-    "sweep.direction": "auto minimize maximize", "adaptation.store": "all trained merged",
-    "adaptation.schedule_per": "run stage", "evaluation.by": "auto windows memory",
-    "first": "scored given", "prompt.norm": "none token char byte unconditional",
-    "objective.pooling": "auto cls_first cls_last mean max concat",
-    "predict format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
-    "evaluate format": "csv tsv jsonl parquet xlsx",
-}  # fmt: skip
-"""The words that a key takes, some of one command alone; with "..." it takes others, too.
-
-`config.check` refuses what is none of them; a test holds them to what is declared.
-"""
 
 
 @dataclass(frozen=True)
@@ -107,14 +88,14 @@ class Option:
     @property
     def target(self) -> str:
         """The class that it builds, "" where it names none."""
-        found = re.search(r"^_target_:\s*(\S+)", self.text, re.MULTILINE)
-        return found[1] if found else ""
+        line = re.search(r"^_target_:\s*(\S+)", self.text, re.MULTILINE)
+        return line[1] if line else ""
 
     @property
     def package(self) -> str:
         """Where its keys go, for example `adaptation.plan`; "" for the top."""
-        found = re.search(r"^# @package ([\w.]+)", self.text, re.MULTILINE)
-        named = found[1] if found else self.group.replace("/", ".")
+        line = re.search(r"^# @package ([\w.]+)", self.text, re.MULTILINE)
+        named = line[1] if line else self.group.replace("/", ".")
         return "" if named == "_global_" else named
 
     def written(self) -> Iterator[Key]:
@@ -152,11 +133,11 @@ def _choices_in(text: str) -> Iterator[Choice]:
     """Yield each entry of a list of defaults as it stands there; "" where nothing does."""
     listed = re.search(r"^defaults:.*\n((?:[ \t#-].*\n|\n)*)", text, re.MULTILINE)
     for line in listed[1].splitlines() if listed else ():
-        if found := _DEFAULT.match(line):
-            names = re.findall(r"[\w/.-]+", re.sub(r"@[\w.]+", "", found["names"]))
+        if entry := _DEFAULT.match(line):
+            names = re.findall(r"[\w/.-]+", re.sub(r"@[\w.]+", "", entry["names"]))
             plain = tuple(name for name in names if name not in ("_self_", "null"))
-            if found["group"] or not plain or not plain[0].startswith("schema/"):
-                yield Choice(found["group"] or "", found["place"] or "", plain)
+            if entry["group"] or not plain or not plain[0].startswith("schema/"):
+                yield Choice(entry["group"] or "", entry["place"] or "", plain)
 
 
 def description(file: Path) -> str:
@@ -172,12 +153,12 @@ def description(file: Path) -> str:
 
 def options(config_dir: Path | None = None) -> list[Option]:
     """Return every option of every group, those of `config_dir` after ours, sorted by group."""
-    found = list(_packaged())
-    packaged = {(option.group, option.name) for option in found}
-    for own in _options_in(config_dir, OWN) if config_dir is not None else ():
-        shadowed = (own.group, own.name) in packaged
-        found.append(Option(own.group, own.name, own.line, own.file, OWN, shadowed))
-    return sorted(found, key=lambda option: option.group)
+    every = list(_packaged())
+    packaged = {(option.group, option.name) for option in every}
+    for option in _options_in(config_dir, OWN) if config_dir is not None else ():
+        shadowed = (option.group, option.name) in packaged
+        every.append(Option(option.group, option.name, option.line, option.file, OWN, shadowed))
+    return sorted(every, key=lambda option: option.group)
 
 
 @cache
@@ -208,7 +189,7 @@ def offered(
     """
     taken = list(groups_of(name))
     hidden = (*command.hidden, *without)
-    found = [
+    possible = [
         option
         for option in options(config_dir)
         if option.group.partition("/")[0] in taken
@@ -216,10 +197,10 @@ def offered(
         and not option.target.startswith(command.hidden)
         and not f"{option.group}/{option.name}".startswith(hidden)
     ]
-    found.sort(key=lambda option: taken.index(option.group.partition("/")[0]))
-    known = {(option.group, option.name): option for option in found}
+    possible.sort(key=lambda option: taken.index(option.group.partition("/")[0]))
+    known = {(option.group, option.name): option for option in possible}
     sections = {key.partition(".")[0] for key in declared(name)} | {"defaults", "hydra"}
-    return [o for o in found if o.group != "experiment" or _is_possible(o, known, sections)]
+    return [o for o in possible if o.group != "experiment" or _is_possible(o, known, sections)]
 
 
 def _is_possible(
@@ -227,24 +208,24 @@ def _is_possible(
 ) -> bool:
     """Return whether an experiment chooses known options, and sets keys of known sections."""
     wanted = [
-        (choice.group, each)
+        (choice.group, pair)
         for choice in option.choices()
         if choice.place in ("", choice.group)
-        for each in choice.names
+        for pair in choice.names
     ]
     return (
-        all(each in known for each in wanted)
+        all(pair in known for pair in wanted)
         and {key.name.partition(".")[0] for key in option.written()} <= sections
         and all(
-            _is_possible(known[each], known, sections) for each in wanted if each[0] == "experiment"
+            _is_possible(known[pair], known, sections) for pair in wanted if pair[0] == "experiment"
         )
     )
 
 
 def groups_of(name: str) -> dict[str, tuple[str, ...]]:
     """Return the groups that a command takes, and what is chosen of each by default."""
-    found = _choices_in((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
-    return {each.group: each.names for each in found if each.group and not each.place}
+    choices = _choices_in((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {choice.group: choice.names for choice in choices if choice.group and not choice.place}
 
 
 # --- the meaning of keys -----------------------------------------------------------------------
@@ -265,17 +246,17 @@ def keys_in(text: str) -> Iterator[Key]:
     above: list[str] = []
     begun = False  # what stands above the first key is about the file
     for line in text.splitlines():
-        found = _KEY.match(line)
+        match = _KEY.match(line)
         if line.lstrip().startswith("#"):
             above.append(line.strip("# "))
-        elif found is None:
+        elif match is None:
             above, begun = [], begun or bool(line.strip())
         else:
-            indent, name = len(found[1]), found[2]
-            path = [(column, each) for column, each in path if column < indent] + [(indent, name)]
-            value, _, beside = f" {found[3] or ''}".partition(" #")
+            indent, name = len(match[1]), match[2]
+            path = [(column, part) for column, part in path if column < indent] + [(indent, name)]
+            value, _, beside = f" {match[3] or ''}".partition(" #")
             said = beside or (" ".join(above) if begun else "")
-            yield Key(".".join(each for _, each in path), value.strip(), said.strip())
+            yield Key(".".join(part for _, part in path), value.strip(), said.strip())
             above, begun = [], True
 
 
@@ -309,7 +290,7 @@ def declared(command: str) -> Mapping[str, Key]:
 def key_help(command: str) -> dict[str, str]:
     """Return the meaning of every plain value of a command, by its full key."""
     # The same key means the same everywhere, unless a command's own class says more of it.
-    every = [each for name in _schema()[1] for each in declared(name).values()]
+    every = [key for name in _schema()[1] for key in declared(name).values()]
     return {key.name: key.line for key in (*every, *declared(command).values()) if key.line}
 
 

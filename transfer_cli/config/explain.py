@@ -21,9 +21,8 @@ from omegaconf.errors import (
 )
 
 from transfer_cli.config import describe
-from transfer_cli.config.flags import Request, quoted
-from transfer_cli.config.meant import meant, options_with
-from transfer_cli.config.single_values import takes_one
+from transfer_cli.config.flags import Request, quoted, takes_one
+from transfer_cli.config.suggest import options_with, suggest
 from transfer_cli.errors import listed, nearest
 from transfer_cli.safe_files import UnreadableError, read_text
 
@@ -90,8 +89,8 @@ def _first_line(error: BaseException) -> str:
 
 def _where(error: Exception) -> str:
     """Return " (in FILE.yaml)" where Hydra says which file it was reading."""
-    found = re.match(r"In '(.+?)':", str(error))
-    return f" (in {found[1]}.yaml)" if found else ""
+    file = re.match(r"In '(.+?)':", str(error))
+    return f" (in {file[1]}.yaml)" if file else ""
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -116,26 +115,26 @@ def _not_utf8(request: Request) -> str:
 
 def _missing_config(error: MissingConfigException, command: str, request: Request) -> str:
     text = str(error)
-    found = re.search(r"Could not (?:find|load) '(.+)'", text)
-    if found is None:
+    missing = re.search(r"Could not (?:find|load) '(.+)'", text)
+    if missing is None:
         if "primary config" not in text:
             return _first_line(error)
         name = error.missing_cfg_file or "?"
         return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
     known = [
-        each
-        for each in describe.options(request.config_dir)
-        if found[1].startswith(f"{each.group}/")
+        option
+        for option in describe.options(request.config_dir)
+        if missing[1].startswith(f"{option.group}/")
     ]
-    hydras = found[1].rpartition("/")[0]
-    group = max((each.group for each in known), key=len, default=hydras)
-    name = found[1].removeprefix(f"{group}/")
-    options = dict.fromkeys(each.name for each in known if each.group == group)
+    hydras = missing[1].rpartition("/")[0]
+    group = max((option.group for option in known), key=len, default=hydras)
+    name = missing[1].removeprefix(f"{group}/")
+    options = dict.fromkeys(option.name for option in known if option.group == group)
     if not options:
         listed = text.partition("Available options in")[2].partition("Config search path")[0]
         options = dict.fromkeys(re.findall(r"^\t(.+)$", listed, re.MULTILINE))
     if not options:
-        return f"{found[1]}: there is no such config; see `transfer {command} --help`"
+        return f"{missing[1]}: there is no such config; see `transfer {command} --help`"
     if group == "data" and Path(name).is_file():
         return f"{group}={name}: this is a file; type {_reads(name, command)}"
     typed = any(word.rpartition("=")[2] == name for word in request.overrides)
@@ -147,7 +146,6 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
 
 
 def _reads(file: str, command: str) -> str:
-    """Return the words by which a command trains on a file."""
     option = "text" if command in ("pretrain", "prepare") else "table"
     return f"data={option} data.train={file}"
 
@@ -161,7 +159,7 @@ def _broken_override(override: str, command: str, request: Request) -> str:
     if "=" not in override:
         if Path(override).is_file():
             return f"{override}: say what it is for, such as {_reads(override, command)}"
-        close = meant(override, command, request.config_dir)
+        close = suggest(override, command, request.config_dir)
         named = [o for o in describe.options(request.config_dir) if o.name == override]
         if not close and named:
             close = f" Did you mean '{named[0].group}={override}'?"
@@ -195,7 +193,7 @@ def _unknown_key(
     # A slip beside what is meant comes before what others call so.
     near = 0.85 if parent else 0.8
     close = nearest(str(cause.key), choices, near) if parent or key == cause.full_key else ""
-    close = close or ("" if owners else meant(key, command, request.config_dir))
+    close = close or ("" if owners else suggest(key, command, request.config_dir))
     close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
@@ -212,42 +210,43 @@ def _unknown_key(
 def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
     where = _where(error)
     key = f"{cause.full_key}: " if cause.full_key else ""
-    found = _first_line(cause)
+    problem = _first_line(cause)
     if isinstance(cause, ValidationError):
-        converted = re.match(r"Value '(.*)' of type '(.+)' could not be converted to (\w+)", found)
+        pattern = r"Value '(.*)' of type '(.+)' could not be converted to (\w+)"
+        converted = re.match(pattern, problem)
         if converted:
             value = repr(converted[1]) if converted[2] == "str" else converted[1]
             return f"{key}expected {_TYPES.get(converted[3], converted[3])}, got {value}{where}"
-        if "is not Optional" in found:
+        if "is not Optional" in problem:
             return f"{key}needs a value, got null{where}"
-        assigned = re.match(r"Invalid type assigned: .* value: (.*)", found)
+        assigned = re.match(r"Invalid type assigned: .* value: (.*)", problem)
         if assigned:
             return f"{key}is a group of keys, got {assigned[1]}{where}; set {key[:-2]}.KEY=VALUE"
     if isinstance(cause, InterpolationResolutionError | GrammarParseError):
-        return f"{key}cannot be filled in{where}: {found}"
-    if "does not support deletion" in found:
+        return f"{key}cannot be filled in{where}: {problem}"
+    if "does not support deletion" in problem:
         return f"~{cause.full_key}: cannot be left out"
-    return f"{key}{found}{where}"
+    return f"{key}{problem}{where}"
 
 
 def _composition(error: Exception, command: str, request: Request) -> str:
     text = str(error)
-    if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
-        key = found[1].partition("=")[0].lstrip("+~")
+    if match := re.search(r"Ambiguous value for argument '(.+?)'", text):
+        key = match[1].partition("=")[0].lstrip("+~")
         lists = "" if takes_one(key, command) else "; a list is written [a,b]"
-        return f"{found[1]}: several values need -m (one run for each){lists}"
+        return f"{match[1]}: several values need -m (one run for each){lists}"
     for pattern, said in _OF_HYDRA.items():
-        if found := re.search(pattern, text):
-            return found.expand(said.format(command=command))
-    if found := re.search(r"but config group '(.+?)' does not exist", text):
-        return _unknown_group(found[1], request)
+        if match := re.search(pattern, text):
+            return match.expand(said.format(command=command))
+    if match := re.search(r"but config group '(.+?)' does not exist", text):
+        return _unknown_group(match[1], request)
     if "Config group override must be a string or a list" in text:
         return _null_group(request)
     return _first_line(error)
 
 
 def _unknown_group(group: str, request: Request) -> str:
-    groups = dict.fromkeys(each.group for each in describe.options(request.config_dir))
+    groups = dict.fromkeys(option.group for option in describe.options(request.config_dir))
     return f"{group}: no such group.{nearest(group, groups)}"
 
 

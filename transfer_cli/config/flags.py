@@ -11,7 +11,8 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transfer_cli.config.commands import SPOKEN
+from transfer_cli.config.commands import DECLARED
+from transfer_cli.config.describe import declared
 from transfer_cli.errors import ConfigError, nearest
 
 
@@ -86,15 +87,19 @@ _FLAGS: Flags = {
 _SPELT = {"--help=all": ("--help", "all")}
 """Flags as people type them too -> as they are read."""
 
-_SPOKEN = {typed: key for key, typed in SPOKEN.items()}
+_ONE_OPTION = {
+    "data", "model", "tokenizer", "objective", "optimizer", "schedule", "adaptation",
+    "adaptation/plan", "adaptation/layer_scale", "adaptation/penalty",
+}  # fmt: skip
+"""Groups that take one option; Hydra would merge two into a mixture."""
 
 
 def read(words: list[str], known: Flags) -> argparse.Namespace:
     """Return what was typed after a command that composes no config; all have `--debug`."""
-    found, others = _read(words, known)
+    given, others = _read(words, known)
     if others:
         raise ConfigError(f"unrecognized arguments: {' '.join(others)}")
-    return found
+    return given
 
 
 def _read(
@@ -105,7 +110,7 @@ def _read(
     flags = {**known, "--debug": SWITCH}
     for names, options in flags.items():
         parser.add_argument(*names.split(), **options)
-    found, others = parser.parse_known_intermixed_args(words)
+    given, others = parser.parse_known_intermixed_args(words)
     for word in others:
         if word.startswith("-") and word != "-":  # which is standard input
             name = word.partition("=")[0]
@@ -113,50 +118,49 @@ def _read(
             if lexists(word):
                 close = f" For what is here under that name type ./{word}"
             raise ConfigError(f"{name}: no such flag.{hint(name) or close}")
-    return found, others
+    return given, others
 
 
 def _as_key(command: str, name: str) -> str:
     """Return what to type where a flag was typed that is a key."""
-    from transfer_cli.config.meant import meant  # which reads all configs
+    from transfer_cli.config.suggest import suggest  # which reads all configs
 
-    found = meant(name.lstrip("-").replace("-", "_"), command) if command else ""
-    return f" Keys are typed KEY=VALUE, without dashes.{found}" if found else ""
+    hint = suggest(name.lstrip("-").replace("-", "_"), command) if command else ""
+    return f" Keys are typed KEY=VALUE, without dashes.{hint}" if hint else ""
 
 
 def parse(arguments: list[str], command: str = "") -> Request:
     """Parse the words after the name of a command, whose keys a mistake may mean."""
     given = [part for word in arguments for part in _SPELT.get(word, (word,))]
-    found, words = _read(given, _FLAGS, partial(_as_key, command))
-    asks_all = found.help and "all" in words
+    typed, words = _read(given, _FLAGS, partial(_as_key, command))
+    asks_all = typed.help and "all" in words
     if asks_all:
         words.remove("all")
-    if found.config_path:
+    if typed.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
-    shows = "config" if found.cfg else found.info or ""
-    if shows and found.multirun:
+    shows = "config" if typed.cfg else typed.info or ""
+    if shows and typed.multirun:
         raise ConfigError("-m: what is shown is the config of one run; leave -m out")
     return Request(
-        overrides=tuple(map(_declared, [*words, *([f"html={found.html}"] if found.html else [])])),
-        asks_help=found.help,
+        overrides=tuple(map(_declared, [*words, *([f"html={typed.html}"] if typed.html else [])])),
+        asks_help=typed.help,
         asks_all=asks_all,
-        multirun=found.multirun or (_chooses_sweep(words) and not found.job and not shows),
+        multirun=typed.multirun or (_chooses_sweep(words) and not typed.job and not shows),
         shows=shows,
-        package=found.package,
-        resolve=found.resolve,
-        config_dir=Path(found.config_dir) if found.config_dir else None,
-        config_name=found.config_name,
-        plugins=tuple(found.plugin),
-        flags=tuple(_typed(found, ("debug", "config_dir", "config_name", "plugin", "job"))),
+        package=typed.package,
+        resolve=typed.resolve,
+        config_dir=Path(typed.config_dir) if typed.config_dir else None,
+        config_name=typed.config_name,
+        plugins=tuple(typed.plugin),
+        flags=tuple(_typed(typed, ("debug", "config_dir", "config_name", "plugin", "job"))),
     )
 
 
 def _declared(word: str) -> str:
-    """Return an override with its key as it is declared."""
     key, equals, value = word.partition("=")
-    if key.startswith("resume.") and key not in _SPOKEN:
-        raise ConfigError(f"{key}: no such key.{nearest(key, _SPOKEN)}")
-    return f"{_SPOKEN.get(key, key)}{equals}{value}"
+    if key.startswith("resume.") and key not in DECLARED:
+        raise ConfigError(f"{key}: no such key.{nearest(key, DECLARED)}")
+    return f"{DECLARED.get(key, key)}{equals}{value}"
 
 
 def _chooses_sweep(words: list[str]) -> bool:
@@ -170,7 +174,6 @@ def _chooses_sweep(words: list[str]) -> bool:
 
 
 def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
-    """Yield flags as they are typed, those of `names` that were given."""
     for name in names:
         given = getattr(found, name)
         for value in given if isinstance(given, list) else [given]:
@@ -178,6 +181,27 @@ def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
                 yield f"--{name.replace('_', '-')}"
                 if value is not True:
                     yield value
+
+
+def refuse_lists(overrides: Iterable[str], command: str) -> None:
+    """Refuse `KEY=[A,B]` for a key that has one value."""
+    for word in overrides:
+        key, _, value = word.partition("=")
+        bare = key.lstrip("+~")
+        if value.startswith("[") and value.endswith("]") and takes_one(bare, command):
+            inside = value[1:-1]
+            cure = f"write {bare}={inside or 'VALUE'}"
+            if "," in inside:
+                cure = f"for one after the other type -m {bare}={inside}"
+            if bare == "devices":
+                cure = "write how many, or auto; which ones says CUDA_VISIBLE_DEVICES"
+            raise ConfigError(f"{word}: expected one value, not a list; {cure}")
+
+
+def takes_one(key: str, command: str) -> bool:
+    """Return whether a key of a command has one value, as far as its declaration says."""
+    declaration = declared(command).get(key)
+    return key in _ONE_OPTION or (declaration is not None and declaration.takes_one)
 
 
 def check_plugins(packages: Iterable[str]) -> None:

@@ -43,17 +43,17 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
     defaults, keys = plain.hydra.runtime.choices, _Keys(name, request, config)
     unmet = [pair for pair in command.only if not keys.hold(pair[1])]
-    found = offered(name, command, request.config_dir, [start for start, _ in unmet])
+    offers = offered(name, command, request.config_dir, [start for start, _ in unmet])
     words = [f"{group}={option}" for group, option in chosen.items()]
     typed, places = command.typed_as or name, tuple(_places(chosen))
     guide = typed.split()[0]  # of `plan finetune`, that of `plan`
     start = [
-        *heading(typed, command, _usage(command, found)),
+        *heading(typed, command, _usage(command, offers)),
         *_part("What is changed most (with the value it has now):", keys.entries(command.keys)),
         BLANK,
         *examples(guide),
     ]
-    own = _part(
+    chosen_keys = _part(
         f"Keys of {' '.join(words)}:",
         keys.entries(key for key in keys.all() if key.startswith(places)),
     )
@@ -63,8 +63,8 @@ def command_help(name: str, command: Command, request: Request) -> Page:
         every = (key for key in keys.all() if not key.startswith(command.ignores))
         return Page(
             *start,
-            *own,
-            *_part("What can be chosen (* is the default):", _options(found, defaults)),
+            *chosen_keys,
+            *_part("What can be chosen (* is the default):", _options(offers, defaults)),
             *further,
             *_part("Every key (with the value it has now):", keys.entries(every)),
             *_part("Flags:", [_entry(["  ", Piece(flag, "name")], text) for flag, text in FLAGS]),
@@ -75,7 +75,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     end: list[Renderable] = [
         *_part(
             "What can be chosen (* is the default; transfer presets GROUP says what each is):",
-            _groups(found, defaults),
+            _groups(offers, defaults),
         ),
         *further,
         *about,
@@ -84,7 +84,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
         Line(Piece("Every option and key: ", "heading"), Piece(more, "name")),
     ]
     room = MOST_LINES - sum(map(_height, (*start, *end)))
-    return Page(*start, *_fitting(own, room), *end)
+    return Page(*start, *_fitting(chosen_keys, room), *end)
 
 
 def _chosen(request: Request) -> dict[str, str]:
@@ -118,7 +118,6 @@ def _usage(command: Command, found: list[Option]) -> str:
 
 
 def _entry(head: Pieces, text: str) -> Entry:
-    """Return `head` and `text` in two columns."""
     return Entry(head, [text], COLUMN, WIDTH)
 
 
@@ -197,8 +196,8 @@ def _further(unmet: list[tuple[str, str]], *, losses: bool) -> list[Renderable]:
         group, _, option = start.partition("/")
         conditions.setdefault(condition, []).append(f"{group}={option}")
     lines = {
-        re.sub(r"^with (.*)=null$", r"without \1", f"with {each}"): ", ".join(starts)
-        for each, starts in conditions.items()
+        re.sub(r"^with (.*)=null$", r"without \1", f"with {condition}"): ", ".join(starts)
+        for condition, starts in conditions.items()
     }
     if losses:
         lines["for a further loss"] = "+objective@losses.NAME=clm, mlm, ..."

@@ -1,4 +1,4 @@
-"""Passes texts for a model, and values without a key, through Hydra's grammar unchanged.
+"""Passes what was typed through Hydra's grammar unchanged: texts, paths, values without a key.
 
 Hydra reads `=`, `,`, brackets, quotes and `${` in a value, and OmegaConf `${` and `???` once more.
 A text is put into quotes here, or split into parts where quotes do not help; `text_of` joins them.
@@ -23,53 +23,36 @@ _PATHS = frozenset({
     "data.validation", "data.test",
 })  # fmt: skip
 
+_PATTERN = "objective.pattern"
+"""The text with braces that any command may take that composes a run."""
+
 _NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")
 """What may mean something to Hydra within a list."""
 
 
-def with_quoted_lists(words: Sequence[str], lists: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides in which each text of a plain list is in quotes, as `<a>` has to be.
+def with_quotes(words: Sequence[str], lists: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return overrides with quotes where Hydra would read a value otherwise than it was typed.
+
+    These are a text with braces, a path that is there under this name, and each text of a plain
+    list, as `<a>` has to be. Values in quotes are left as they are, such as several for a sweep.
 
     Args:
         words: What was typed.
         lists: Keys of several texts; `[a,b]` is such a list.
     """
-    found = []
-    for word in words:
-        key, _, value = word.partition("=")
-        inner = value[1:-1]
-        is_list = value.startswith("[") and value.endswith("]") and inner.strip()
-        if key.lstrip("+") in lists and is_list and not _NOT_PLAIN.search(inner):
-            word = f"{key}=[{','.join(quoted(each.strip()) for each in inner.split(','))}]"
-        found.append(word)
-    return tuple(found)
+    return tuple(_with_quotes(word, lists) for word in words)
 
 
-def with_quoted_text(words: Sequence[str], start: str) -> tuple[str, ...]:
-    """Return overrides in which a text, that is not in quotes yet, is.
-
-    Args:
-        words: What was typed. Values in quotes, such as several for a sweep, are left to Hydra.
-        start: What begins the override of the text: its key, with the sign of equality.
-    """
-    return tuple(
-        f"{start}{quoted(word[len(start) :])}"
-        if word.startswith(start) and not word.startswith((f"{start}'", f'{start}"'))
-        else word
-        for word in words
-    )
-
-
-def with_quoted_paths(words: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides in which what is there under a name that Hydra would read is in quotes."""
-    found = []
-    for word in words:
-        key, _, path = word.partition("=")
-        home = expanduser(path)  # noqa: PTH111 - `Path`'s own refuses users that there are not
-        if key in _PATHS and not _PLAIN.fullmatch(path) and lexists(home):
-            word = f"{key}={quoted(path)}"
-        found.append(word)
-    return tuple(found)
+def _with_quotes(word: str, lists: Sequence[str]) -> str:
+    key, equals, value = word.partition("=")
+    inner = value[1:-1]
+    is_list = value.startswith("[") and value.endswith("]") and inner.strip()
+    if key.lstrip("+") in lists and is_list and not _NOT_PLAIN.search(inner):
+        return f"{key}=[{','.join(quoted(text.strip()) for text in inner.split(','))}]"
+    home = expanduser(value)  # noqa: PTH111 - `Path`'s own refuses users that there are not
+    is_there = key in _PATHS and not _PLAIN.fullmatch(value) and lexists(home)
+    is_text = key == _PATTERN and equals and not value.startswith(("'", '"'))
+    return f"{key}={quoted(value)}" if is_there or is_text else word
 
 
 def as_overrides(
@@ -84,7 +67,7 @@ def as_overrides(
         text: The key of a text, which may hold any characters; "": the command takes none.
         lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
     """
-    found, alone, texts = [], [], []
+    overrides, alone, texts = [], [], []
     for word in words:
         key, _, value = word.partition("=")
         if not (_KEY.match(word) or (not text and word.startswith(("+", "~")))):
@@ -92,10 +75,10 @@ def as_overrides(
         elif key == text:
             texts.append(value)
         elif key in lists and value and value != "null" and not value.startswith("["):
-            found.append(f"{key}=[{_literal(value)}]")
+            overrides.append(f"{key}=[{_literal(value)}]")
         else:
-            found.append(word)
-    given = {word.partition("=")[0] for word in found} | ({text} if texts else set())
+            overrides.append(word)
+    given = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
     free = [key for key in places if key not in given]
     if len(alone) > len(free) and not text:
         shown = alone[len(free)]
@@ -109,13 +92,13 @@ def as_overrides(
             f"{text}: is given 2 times, as {first!r} and {second!r}; a text with spaces is written "
             "in quotes"
         )
-    named = [*zip(free, alone, strict=False), *((text, each) for each in texts)]
-    return (*found, *(f"{key}={_literal(value)}" for key, value in named))
+    named = [*zip(free, alone, strict=False), *((text, value) for value in texts)]
+    return (*overrides, *(f"{key}={_literal(value)}" for key, value in named))
 
 
 def text_of(value: Any, key: str) -> str:
     """Return a text as it was typed, with characters that UTF-8 cannot encode replaced."""
-    pieces = value if isinstance(value, list) else [value]
+    pieces = list(value) if _is_list(value) else [value]
     if not all(isinstance(piece, str) for piece in pieces):
         raise ConfigError(f"{key}: must be a text, got {value!r}; put it in quotes")
     return "".join(pieces).encode("utf-8", "replace").decode()
@@ -125,9 +108,13 @@ def texts_of(value: Any, key: str) -> list[str]:
     """Return a list of texts: of one for a single text, empty for None."""
     if value is None:
         return []
-    if not isinstance(value, list):
+    if not _is_list(value):
         return [text_of(value, key)]
-    return [text_of(each, key) for each in value]
+    return [text_of(item, key) for item in value]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _literal(text: str) -> str:

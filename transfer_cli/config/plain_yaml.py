@@ -59,7 +59,6 @@ def scalar(text: str) -> Any:
 
 
 def _events(text: str) -> Iterator[Any]:
-    """Yield the events of nodes in the document."""
     for number, event in enumerate(yaml.parse(text, Loader=PARSER)):
         if number > MAX_CONFIG_NODES:
             raise at(event, f"more than {MAX_CONFIG_NODES:,} values")
@@ -72,7 +71,6 @@ def _events(text: str) -> Iterator[Any]:
 
 
 def _value(event: Any, events: Iterator[Any], depth: int) -> Any:
-    """Return the value that begins with `event`."""
     if depth > MAX_DEPTH:
         raise at(event, f"nested deeper than {MAX_DEPTH} levels")
     if isinstance(event, yaml.ScalarEvent):

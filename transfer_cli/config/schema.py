@@ -575,7 +575,7 @@ LAUNCHERS: dict[str, type[LocalLauncher]] = {
 
 
 _UNUSED = ("sweeper", "hydra_logging", "job_logging", "callbacks")
-"""Groups of Hydra's of which a config of one's own may choose an option."""
+"""Groups of Hydra's own that a user's config may choose from; nothing here reads them."""
 
 HYDRA: dict[str, Any] = {
     "defaults": [{"launcher": "basic"}, *({group: None} for group in _UNUSED)],
@@ -590,8 +590,7 @@ HYDRA: dict[str, Any] = {
 }
 """The node `hydra` that comes with each config: what its composing writes, and what we read of it.
 
-Its own, of which nothing else would be used, is put together from nine more files, which took
-almost half of the time.
+Hydra's own node comes from nine more files, which took almost half of the time.
 """
 
 

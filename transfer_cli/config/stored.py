@@ -77,12 +77,18 @@ def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
     return changed
 
 
+def plain_values(config: Any) -> dict[str, Any]:
+    """Return a config, composed or as `config.schema` declares it, as plain values, resolved."""
+    is_composed = OmegaConf.is_config(config)
+    plain: Any = OmegaConf.to_container(config, resolve=True) if is_composed else config
+    values: dict[str, Any] = plain if is_composed else dataclasses.asdict(plain)
+    return values
+
+
 def as_yaml(config: Any) -> str:
     """Return a config, resolved or as `config.schema` declares it, as `read_stored` reads it."""
-    is_typed = dataclasses.is_dataclass(config) and not isinstance(config, type)
-    plain = dataclasses.asdict(config) if is_typed else OmegaConf.to_container(config, resolve=True)
     # Through JSON, since YAML would write an enum or a path with a tag.
-    text = json.dumps(plain, ensure_ascii=False)
+    text = json.dumps(plain_values(config), ensure_ascii=False)
     # As OmegaConf itself writes, but for the other line ends of Unicode, which YAML would merge.
     written: str = yaml.dump(
         json.loads(text),
@@ -100,8 +106,8 @@ def _declared(schema: type) -> Any:
 
 
 def _check_hash(text: str) -> None:
-    found = _HASH.search(text)
-    if found is not None and found[1] != _hash(text[: found.start()]):
+    line = _HASH.search(text)
+    if line is not None and line[1] != _hash(text[: line.start()]):
         raise UnreadableError(
             "it is not what was written; if you have changed it on purpose, remove its last line"
         )
@@ -114,16 +120,15 @@ def _hash(text: str) -> str:
 def _literal(value: Any) -> Any:
     """Return plain values in which OmegaConf finds no interpolation."""
     if isinstance(value, Mapping):
-        return {name: _literal(each) for name, each in value.items()}
+        return {name: _literal(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_literal(each) for each in value]
+        return [_literal(item) for item in value]
     if value == MISSING:
         raise UnreadableError(f"a value is {MISSING}, which stands for none")
     return _escaped(value) if isinstance(value, str) else value
 
 
 def _escaped(text: str) -> str:
-    """Escape `${` so that it is not read as the start of an interpolation."""
     return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 
@@ -140,6 +145,6 @@ def _problems(config: Any, declared: Any) -> Iterator[str]:
         if part is not None and not OmegaConf.is_dict(part):
             yield f"{name} is no mapping"
     for name in _NAMED_PARTS:
-        for each, part in (OmegaConf.select(config, name) or {}).items():
+        for member, part in (OmegaConf.select(config, name) or {}).items():
             if part is not None and not OmegaConf.is_dict(part):
-                yield f"{name}.{each} is no mapping"
+                yield f"{name}.{member} is no mapping"

@@ -22,17 +22,17 @@ _NUMBERS = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, 
 def check_variables(environment: Mapping[str, str]) -> None:
     """Refuse numbers of processes and threads that cannot be."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        for each in environment.get(name, "1").split(","):  # one for each level of nesting
-            between(f"{name}:", _number(name, each), 1, MOST_THREADS, ConfigError)
-    found = {n: _number(n, environment.get(n, str(default))) for n, default in _NUMBERS.items()}
+        for count in environment.get(name, "1").split(","):  # one for each level of nesting
+            between(f"{name}:", _number(name, count), 1, MOST_THREADS, ConfigError)
+    numbers = {n: _number(n, environment.get(n, str(default))) for n, default in _NUMBERS.items()}
     if all(name in environment for name in _OF_TORCHRUN):
-        world = found["WORLD_SIZE"]
-        local = found["LOCAL_WORLD_SIZE"] if "LOCAL_WORLD_SIZE" in environment else world
+        world = numbers["WORLD_SIZE"]
+        local = numbers["LOCAL_WORLD_SIZE"] if "LOCAL_WORLD_SIZE" in environment else world
         between("WORLD_SIZE:", world, 1, 2**20, ConfigError)
         between("LOCAL_WORLD_SIZE:", local, 1, world, ConfigError)
-        between("RANK:", found["RANK"], 0, world - 1, ConfigError)
-        between("LOCAL_RANK:", found["LOCAL_RANK"], 0, local - 1, ConfigError)
-        between("MASTER_PORT:", found["MASTER_PORT"], 1, 65535, ConfigError)
+        between("RANK:", numbers["RANK"], 0, world - 1, ConfigError)
+        between("LOCAL_RANK:", numbers["LOCAL_RANK"], 0, local - 1, ConfigError)
+        between("MASTER_PORT:", numbers["MASTER_PORT"], 1, 65535, ConfigError)
 
 
 def _number(name: str, text: str) -> int:

@@ -27,8 +27,8 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
     torch._dynamo.config.recompile_limit = GRAPHS
     parts = [part for part in model.modules() if isinstance(part, Backbone)]
     whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
-    for each in whole:
-        each.compile(fullgraph=True, dynamic=lengths_vary or None)
+    for module in whole:
+        module.compile(fullgraph=True, dynamic=lengths_vary or None)
     for head in model.modules():
         if isinstance(head, LanguageModelHead):
             head.compiled = True

@@ -8,43 +8,24 @@ that a loss computes beside the model's own.
 
 What is *done* includes padding and keys behind a mask, as torch's `FlopCounterMode` counts it (and
 Chowdhery et al. 2022, appendix B); what is *real* are real tokens and the keys that each may see.
-
-A *unit* is what a price is of: `token`, a position in the backbone; `place`, one that attention
-sees, which may be padding that nothing else computes; `pair` and `near_pair`, a query and a key in
-a block that sees everything, or has a window; `window_pair` and so on, those that a part of sparse
-attention computes (`model.sparse_attention`); `remembered`, a position of a memory; `distance`, one
-between a query and a key, encoded once a pass; `heads.NAME...`, a row in a head.
+What a price is of, a *unit*, and what layers multiply for each says `model.products`.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from transfer_cli.engine.step import TrainStep
-from transfer_cli.model.attention import SelfAttention
-from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.block import BESIDE, BESIDE_BLOCK, Block, ParallelBlock
-from transfer_cli.model.edited_linear import EditedLinear
+from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler
-from transfer_cli.model.lora import LowRank
-from transfer_cli.model.pals import ProjectedAttention
-from transfer_cli.model.prefix_attention import PrefixAttention
+from transfer_cli.model.products import DISTANCE, NEAR, PAIR, PLACE, REMEMBERED, TOKEN, Products
 from transfer_cli.model.sparse_attention import SparsePart, parts_of
 from transfer_cli.model.transfer_model import Pass, TransferModel
-
-TOKEN, PLACE, PAIR, NEAR = "token", "place", "pair", "near_pair"
-REMEMBERED, DISTANCE = "remembered", "distance"
-
-_BELOW = (
-    "token_embedding", "new_rows", "new_segments", "position_embedding", "segment_embedding",
-    "embedding_norm",
-)  # fmt: skip
-"""The parts of a backbone that make the embeddings."""
 
 
 class Flops(NamedTuple):
@@ -77,16 +58,17 @@ Amounts = Mapping[tuple[str, bool], Sequence[float]]
 
 def prices_of(model: TransferModel, trains: Set[str]) -> dict[str, Price]:
     """Return the price of each unit of a model in which the named parameters train."""
-    return _prices(model, {id(each) for name, each in model.named_parameters() if name in trains})
+    return _prices(model, {id(p) for name, p in model.named_parameters() if name in trains})
 
 
 def _prices(model: TransferModel, trained: Set[int]) -> dict[str, Price]:
-    walk = _Walk(trained)
-    walk.heads(model, moves=walk.readout(model, moves=walk.backbone(model.backbone)))
-    found = {unit: Price(*price) for unit, price in walk.prices.items()}
+    counted = Products(trained)
+    moves = counted.through(model.backbone, moves=False)
+    _count_heads(counted, model, moves=counted.through(model.readout, moves=moves))
+    prices = {unit: Price(*price) for unit, price in counted.prices.items()}
     for prefix, inner in models_inside(model):
-        found |= {f"{prefix}{unit}": price for unit, price in _prices(inner, trained).items()}
-    return found
+        prices |= {f"{prefix}{unit}": price for unit, price in _prices(inner, trained).items()}
+    return prices
 
 
 def models_inside(model: TransferModel) -> Iterator[tuple[str, TransferModel]]:
@@ -98,7 +80,7 @@ def models_inside(model: TransferModel) -> Iterator[tuple[str, TransferModel]]:
 
 def simple_heads(model: TransferModel) -> Iterator[tuple[str, nn.Module]]:
     """Yield all other heads, by name."""
-    yield from (each for each in model.heads.items() if not isinstance(each[1], TransferModel))
+    yield from (named for named in model.heads.items() if not isinstance(named[1], TransferModel))
 
 
 def flops_of(amounts: Amounts, prices: Prices) -> Flops:
@@ -125,20 +107,20 @@ def amounts_of_texts(
         earlier: Positions that a memory holds of each.
     """
     shape, tokens = model.backbone.shape, texts * length
-    found = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
-    found[REMEMBERED] = texts * earlier, texts * earlier
-    found[DISTANCE] = earlier + length, earlier + length
+    counted = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
+    counted[REMEMBERED] = texts * earlier, texts * earlier
+    counted[DISTANCE] = earlier + length, earlier + length
     for unit, seen in kinds_of_pairs(shape).items():
         pairs = seen.pairs([length], length, causal=model.backbone.causal, earlier=earlier)
-        found[unit] = texts * pairs[0], texts * pairs[1]
+        counted[unit] = texts * pairs[0], texts * pairs[1]
     for name, head in simple_heads(model):
         rows = scored.get(name, texts)
         units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
-        found |= dict.fromkeys(units, (rows, rows))
-    amounts: dict[tuple[str, bool], Sequence[float]] = {(u, True): n for u, n in found.items()}
+        counted |= dict.fromkeys(units, (rows, rows))
+    amounts: dict[tuple[str, bool], Sequence[float]] = {(u, True): n for u, n in counted.items()}
     for prefix, inner in models_inside(model):
-        own = {name: scored.get(prefix.split(".")[1], texts) for name in inner.heads}
-        for (unit, learns), counts in amounts_of_texts(inner, texts, length, own).items():
+        rows_inside = {name: scored.get(prefix.split(".")[1], texts) for name in inner.heads}
+        for (unit, learns), counts in amounts_of_texts(inner, texts, length, rows_inside).items():
             amounts[f"{prefix}{unit}", learns] = counts
     return amounts
 
@@ -155,145 +137,20 @@ def training_flops(model: TransferModel, length: int) -> int:
     return total // length
 
 
-class _Walk:
-    """Follows a state from the embeddings to the heads, and adds up what is computed on its way.
-
-    `moves` says of a state whether anything that it was computed from trains: then what comes next
-    has to return the gradient of its input.
-    """
-
-    def __init__(self, trained: Set[int]) -> None:
-        self._trained = trained
-        self.prices: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-
-    def _trains(self, *parts: nn.Module | Tensor | None) -> bool:
-        own = (p.parameters() if isinstance(p, nn.Module) else [p] for p in parts)
-        return any(id(each) in self._trained for found in own for each in found)
-
-    def _product(self, unit: str, size: int, *, moves: bool, trains: bool) -> None:
-        price = self.prices[unit]
-        price[0] += 2 * size
-        price[1] += 2 * size * (moves + trains)
-
-    def _through(self, part: nn.Module, unit: str = TOKEN, *, moves: bool) -> bool:
-        """Note a part and all in it, in the order in which they were made."""
-        if isinstance(part, EditedLinear):
-            return self._edited(part, unit, moves=moves)
-        if isinstance(part, nn.Linear):
-            size = part.in_features * part.out_features
-            self._product(unit, size, moves=moves, trains=self._trains(part.weight))
-        for child in part.children():
-            moves = self._through(child, unit, moves=moves)
-        return moves or self._trains(*part.parameters(recurse=False))
-
-    def _edited(self, layer: EditedLinear, unit: str, *, moves: bool) -> bool:
-        moves = moves or (layer.input_factors is not None and self._trains(layer.input_factors))
-        size = layer.in_features * layer.out_features
-        self._product(unit, size, moves=moves, trains=self._trains(layer.weight))
-        for change in layer.lora.values():
-            if isinstance(change, LowRank):
-                down, up = change.down, change.up
-                below = moves or self._trains(down)
-                self._product(unit, down.numel(), moves=moves, trains=self._trains(down))
-                self._product(unit, up.numel(), moves=below, trains=self._trains(up))
-        return moves or self._trains(layer)
-
-    def backbone(self, backbone: Backbone) -> bool:
-        """Note the backbone; return whether its last state moves."""
-        below = (getattr(backbone.lender, name, None) for name in _BELOW)
-        moves = self._trains(*below)
-        if hasattr(backbone, "embedding_projection"):
-            moves = self._through(backbone.embedding_projection, moves=moves)
-        shape = backbone.shape
-        for number, has_window, parts in zip(
-            shape.visits, shape.has_window, parts_of(shape), strict=True
-        ):
-            pairs = [part.name for part in parts] or [NEAR if has_window else PAIR]
-            block = cast("Block", backbone.blocks[number])
-            before = {unit: price[0] for unit, price in self.prices.items()}
-            moves = self._block(block, pairs, moves=moves)
-            if block.recomputed and moves:
-                for unit, price in self.prices.items():
-                    price[1] += price[0] - before.get(unit, 0)
-        return moves or self._trains(getattr(backbone, "final_norm", None))
-
-    def _block(self, block: Block, pairs: Sequence[str], *, moves: bool) -> bool:
-        sites = block.sites
-        norms = [
-            [getattr(block, f"{part}_norm", None) for part in (f"{name}_first", name)]
-            for name in ("attention", "feed_forward")
-        ]
-        # A norm that follows its sub-layer has no part in what that reads.
-        before, after = ([each[0] for each in norms], [each[1] for each in norms])
-        if not block.norms_follow:
-            before, after = after, [None, None]
-        read = moves or self._trains(before[0])
-        attended = self._attention(block.attention, pairs, moves=read)
-        attended = self._through(sites["after_attention"], moves=attended) or self._trains(after[0])
-        between = moves if isinstance(block, ParallelBlock) else moves or read or attended
-        between = between or self._trains(before[1])
-        fed = self._through(block.feed_forward, moves=between)
-        fed = self._through(sites["after_feed_forward"], moves=fed) or self._trains(after[1])
-        if BESIDE in sites:
-            fed = self._through(sites[BESIDE], moves=between) or fed
-        if BESIDE_BLOCK in sites:
-            fed = self._beside_block(sites[BESIDE_BLOCK], pairs, moves=read) or fed
-        return attended or fed
-
-    def _attention(self, attention: SelfAttention, pairs: Sequence[str], *, moves: bool) -> bool:
-        self._through(attention.packed, REMEMBERED, moves=False)
-        moves = self._through(attention.packed, moves=moves)
-        norms = (getattr(attention, name, None) for name in ("query_norm", "key_norm"))
-        moves = moves or self._trains(*norms)
-        width = attention.rows[0]
-        if hasattr(attention, "distance"):
-            own = self._through(attention.distance, DISTANCE, moves=False)
-            for unit in pairs:
-                self._product(unit, width // len(pairs), moves=moves, trains=own)
-            moves = moves or own
-        self._mix(pairs, width, moves=moves)
-        if isinstance(attention.prefix, PrefixAttention):
-            keys = width * attention.prefix.key.shape[1]
-            own = self._trains(attention.prefix)
-            # Scores, and sums of values; of both, what is learnt and what it is multiplied with.
-            self._product(PLACE, keys, moves=moves, trains=moves or own)
-            self._product(PLACE, keys, moves=moves or own, trains=moves or own)
-            moves = moves or own
-        return self._through(attention.output, moves=moves)
-
-    def _mix(self, pairs: Sequence[str], width: int, *, moves: bool) -> None:
-        """Note scores and weighted sums; all that they are made of has a gradient, or nothing."""
-        for unit in pairs:  # equally many heads have each
-            self._product(unit, 2 * width // len(pairs), moves=moves, trains=moves)
-
-    def _beside_block(self, part: nn.Module, pairs: Sequence[str], *, moves: bool) -> bool:
-        if not isinstance(part, ProjectedAttention):
-            return self._through(part, moves=moves)
-        inside = self._through(part.packed, moves=self._through(part.shared.encode, moves=moves))
-        self._mix(pairs, part.shared.encode.out_features, moves=inside)
-        return self._through(part.shared.decode, moves=inside)
-
-    def readout(self, model: TransferModel, *, moves: bool) -> bool:
-        """Note the readout."""
-        return self._through(model.readout, moves=moves)
-
-    def heads(self, model: TransferModel, *, moves: bool) -> None:
-        """Note the heads; a pooler comes before those that read what it returns."""
-        for name, head in sorted(
-            simple_heads(model), key=lambda each: not isinstance(each[1], Pooler)
-        ):
-            inside = moves
-            for unit, part in head_products(name, head):
-                inside = self._through(part, unit, moves=inside)
-            if isinstance(head, Pooler):
-                moves = inside
-            if isinstance(head, LanguageModelHead):
-                tied = model.backbone.lender.token_embedding.weight
-                table: Tensor = getattr(head, "weight", tied)
-                inside = inside or self._trains(getattr(head, "norm", None))
-                self._product(
-                    head_unit(name), table.numel(), moves=inside, trains=self._trains(table)
-                )
+def _count_heads(counted: Products, model: TransferModel, *, moves: bool) -> None:
+    """Count the heads; a pooler comes before those that read what it returns."""
+    heads = sorted(simple_heads(model), key=lambda head: not isinstance(head[1], Pooler))
+    for name, head in heads:
+        inside = moves
+        for unit, part in head_products(name, head):
+            inside = counted.through(part, unit, moves=inside)
+        if isinstance(head, Pooler):
+            moves = inside
+        if isinstance(head, LanguageModelHead):
+            table: Tensor = getattr(head, "weight", model.backbone.lender.token_embedding.weight)
+            inside = inside or counted.trains(getattr(head, "norm", None))
+            trains = counted.trains(table)
+            counted.add(head_unit(name), table.numel(), moves=inside, trains=trains)
 
 
 def head_unit(name: str, inner: str = "") -> str:
@@ -367,19 +224,19 @@ class Tally:
         before, self._amounts = self._amounts, {}
         _, note = self._watched[-1]
         with torch.no_grad(), self.counting(0):
-            for each in passes:
-                note(each)
-        found, self._amounts = self.counted(), before
-        return found
+            for made in passes:
+                note(made)
+        flops, self._amounts = self.counted(), before
+        return flops
 
     def amounts(self) -> dict[tuple[str, bool], list[int]]:
         """Return what was counted, of all stages together, and forget nothing."""
-        found: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0])
+        total: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0])
         for amounts in self._amounts.values():
             for key, (done, real) in amounts.items():
-                found[key][0] += done
-                found[key][1] += real
-        return dict(found)
+                total[key][0] += done
+                total[key][1] += real
+        return dict(total)
 
     def _watch(self, model: TransferModel, prefix: str) -> None:
         for inside, inner in models_inside(model):
@@ -415,14 +272,14 @@ class Tally:
         if self._stage is None:
             return
         amounts = self._amounts.setdefault(self._stage, {})
-        found = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
-        found[0] += done
-        found[1] += done if real is None else real
+        counts = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
+        counts[0] += done
+        counts[1] += done if real is None else real
 
 
 def count(step: TrainStep) -> Tally:
     """Return what counts all that a step computes from now on, in this process."""
-    others = {id(each): each for loss in step.losses for each in loss.objective.other_models}
+    others = {id(model): model for loss in step.losses for model in loss.objective.other_models}
     trains = [span.trains for span in step.stages.spans]
     tally = Tally(step.model, trains, [*others.values()])
     step.counting = tally.counting
@@ -452,12 +309,12 @@ class SeenPairs(NamedTuple):
 
 def kinds_of_pairs(shape: BackboneShape) -> dict[str, SeenPairs]:
     """Return the units that are pairs in the blocks of this shape."""
-    found = {part.name: SeenPairs(part=part) for parts in parts_of(shape) for part in parts}
-    if not found:
-        found[PAIR] = SeenPairs()
+    kinds = {part.name: SeenPairs(part=part) for parts in parts_of(shape) for part in parts}
+    if not kinds:
+        kinds[PAIR] = SeenPairs()
     if any(shape.has_window):
-        found[NEAR] = SeenPairs(shape.window)
-    return found
+        kinds[NEAR] = SeenPairs(shape.window)
+    return kinds
 
 
 def pairs_seen(
@@ -482,4 +339,4 @@ def pairs_seen(
     # Keys that are farther off than the window reaches, on either side.
     reach = window - 1 if causal else window // 2
     beyond = (length - 1 - reach for length in lengths if length - 1 > reach)
-    return all_seen - sum(each * (each + 1) for each in beyond) // (2 if causal else 1)
+    return all_seen - sum(keys * (keys + 1) for keys in beyond) // (2 if causal else 1)

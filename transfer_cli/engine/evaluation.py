@@ -73,13 +73,13 @@ class EachExample:
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
-    def note(self, portion: Portion, found: ExampleResults) -> None:
+    def note(self, portion: Portion, results: ExampleResults) -> None:
         """Add the rows of a portion that this process has scored."""
         rows = zip(
             map(int, portion.rows),
-            found.loss.double().tolist(),
-            found.targets.tolist(),
-            row_by_row(found.predicted, len(found.loss)),
+            results.loss.double().tolist(),
+            results.targets.tolist(),
+            row_by_row(results.predicted, len(results.loss)),
             strict=True,
         )
         self._rows += itertools.compress(rows, portion.is_scored)
@@ -92,9 +92,9 @@ class EachExample:
         return [Outcome(*row) for row in sorted(rows, key=itemgetter(0))]
 
 
-def row_by_row(found: Mapping[str, Tensor], count: int) -> list[dict[str, Any]]:
+def row_by_row(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Any]]:
     """Return the values of each row of a batch, as plain numbers and lists of them."""
-    columns = {name: value.tolist() for name, value in found.items()}
+    columns = {name: value.tolist() for name, value in tensors.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 
@@ -114,9 +114,9 @@ class Sums(Metric):
         finite = True
         for sums, values in zip(self._sums, output, strict=True):
             for name, value in values.items():
-                own = torch.as_tensor(value).detach().to("cpu", torch.float64)
-                sums[name] = sums.get(name, 0) + own
-                finite = finite and bool(own.isfinite().all())
+                addend = torch.as_tensor(value).detach().to("cpu", torch.float64)
+                sums[name] = sums.get(name, 0) + addend
+                finite = finite and bool(addend.isfinite().all())
         self.finite.append(finite)
 
     def compute(self) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -126,11 +126,10 @@ class Sums(Metric):
 
 
 def _over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return each sum over all processes."""
     # A process without examples has no names; the first one always has some. Gathered, since a
     # broadcast waits without limit for a process that hangs in its share.
-    own = json.dumps({name: list(value.shape) for name, value in sums.items()})
-    shapes: dict[str, list[int]] = json.loads(distributed.all_gather_text(own)[0])
+    shapes_here = json.dumps({name: list(value.shape) for name, value in sums.items()})
+    shapes: dict[str, list[int]] = json.loads(distributed.all_gather_text(shapes_here)[0])
     zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     values = {name: sums.get(name, zero) for name, zero in zeros.items()}
     flat = torch.cat([value.flatten() for value in values.values()])
@@ -158,7 +157,7 @@ def evaluate(
     context = split.context if objective.keeps_tokens else None
     memory = Memory(context.tokens) if context is not None and context.by == "memory" else None
     shares = portions_of(split, context, batch, distributed.world_size())
-    own = shares[distributed.rank()]
+    share = shares[distributed.rank()]
 
     def judged(
         whole: TransferModel, view: Batch
@@ -181,7 +180,7 @@ def evaluate(
     def score(engine: Engine, portion: Portion) -> tuple[dict[str, Tensor], dict[str, int]]:
         prepared, tallies, outcomes = pass_of(portion)
         more(1)
-        if engine.state.iteration > len(own):
+        if engine.state.iteration > len(share):
             # This process has no more batches, but the others need its part of the model.
             return {}, {}
         if each is not None and outcomes is not None:
@@ -192,18 +191,18 @@ def evaluate(
     sums = Sums()
     sums.attach(engine, "sums")
     model.eval()
-    missing = max(map(len, shares)) - len(own)
-    with progress(f"scoring {split.name}", len(own) + missing, "batches") as more:
-        engine.run([*own, *shares[0][:1] * missing])
+    missing = max(map(len, shares)) - len(share)
+    with progress(f"scoring {split.name}", len(share) + missing, "batches") as more:
+        engine.run([*share, *shares[0][:1] * missing])
     totals, counts = engine.state.metrics["sums"]
     if not all(bool(total.isfinite().all()) for total in totals.values()):
-        finite = zip(own, sums.finite, strict=False)
+        finite = zip(share, sums.finite, strict=False)
         doubtful = [portion.rows for portion, is_finite in finite if not is_finite]
         _name_first(split, doubtful, lambda row: pass_of(Portion.of(row))[1])
     reshard(model)
     measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:
-        predicted = {found.index: found.predicted for found in each.gathered()}
+        predicted = {outcome.index: outcome.predicted for outcome in each.gathered()}
         # A loss that answers nothing has no predictions, or no rows.
         measures |= split.scorer(predicted) if predicted and all(predicted.values()) else {}
     return Scores(measures, objective.tables(totals))
@@ -226,12 +225,12 @@ def _name_first(
         doubtful: The batches of this process in which there is one.
         tallies_of: Scores rows; all processes call it with the same ones.
     """
-    own = json.dumps([int(row) for batch in doubtful for row in batch])
-    gathered = distributed.all_gather_text(own)
+    rows_here = json.dumps([int(row) for batch in doubtful for row in batch])
+    gathered = distributed.all_gather_text(rows_here)
     said = "a sum over examples"
     for row in sorted(itertools.chain.from_iterable(map(json.loads, gathered))):
         tallies = tallies_of(np.array([row])).values()
-        wrong = not all(bool(torch.as_tensor(each).isfinite().all()) for each in tallies)
+        wrong = not all(bool(torch.as_tensor(tally).isfinite().all()) for tally in tallies)
         if distributed.all_reduce_max(int(wrong)):
             said = f"the loss of {_named(split, row)}"
             break
@@ -270,9 +269,9 @@ def samples(
     view = to_device(with_facts(prepared), precision.device)
     model.eval()
     with without_gradients(model), precision.context():
-        found: list[Sample] = model(lambda m: objective.samples(m, view, Encoding(m, view)))
+        shown: list[Sample] = model(lambda m: objective.samples(m, view, Encoding(m, view)))
     reshard(model)
-    return found
+    return shown
 
 
 def portions(data: Dataset, order: np.ndarray | None, batch: int) -> list[np.ndarray]:
@@ -294,8 +293,8 @@ def predictions(
     for indices in portions(data, order, batch):
         view = to_device(with_facts(data.batch(indices)), precision.device)
         with torch.inference_mode(), precision.context():
-            found = objective.predictions(model, view, Encoding(model, view))
-            if not found:
+            predicted = objective.predictions(model, view, Encoding(model, view))
+            if not predicted:
                 name = type(objective).__name__
                 raise ConfigError(f"objective: {name} has no predictions, so it answers nothing")
-            yield indices, {name: value.cpu() for name, value in found.items()}
+            yield indices, {name: value.cpu() for name, value in predicted.items()}

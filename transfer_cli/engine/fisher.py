@@ -63,7 +63,6 @@ def fisher_information(
 
 
 def _sequences(objective: LanguageModel, batches: Iterable[Batch], seed: int) -> Iterator[Batch]:
-    """Yield the sequences one by one, prepared."""
     noise = ExampleNoise(seed, "fisher")
     for batch in batches:
         prepared = objective.prepare(batch, noise)

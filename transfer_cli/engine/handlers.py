@@ -1,8 +1,10 @@
-"""Handlers of the trainer's events: validation, metrics, progress, checkpoints, signals.
+"""What happens around the steps of a run: records, validation, progress, checkpoints, signals.
 
-Handlers of the same event run in the order in which they were attached.
+Most functions here return what is called at which of the trainer's events; `attach` takes all of it
+in the order in which it is to happen.
 """
 
+import itertools
 import logging
 import math
 import signal
@@ -10,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ignite.engine import Engine, Events
 from torch.optim import Optimizer
@@ -20,15 +22,12 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transfer_cli.engine import distributed
 from transfer_cli.engine.loop import Progress, report_of
+from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
 from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, Metric, judge, unknown_metric
 from transfer_cli.progress import memory
-from transfer_cli.runs.atomic import append_json, cut, flush, writing
-from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.sweep import name_in_sweep
-from transfer_cli.runs.tensorboard import SummaryWriter, event_files
 from transfer_cli.terminal import STOP_SIGNALS, handling
 
 log = logging.getLogger(__name__)
@@ -46,96 +45,32 @@ MEASURED_STEPS = 3
 _PARTS = 2**40
 """Of the time of a run: processes agree on whole numbers."""
 
+EACH_STEP, START, END = Events.ITERATION_COMPLETED, Events.STARTED, Events.COMPLETED
 
-class MetricsLogger:
-    """Writes metrics to `metrics.jsonl` and to TensorBoard under the same names.
-
-    Numbers that depend on the clock go to `speed.jsonl`: a resumed run then has the same
-    `metrics.jsonl` as one without a break. Ignite's `TensorboardLogger` writes in a thread, where a
-    full disk would go unnoticed (`runs.tensorboard`).
-
-    Args:
-        run: The run directory to write to.
-        purge_step: TensorBoard drops its records of this step and later ones.
-    """
-
-    def __init__(self, run: RunDirectory, purge_step: int | None = None) -> None:
-        self._run = run
-        earlier = event_files(run.tensorboard)
-        # TensorBoard calls a run by its folder, and "3" says nothing of the third job of a sweep.
-        folder = earlier[-1].parent if earlier else run.tensorboard / name_in_sweep(run.path)
-        self.writer = SummaryWriter(folder, purge_step=purge_step)
-
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write metrics of one step; `kind` is train, validation or test."""
-        self._write(self._run.metrics, kind, step, values)
-
-    def write_speed(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers that depend on the clock."""
-        self._write(self._run.speed, kind, step, values)
-
-    def mark(self) -> dict[str, int]:
-        """Flush all files to the disk; return their sizes in bytes, by name."""
-        sizes = {}
-        for name, path in _record_files(self._run).items():
-            with writing(path):
-                flush(path)
-                sizes[name] = path.stat().st_size
-        return sizes
-
-    def close(self) -> None:
-        """Close the TensorBoard file."""
-        self.writer.close()
-
-    def _write(self, path: Path, kind: str, step: int, values: Mapping[str, float]) -> None:
-        append_json(path, {"kind": kind, "step": step, **values})
-        for name, value in values.items():
-            self.writer.add_scalar(f"{kind}/{name}", value, step)
+Handlers = list[tuple[Any, Callable[..., None]]]
+"""What is called, each with its event."""
 
 
-class NoMetricsLogger:
-    """A `MetricsLogger` for processes that write nothing."""
-
-    def __init__(self) -> None:
-        self.writer = self
-
-    def _nothing(self, *_: object) -> dict[str, int]:
-        return {}
-
-    write = write_speed = add_text = mark = close = _nothing
+def attach(trainer: Engine, *several: Handlers) -> None:
+    """Have all handlers called at their events; of the same event in this order."""
+    for event, handler in itertools.chain(*several):
+        trainer.add_event_handler(event, handler)
 
 
-def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
-    """Remove everything written after `MetricsLogger.mark` returned `mark`."""
-    for name, path in _record_files(run).items():
-        if name in mark:
-            cut(path, mark[name])
-        else:
-            with writing(path):
-                path.unlink()
-
-
-def _record_files(run: RunDirectory) -> dict[str, Path]:
-    found = [run.metrics, run.speed, *event_files(run.tensorboard)]
-    return {path.relative_to(run.path).as_posix(): path for path in found if path.is_file()}
-
-
-def attach_metrics_logger(
-    trainer: Engine,
+def records(
     logger: MetricsLogger | NoMetricsLogger,
     optimizer: Optimizer,
     stage: Callable[[], int | None],
     *,
     every: int,
     several: bool,
-) -> None:
+) -> Handlers:
     """Record losses, gradient norm, stage, the rates of what trains, and tokens per second.
 
     There is a record every so many steps, and one of the first step.
     """
     since, tokens = time.perf_counter(), 0
 
-    @trainer.on(Events.ITERATION_COMPLETED)
     def record(engine: Engine) -> None:
         nonlocal since, tokens
         step, report = engine.state.iteration, report_of(engine)
@@ -158,14 +93,15 @@ def attach_metrics_logger(
         logger.write_speed("train", step, {"tokens_per_second": speed})
         since, tokens = now, 0
 
+    return [(EACH_STEP, record)]
 
-def attach_progress(
-    trainer: Engine,
+
+def progress_bar(
     optimizer: Optimizer,
     total_steps: int,
     what: str,
     seconds_left: Callable[[], float] = lambda: math.inf,
-) -> None:
+) -> Handlers:
     """Show a bar on a terminal, else a line every ten seconds.
 
     `seconds_left` returns the seconds after which the run ends anyway.
@@ -178,14 +114,12 @@ def attach_progress(
     bar = tqdm(total=total_steps, unit="step", disable=None, file=sys.stderr, leave=False)
     pause = SECONDS_BETWEEN_LINES if bar.disable else SECONDS_BETWEEN_DRAWINGS
 
-    @trainer.on(Events.STARTED)
     def begin(engine: Engine) -> None:
         nonlocal began, said, first_step
         began = said = time.perf_counter()
         first_step = engine.state.iteration
         bar.update(first_step - bar.n)
 
-    @trainer.on(Events.ITERATION_COMPLETED)
     def show(engine: Engine) -> None:
         nonlocal said, done
         report, step, now = report_of(engine), engine.state.iteration, time.perf_counter()
@@ -207,15 +141,15 @@ def attach_progress(
             bar.set_postfix_str(shown, refresh=False)
             bar.update(step - bar.n)
 
-    @trainer.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
     def end(engine: Engine, *error: Exception) -> None:
         bar.close()
         if error:
             raise error[0]
 
+    return [(START, begin), (EACH_STEP, show), (END | Events.EXCEPTION_RAISED, end)]
 
-def attach_validation(
-    trainer: Engine,
+
+def validation(
     progress: Progress,
     measure: Callable[[], dict[str, float]],
     *,
@@ -226,7 +160,7 @@ def attach_validation(
     stages: Stages,
     on_measures: Callable[[int, dict[str, float]], None],
     on_best: Callable[[int], None],
-) -> None:
+) -> Handlers:
     """Measure validation at intervals, at the end of stages with patience, and of the run.
 
     `progress` stores the best value of the monitored metric (of several: of what runs with these
@@ -241,7 +175,6 @@ def attach_validation(
     def is_time(engine: Engine, step: int) -> bool:
         return _ends_interval(engine, every) or stages.ends_with_choice(step)
 
-    @trainer.on(Events.ITERATION_COMPLETED(event_filter=is_time) | Events.COMPLETED)
     def validate(engine: Engine) -> None:
         step = engine.state.iteration
         if progress.measures.get("step") == step:
@@ -276,6 +209,8 @@ def attach_validation(
             log.info("no better %s for %d evaluations: ending early", metric.name, progress.waited)
             engine.terminate()
 
+    return [(EACH_STEP(event_filter=is_time) | END, validate)]
+
 
 def _monitored(monitor: Metric | Sequence[Metric], measures: Mapping[str, float]) -> Metric:
     if not isinstance(monitor, Metric):
@@ -296,8 +231,7 @@ def _ends_interval(engine: Engine, every: Length) -> bool:
     return steps is not None and engine.state.iteration % steps == 0
 
 
-def attach_checkpoints(
-    trainer: Engine,
+def checkpoints(
     save: Callable[[], None],
     every: Length,
     minutes: float | None = None,
@@ -305,11 +239,10 @@ def attach_checkpoints(
     share: float | None = None,
     agree: Callable[[bool], bool] = bool,
     clock: Callable[[], float] = time.monotonic,
-) -> None:
+) -> Handlers:
     """Save the whole state every so often, by steps and by time.
 
     Args:
-        trainer: The training engine.
         save: Writes the state.
         every: How often by steps.
         minutes: Maximum time between two saves; None: by steps alone.
@@ -321,7 +254,6 @@ def attach_checkpoints(
     """
     saved, cost, due = clock(), 0.0, False
 
-    @trainer.on(Events.ITERATION_COMPLETED)
     def maybe(engine: Engine) -> None:
         nonlocal saved, cost, due
         now = due = due or _ends_interval(engine, every)
@@ -336,52 +268,43 @@ def attach_checkpoints(
             saved = clock()
             cost, due = saved - began, False
 
+    return [(EACH_STEP, maybe)]
 
-def attach_time_limit(
-    trainer: Engine, minutes: float, spent: Callable[[], float], use: Callable[[float], None]
-) -> None:
+
+def time_limit(
+    minutes: float, spent: Callable[[], float], use: Callable[[float], None]
+) -> Handlers:
     """End the run after a step by which its time is used.
 
-    It is to be attached after all that takes time. Clocks of processes differ: that of the main
+    It comes after all that takes time. Clocks of processes differ: that of the main
     process counts.
 
     Args:
-        trainer: The training engine.
         minutes: The time of the whole run.
         spent: Returns the seconds that it has trained, before a resume too.
         use: Is told, before each step, which share of the time is used.
     """
 
-    @trainer.on(Events.STARTED | Events.ITERATION_COMPLETED)
     def look(engine: Engine) -> None:
-        own = spent() / (60 * minutes) if distributed.is_main() else 0.0
-        share = min(1.0, distributed.all_reduce_max(int(own * _PARTS)) / _PARTS)
+        used = spent() / (60 * minutes) if distributed.is_main() else 0.0
+        share = min(1.0, distributed.all_reduce_max(int(used * _PARTS)) / _PARTS)
         use(share)
         if share >= 1 and engine.state.iteration:
             log.info("loop.minutes: time is up after step %d: ending", engine.state.iteration)
             engine.terminate()
 
-
-def attach_notes(trainer: Engine, is_due: Callable[[], bool], note: Callable[[], None]) -> None:
-    """Call `note` after a step by which it is due."""
-
-    @trainer.on(Events.ITERATION_COMPLETED)
-    def maybe(engine: Engine) -> None:
-        if is_due():
-            note()
+    return [(START | EACH_STEP, look)]
 
 
-def attach_advice(
-    trainer: Engine,
+def advice(
     total_steps: int,
     seconds_left: Callable[[], float],
     say: Callable[[float, float], None],
     clock: Callable[[], float] = time.monotonic,
-) -> None:
+) -> Handlers:
     """Say once, after some measured steps, that a run will take long, if it will.
 
     Args:
-        trainer: The training engine.
         total_steps: Of the run.
         seconds_left: Returns the seconds after which it ends anyway.
         say: Is given the seconds to go, evaluations not counted, and those of a step.
@@ -389,7 +312,6 @@ def attach_advice(
     """
     began, first, over = 0.0, 0, False
 
-    @trainer.on(Events.ITERATION_COMPLETED)
     def measure(engine: Engine) -> None:
         nonlocal began, first, over
         step, now = engine.state.iteration, clock()
@@ -397,10 +319,12 @@ def attach_advice(
             began, first = now, step
         elif not over and step - first >= MEASURED_STEPS and now - began >= SECONDS_BETWEEN_LINES:
             over = True
-            each = (now - began) / (step - first)
-            left = min(each * (total_steps - step), seconds_left())
+            seconds = (now - began) / (step - first)
+            left = min(seconds * (total_steps - step), seconds_left())
             if left > LONG:
-                say(left, each)
+                say(left, seconds)
+
+    return [(EACH_STEP, measure)]
 
 
 def speak_above_the_bar() -> AbstractContextManager[None]:
@@ -434,7 +358,6 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
         if distributed.world_size() == 1:
             _say_stopping(number)
 
-    @trainer.on(Events.ITERATION_COMPLETED)
     def check(engine: Engine) -> None:
         # A process without a signal hears of it from the others.
         number = distributed.all_reduce_max(received[0] if received else 0)
@@ -448,6 +371,7 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 
+    attach(trainer, [(EACH_STEP, check)])
     with handling((*STOP_SIGNALS, signal.SIGINT), note):
         yield
 

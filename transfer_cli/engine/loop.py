@@ -68,8 +68,8 @@ class Progress:
             TypeError: A value has the wrong type.
         """
         for name, value in state.items():
-            own = getattr(self, name)
-            if not isinstance(value, type(own)) and not (own is None and type(value) is float):
+            now = getattr(self, name)
+            if not isinstance(value, type(now)) and not (now is None and type(value) is float):
                 raise TypeError(f"progress.{name} is {value!r}")
         vars(self).update(state)
 

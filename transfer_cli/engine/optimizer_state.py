@@ -20,8 +20,8 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
     Raises:
         ValueError: The saved averages belong to other parameters.
     """
-    own = optimizer.state_dict()["param_groups"]
-    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
+    ours = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in ours]:
         raise ValueError("its optimizer has other parameters")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not _complete(optimizer, saved["state"]):
@@ -35,7 +35,7 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
                 fits = (name, type(value)) in _PLAIN_AVERAGES
             if not fits:
                 raise ValueError(f"{name} of its optimizer's parameter {number}")
-    return {"state": saved["state"], "param_groups": own}
+    return {"state": saved["state"], "param_groups": ours}
 
 
 def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
@@ -43,11 +43,11 @@ def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> b
 
     An optimizer whose averages differ between parameters lists them in `averages()`.
     """
-    found = {number: set(averages) for number, averages in state.items() if averages}
+    noted = {number: set(averages) for number, averages in state.items() if averages}
     if hasattr(optimizer, "averages"):
         names = optimizer.averages()
-        return all(own == names[number] for number, own in found.items())
-    return len({frozenset(own) for own in found.values()}) <= 1
+        return all(own_names == names[number] for number, own_names in noted.items())
+    return len({frozenset(own_names) for own_names in noted.values()}) <= 1
 
 
 def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from transfer_cli.batch import Batch
-from transfer_cli.data.loader import PaddingBatch
+from transfer_cli.batch import Batch, PaddingBatch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import full_tensor, is_sharded
 from transfer_cli.errors import DivergedError, listed
@@ -118,13 +117,13 @@ class SkippedSteps:
 
 def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
     """Return which examples a step saw, on all processes."""
-    own = [
+    seen_here = [
         f"{stream} {number}"
         for micro in micro_batches
         for stream, batch in micro.items()
         if not isinstance(batch, PaddingBatch)
         for number in batch["index"].tolist()
     ]
-    gathered = distributed.all_gather_text("\n".join(own))
+    gathered = distributed.all_gather_text("\n".join(seen_here))
     words = [word for text in gathered for word in text.splitlines()]
     return f"examples {listed(words, _SHOWN_EXAMPLES)}"

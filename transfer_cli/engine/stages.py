@@ -107,8 +107,8 @@ class Stages:
         if not self._frozen_eval:
             return
         for module in self._model.modules():
-            own = list(module.parameters())
-            if own and not any(parameter.requires_grad for parameter in own):
+            parameters = list(module.parameters())
+            if parameters and not any(parameter.requires_grad for parameter in parameters):
                 module.eval()
 
     def trainable(self) -> int:
@@ -155,15 +155,15 @@ class Stages:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        found: list[StagePlan] = []
+        spans: list[StagePlan] = []
         begin, last = 0, len(self._planned) - 1
         for number, planned in enumerate(self._planned):
             # The last stage takes the steps that early ends have left.
-            own = planned.end if number == last else begin + planned.end - planned.begin
-            end = self._early.get(number, own)
-            found.append(dataclasses.replace(planned, begin=begin, end=end))
+            full_end = planned.end if number == last else begin + planned.end - planned.begin
+            end = self._early.get(number, full_end)
+            spans.append(dataclasses.replace(planned, begin=begin, end=end))
             begin = end
-        self.spans = tuple(found)
+        self.spans = tuple(spans)
 
     def _apply(self, number: int) -> None:
         self.current = number

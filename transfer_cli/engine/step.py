@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
-from transfer_cli.batch import Batch, size, to_device, with_facts
-from transfer_cli.data.loader import PaddingBatch
+from transfer_cli.batch import Batch, PaddingBatch, size, to_device, with_facts
 from transfer_cli.engine import distributed
+from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import (
     Parallel,
     average_statistics,
     full_tensor,
 )
-from transfer_cli.engine.lanes import Lanes
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
@@ -77,6 +76,42 @@ def loss_sums(
     return sums
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How forward and backward passes are computed.
+
+    Args:
+        precision: Of the forward pass, and the device.
+        parallel: How processes share the model; None: there is one process.
+        lay_out: Adds to a prepared view how it is computed.
+        lanes: What is remembered of running text between steps; None: nothing.
+    """
+
+    precision: Precision
+    parallel: Parallel | None = None
+    lay_out: Callable[[Batch], Batch] = with_facts
+    lanes: CarriedMemory | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """How a gradient moves the weights.
+
+    Args:
+        optimizer: With a parameter group for each layer group.
+        lr_scheduler: Sets the learning rate of each parameter group.
+        clip: Maximum global gradient norm; None for no clipping.
+        max_bad_steps: Skipped steps in a row after which the run fails.
+        penalty: Pulls the weights back to their starting values; already started.
+    """
+
+    optimizer: Optimizer
+    lr_scheduler: LRScheduler
+    clip: float | None
+    max_bad_steps: int
+    penalty: Penalty | None = None
+
+
 class TrainStep:
     """Prepare, forward, backward, clip, update.
 
@@ -89,56 +124,42 @@ class TrainStep:
     Args:
         model: The model to train.
         losses: The losses to minimise.
-        optimizer: With a parameter group for each layer group.
-        lr_scheduler: Sets the learning rate of each parameter group.
         stages: Which weights train at each step.
+        passes: How they are computed.
+        update: How the weights move.
         groups: The layer groups, for errors.
         seed: Seed of everything random.
-        precision: Of the forward pass.
-        clip: Maximum global gradient norm; None for no clipping.
-        max_bad_steps: Skipped steps in a row after which the run fails.
-        penalty: Pulls the weights back to their starting values; already started.
-        parallel: How processes share the model; None: there is one process.
-        lay_out: Adds to a prepared view how it is computed.
-        lanes: What is remembered of running text between steps; None: nothing.
     """
 
-    def __init__(  # noqa: PLR0913 - everything that a step is made of
+    def __init__(
         self,
         model: TransferModel,
         losses: Sequence[Loss],
-        optimizer: Optimizer,
-        lr_scheduler: LRScheduler,
         stages: Stages,
+        passes: Passes,
+        update: Update,
         *,
         groups: Sequence[LayerGroup],
         seed: int,
-        precision: Precision,
-        clip: float | None,
-        max_bad_steps: int,
-        penalty: Penalty | None = None,
-        parallel: Parallel | None = None,
-        lay_out: Callable[[Batch], Batch] = with_facts,
-        lanes: Lanes | None = None,
     ) -> None:
         self.model = model
         self.losses = tuple(losses)
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
+        self.optimizer = update.optimizer
+        self.lr_scheduler = update.lr_scheduler
         self.stages = stages
-        self._forward = parallel or Parallel(model)
+        self._forward = passes.parallel or Parallel(model)
         self._wrapped_in: int | None = None
         self._parameters = dict(model.named_parameters())
         self._seed = seed
-        self._precision = precision
-        self._scaler = precision.scaler()
-        self._clip = clip
-        self._penalty = penalty
-        self._lay_out = lay_out
-        self._lanes = lanes
-        self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
-        late = self._decides_on_device and precision.device.type != "cpu"
-        self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
+        self._precision = passes.precision
+        self._scaler = passes.precision.scaler()
+        self._clip = update.clip
+        self._penalty = update.penalty
+        self._lay_out = passes.lay_out
+        self._lanes = passes.lanes
+        self._decides_on_device = decides_on_device(self.optimizer, model, self._scaler)
+        late = self._decides_on_device and passes.precision.device.type != "cpu"
+        self._skipped = SkippedSteps(groups, update.max_bad_steps, late=late)
         self.counting: Callable[[int], AbstractContextManager[object]] = nullcontext
         """Entered with the number of the stage around what a step computes (`engine.cost`)."""
         self.time_used = 0.0
@@ -229,7 +250,6 @@ class TrainStep:
             self._lanes.load_state_dict(state["lanes"])
 
     def _weights(self, step: int) -> dict[str, float]:
-        """Return the weight of each loss term at a step."""
         return {
             f"{loss.name}/{term}": loss.weight_at(step) * weight
             for loss in self.losses

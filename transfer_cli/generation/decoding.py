@@ -93,7 +93,7 @@ class TokenSampler:
         Each row uses one random number, whatever the probabilities.
         """
         uniform_B1 = torch.stack(
-            [torch.rand(1, generator=each, dtype=torch.float64) for each in self._generators]
+            [torch.rand(1, generator=source, dtype=torch.float64) for source in self._generators]
         )
         cumulative_BV = probabilities_BV.cumsum(1)
         total_B1 = cumulative_BV[:, -1:]

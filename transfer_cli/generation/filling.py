@@ -94,9 +94,9 @@ def fill(
     return [
         [
             Candidate(tokenizer.pieces([token])[0], tokenizer.decode([token]).strip(), share)
-            for token, share in zip(found, shares, strict=True)
+            for token, share in zip(tokens_here, shares, strict=True)
         ]
-        for found, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        for tokens_here, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 

@@ -111,8 +111,8 @@ def say_gaps(
     )
 
 
-def _said(found: Sequence[Tensor]) -> list[Said]:
-    return [Said(each[:, 0].tolist(), each[:, 1].long().tolist()) for each in found]
+def _said(numbers: Sequence[Tensor]) -> list[Said]:
+    return [Said(of_row[:, 0].tolist(), of_row[:, 1].long().tolist()) for of_row in numbers]
 
 
 class ReadBeginning:
@@ -170,7 +170,7 @@ def _read(
     mask_BT = torch.arange(width, device=tokens_BT.device) < lengths_B1
     # What a causal model sees of the padding behind a text is nothing.
     padded = not model.backbone.causal and min(lengths) < width
-    places = [row * width + at - known for row, own in enumerate(rows) for at in own.places]
+    places = [row * width + at - known for row, asked in enumerate(rows) for at in asked.places]
     flat_N = _on_device(model, places)
     asked_N = _on_device(model, [token for row in rows for token in row.asked])
     never_V = None if allowed_V is None else ~allowed_V.to(tokens_BT.device)
@@ -188,11 +188,11 @@ def _read(
         top_ND = whole.readout(states).flatten(0, 1).index_select(0, flat_N)
         table_VD = whole.backbone.token_embedding.weight
         rows = max(1, CHUNK_ELEMENTS["cpu"] // len(table_VD))
-        found = [
+        parts = [
             of(whole.heads[HEAD](part_RD, table_VD), asked_R)
             for part_RD, asked_R in zip(top_ND.split(rows), asked_N.split(rows), strict=True)
         ]
-        return torch.cat(found)
+        return torch.cat(parts)
 
     found_N: Tensor = model(read).cpu()
     if found_N.isnan().any():
@@ -205,23 +205,23 @@ def _batched(
 ) -> list[Found]:
     """Return what is read of each row, in batches of like length."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number].tokens))
-    found: dict[int, Found] = {}
+    results: dict[int, Found] = {}
     with progress("scoring", len(rows), "texts") as more:
         for first in range(0, len(order), batch):
             numbers = order[first : first + batch]
-            found |= zip(numbers, read([rows[number] for number in numbers]), strict=True)
+            results |= zip(numbers, read([rows[number] for number in numbers]), strict=True)
             more(len(numbers))
-    return [found[number] for number in range(len(rows))]
+    return [results[number] for number in range(len(rows))]
 
 
 def _common(rows: Sequence[Sequence[int]]) -> list[int]:
     """Return the tokens that all rows begin with."""
-    found = []
+    beginning = []
     for tokens in zip(*rows, strict=False):
         if len(set(tokens)) > 1:
             break
-        found.append(tokens[0])
-    return found
+        beginning.append(tokens[0])
+    return beginning
 
 
 def _on_device(model: TransferModel, values: Sequence[object]) -> Tensor:

@@ -29,16 +29,21 @@ class PromptLayout:
             not.
         before_text: The token before a text that is no lines; None: none.
         joins_lines: Whether line breaks of a text that is no lines were spaces.
+        answer_end: The token that ends an answer, of a model that was trained on texts with answers
+            and does not go on with the text before one; None: it goes on.
     """
 
     tokenizer: Tokenizer
     has_lines: bool = True
     before_text: int | None = None
     joins_lines: bool = False
+    answer_end: int | None = None
 
     @property
     def text_end(self) -> int | None:
         """The token that ends a text; None if no token does."""
+        if self.answer_end is not None:
+            return self.answer_end
         return None if self.has_lines else self.tokenizer.sep
 
     @property
@@ -49,8 +54,10 @@ class PromptLayout:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a prompt, laid out as in pretraining; its last line stays open.
 
-        They are empty if the tokenizer finds no token in the text.
+        They are empty if the tokenizer finds no token in the text, and before an answer.
         """
+        if self.answer_end is not None:
+            return []
         if self.line_end is None:
             tokens = self.tokenizer.encode(text.replace("\n", " ") if self.joins_lines else text)
             return tokens if self.before_text is None or not tokens else [self.before_text, *tokens]
@@ -59,49 +66,18 @@ class PromptLayout:
 
     def drops_space(self, text: str, tokens: Sequence[int]) -> bool:
         """Return whether a prompt ends in a space that its tokens do not hold."""
-        return text.endswith(" ") and not self.tokenizer.decode(tokens).endswith(" ")
+        goes_on = self.answer_end is None
+        return goes_on and text.endswith(" ") and not self.tokenizer.decode(tokens).endswith(" ")
 
     def may_end(self) -> int:
         """Return the special token that may be generated."""
-        return self.tokenizer.sep
+        return self.tokenizer.sep if self.answer_end is None else self.answer_end
 
     def allowed_tokens(self) -> Tensor:
         """Return `[V]`, True at tokens of text and at `may_end`."""
         size = self.tokenizer.size
         # Some ids may belong to no token.
-        allowed_V = torch.tensor([bool(each) for each in self.tokenizer.pieces(range(size))])
+        allowed_V = torch.tensor([bool(piece) for piece in self.tokenizer.pieces(range(size))])
         allowed_V[sorted(self.tokenizer.special)] = False
         allowed_V[self.may_end()] = True
         return allowed_V
-
-
-@dataclass(frozen=True)
-class AnswerLayout(PromptLayout):
-    """What a model writes that was trained on texts with answers: a text of its own, with an end.
-
-    Args:
-        end: The token that ends an answer.
-    """
-
-    end: int = 0
-
-    @property
-    def text_end(self) -> int:
-        """See `PromptLayout`."""
-        return self.end
-
-    @property
-    def line_end(self) -> None:
-        """See `PromptLayout`."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return nothing: an answer does not go on with the text before it."""
-        return []
-
-    def drops_space(self, text: str, tokens: Sequence[int]) -> bool:
-        """See `PromptLayout`."""
-        return False
-
-    def may_end(self) -> int:
-        """See `PromptLayout`."""
-        return self.end

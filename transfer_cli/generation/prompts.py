@@ -51,16 +51,15 @@ class Template:
     def filled(self, text: str, pair: str | None, label: str) -> str:
         """Return an item."""
         values = {"text": text, "pair": pair or "", "label": label}
-        return _FIELDS.sub(lambda found: values[found[1]], self.item)
+        return _FIELDS.sub(lambda field: values[field[1]], self.item)
 
     def asked(self, items: Sequence[str], text: str, pair: str | None) -> str:
         """Return a prompt up to its answer, after so many items.
 
         The space before the answer is part of the answer: that is how tokens are cut.
         """
-        before = self.item[: self.item.index(LABEL)].rstrip(" ")
         values = {"text": text, "pair": pair or ""}
-        last = _FIELDS.sub(lambda found: values[found[1]], before)
+        last = _FIELDS.sub(lambda field: values[field[1]], self._before.rstrip(" "))
         return self.joined([*items, last])
 
     def joined(self, items: Sequence[str]) -> str:
@@ -69,14 +68,16 @@ class Template:
 
     def answer(self, word: str) -> str:
         """Return a word as an answer: with the space that stands before it."""
-        before = self.item[: self.item.index(LABEL)]
-        return before[len(before.rstrip(" ")) :] + word
+        return self._before[len(self._before.rstrip(" ")) :] + word
 
     @property
     def bare(self) -> str:
         """What asks for the answer, without any text: all between the last text and the label."""
-        before = self.item[: self.item.index(LABEL)]
-        return _FIELDS.split(before)[-1].strip() or before.strip()
+        return _FIELDS.split(self._before)[-1].strip() or self._before.strip()
+
+    @property
+    def _before(self) -> str:
+        return self.item[: self.item.index(LABEL)]
 
 
 def ending_of(encode: Encode, prompt: str, answer: str) -> Ending:
@@ -96,13 +97,13 @@ def draw_shots(labels: Sequence[int], shots: int, seed: int) -> list[int]:
     order = sorted(range(len(labels)), key=[draw() for _ in labels].__getitem__)
     kept: list[int] = []
     for label in sorted(set(labels)):
-        own = [number for number in order if labels[number] == label]
-        if len(own) < shots:
+        of_label = [number for number in order if labels[number] == label]
+        if len(of_label) < shots:
             raise ConfigError(
-                f"prompt.shots: of one label there are only {len(own)} training examples, not "
+                f"prompt.shots: of one label there are only {len(of_label)} training examples, not "
                 f"{shots}; take fewer shots"
             )
-        kept += own[:shots]
+        kept += of_label[:shots]
     return sorted(kept, key=[draw() for _ in labels].__getitem__)
 
 
@@ -134,7 +135,7 @@ def normalised(
 
 def shares(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
     """Return the probability of each label, `[C]`, from the scores of its words."""
-    by_label = np.array([np.logaddexp.reduce(own) for own in scores])
+    by_label = np.array([np.logaddexp.reduce(of_words) for of_words in scores])
     exponential = np.exp(by_label - by_label.max())
     return np.asarray(exponential / exponential.sum(), np.float64)
 

@@ -47,15 +47,15 @@ class SentenceScorer:
         """Return the log-probability of each sentence in nats, and its number of tokens."""
         if isinstance(self._reads, PromptLayout):
             rows = [self._laid_out(text, self._reads) for text in sentences]
-            found = score_endings(self._model, rows, self._batch)
+            scores = score_endings(self._model, rows, self._batch)
             counts = [len(row.tokens) - row.first for row in rows]
-            return [math.fsum(each.tolist()) for each in found], counts
+            return [math.fsum(scores_N.tolist()) for scores_N in scores], counts
         before = self._tokenizer.cls if self._reads == "sentence" else self._tokenizer.sep
         gaps = [list(self._gaps(text, before)) for text in sentences]
-        flat = [gap for own in gaps for gap in own]
-        said = iter(score_gaps(self._model, flat, self._tokenizer.pad, self._batch))
-        sums = [math.fsum(float(next(said)) for _ in own) for own in gaps]
-        return sums, [len(own) for own in gaps]
+        flat = [gap for of_sentence in gaps for gap in of_sentence]
+        scored = iter(score_gaps(self._model, flat, self._tokenizer.pad, self._batch))
+        sums = [math.fsum(float(next(scored)) for _ in of_sentence) for of_sentence in gaps]
+        return sums, [len(of_sentence) for of_sentence in gaps]
 
     def _laid_out(self, text: str, layout: PromptLayout) -> Ending:
         """Return the tokens of a sentence as a causal model reads them."""
@@ -68,13 +68,13 @@ class SentenceScorer:
     def _gaps(self, text: str, before: int) -> Iterator[Gap]:
         """Yield the sentence with each of its tokens hidden in turn."""
         tokenizer = self._tokenizer
-        own = tokenizer.encode(text)
-        tokens = [before, *own, tokenizer.sep]
+        inner = tokenizer.encode(text)
+        tokens = [before, *inner, tokenizer.sep]
         self._check(text, len(tokens), least=3)
-        for place in range(1, len(own) + 1):
+        for place in range(1, len(inner) + 1):
             hidden = tokens.copy()
             hidden[place] = tokenizer.mask
-            for later in range(place + 1, len(own) + 1):
+            for later in range(place + 1, len(inner) + 1):
                 if not self._within_word or tokenizer.starts_word[tokens[later]]:
                     break
                 hidden[later] = tokenizer.mask
@@ -151,21 +151,21 @@ class GroupAccuracy:
 def accuracy_by_group(judged: Sequence[JudgedPair]) -> list[GroupAccuracy]:
     """Return the accuracy of each group, in the order in which they come."""
     groups: dict[str, list[float]] = {}
-    for each in judged:
-        groups.setdefault(each.pair.group, []).append(each.score)
-    found = []
-    for group, own in groups.items():
-        right = math.fsum(own)
-        interval = wilson_interval(round(right), len(own))
-        found.append(GroupAccuracy(group, right / len(own), len(own), *interval))
-    return found
+    for judgement in judged:
+        groups.setdefault(judgement.pair.group, []).append(judgement.score)
+    accuracies = []
+    for group, scores in groups.items():
+        right = math.fsum(scores)
+        interval = wilson_interval(round(right), len(scores))
+        accuracies.append(GroupAccuracy(group, right / len(scores), len(scores), *interval))
+    return accuracies
 
 
 def longer_wins(judged: Sequence[JudgedPair]) -> float | None:
     """Return how often the sentence of more tokens is the likelier; None: all are as long."""
-    found = [
-        each.score if each.more_tokens > 0 else 1 - each.score
-        for each in judged
-        if each.more_tokens
+    scores = [
+        judgement.score if judgement.more_tokens > 0 else 1 - judgement.score
+        for judgement in judged
+        if judgement.more_tokens
     ]
-    return math.fsum(found) / len(found) if found else None
+    return math.fsum(scores) / len(scores) if scores else None

@@ -75,7 +75,7 @@ class StopStrings:
             if self.found is not None:
                 break
             self._pending += letter
-            self.found = next((each for each in self._stops if self._pending.endswith(each)), None)
+            self.found = next((stop for stop in self._stops if self._pending.endswith(stop)), None)
             sure = len(self._pending) - (len(self.found) if self.found else self._begun())
             final, self._pending = final + self._pending[:sure], self._pending[sure:]
         return final

@@ -96,7 +96,7 @@ class TwoKinds:
         ]
         if not given:
             kinds[0] |= _said(settings, "rope_scaling")
-        whole, local = (_rotary(settings, each) for each in kinds)
+        whole, local = (_rotary(settings, angles) for angles in kinds)
         if local.scaling is not None:
             raise settings.wrong("rope_parameters", f"no scaling of {LOCAL}")
         return replace(whole, local_base=local.base)
@@ -105,7 +105,7 @@ class TwoKinds:
         every = settings.value(self.every, self.common, int)
         start = 0 if self.first else every - 1
         order = [block % max(1, every) != start for block in range(depth)]
-        kinds = settings.get("layer_types", [LOCAL if each else GLOBAL for each in order])
+        kinds = settings.get("layer_types", [LOCAL if local else GLOBAL for local in order])
         known = isinstance(kinds, list) and all(kind in (GLOBAL, LOCAL) for kind in kinds)
         if not known or len(kinds) != depth:
             raise settings.wrong("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")

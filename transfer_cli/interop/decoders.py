@@ -198,11 +198,11 @@ class Mistral(Llama):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
-        found = super().shape_fields(settings)
+        fields = super().shape_fields(settings)
         if settings.values.get("sliding_window", _MISTRAL_WINDOW) is None:
-            return found
+            return fields
         window = settings.value("sliding_window", _MISTRAL_WINDOW, int)
-        return {**found, "attention": "window", "window": window}
+        return {**fields, "attention": "window", "window": window}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape."""
@@ -280,8 +280,8 @@ class Gemma3(Llama):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        return {**found, "embedding_scale": found["width"] ** 0.5}
+        fields = super().shape_fields(settings)
+        return {**fields, "embedding_scale": fields["width"] ** 0.5}
 
     def rules_of(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
         """Return the rules; the norm of queries takes up a scale of scores that is not the width's.

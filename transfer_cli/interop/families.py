@@ -8,10 +8,11 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.interop.family import Family
 
 _OURS = {
-    "bert": ("Roberta", "XlmRoberta", "Bert", "DistilBert", "Electra", "Albert", "MPNet"),
-    "modernbert": ("ModernBert",),
+    "encoders": (
+        "Roberta", "XlmRoberta", "Bert", "DistilBert", "Electra", "Albert", "MPNet", "ModernBert",
+    ),
     "decoders": ("Gpt2", "GptNeoX", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"),
-}
+}  # fmt: skip
 """The classes of each module beside this one, in the order in which an export tries them: it takes
 the first that fits, so the family that asks for most comes first."""
 
@@ -36,7 +37,7 @@ def families() -> dict[str, Family]:
 def register_family(kind: _Kind) -> _Kind:
     """Add a family after those that are there; a decorator for classes of a plugin."""
     there = type(_registry().get(kind.model_type, kind()))
-    paths = [f"{each.__module__}.{each.__qualname__}" for each in (kind, there)]
+    paths = [f"{family.__module__}.{family.__qualname__}" for family in (kind, there)]
     if paths[0] != paths[1]:
         raise ConfigError(
             f"{paths[0]}: model_type {kind.model_type!r} is that of {paths[1]}; "

@@ -5,6 +5,7 @@ ours. One table serves both directions.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -163,7 +164,7 @@ ModuleNames = Mapping[str, str | tuple[str, ...]]
 """Names of modules here and there; several there are one above the other here."""
 
 
-class Family:
+class Family(ABC):
     """A family whose models are read and written; no other code asks which family it is.
 
     Attributes:
@@ -236,12 +237,12 @@ class Family:
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of that shape."""
-        found = {**self.fixed, "pooler": self.pooler_activation}
+        fields = {**self.fixed, "pooler": self.pooler_activation}
         for part in self.fields:
-            read = part.read(settings, found)
+            read = part.read(settings, fields)
             check_sizes(read)
-            found |= read
-        return {**found, **self.unsaid}
+            fields |= read
+        return {**fields, **self.unsaid}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape, without vocabulary, labels and names."""
@@ -275,9 +276,9 @@ class Family:
             for kind, rules in heads.items()
         }
 
+    @abstractmethod
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
         """Return the rules of its heads but `TOKEN_HEADS`, by kind."""
-        raise NotImplementedError
 
     def conversions(self, shape: BackboneShape) -> Mapping[str, Conversion]:
         """Return how tensors are stored there that are not so as they are here, by our names.
@@ -302,9 +303,9 @@ class Family:
         for number in range(shape.distinct_blocks):
             theirs = f"{self.blocks}.{number}.{self.within}"
             rules += with_prefix(block, theirs, f"backbone.blocks.{number}.")
-        plain_start = FORMS[shape.residual].plain_start
-        first_norm = "backbone.blocks.0.attention_norm." if plain_start else None
-        return [r for r in rules if not first_norm or not r.ours.startswith(first_norm)]
+        if FORMS[shape.residual].plain_start:
+            rules = [r for r in rules if not r.ours.startswith("backbone.blocks.0.attention_norm.")]
+        return rules
 
     def _rules(self, names: ModuleNames, shape: BackboneShape) -> list[Rule]:
         """Return the rules of those of these modules that a shape has."""
@@ -313,7 +314,7 @@ class Family:
         for ours, theirs in names.items():
             parts = (theirs,) if isinstance(theirs, str) else theirs
             usual = SAME if len(parts) == 1 else CONCATENATED
-            if len(parts) == 3:
+            if len(parts) == 3:  # queries, keys and values
                 usual = stacked([heads, shared, shared])
             for kind in _tensors(ours, shape):
                 name = f"{ours}.{kind}"
@@ -333,11 +334,11 @@ class Family:
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has, as `option=value, not its own value`."""
-        found = {**vars(shape), "embedding_norm": shape.has_embedding_norm}
+        values = {**vars(shape), "embedding_norm": shape.has_embedding_norm}
         fixed = {**COMMON, **self.fixed}
         wrong = [
             f"{name}={value}, not {fixed[name]}"
-            for name, value in found.items()
+            for name, value in values.items()
             if name in fixed and name not in self.varies and value != fixed[name]
         ]
         if shape.pooler not in ("none", self.pooler_activation):

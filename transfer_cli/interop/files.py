@@ -1,18 +1,21 @@
-"""The weights of a published model: one file or several, safetensors or, at need, a pickle."""
+"""The files of a published model, fetched at need; its weights are safetensors or a pickle."""
 
 import json
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from transfer_cli.data.hub_client import MODEL, client
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import LazyTensors, open_tensors, shapes_of, without_values
 from transfer_cli.runs.checkpoint import check_unpacked
+from transfer_cli.runs.directory import HUB
 from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
 
 WEIGHTS = "model.safetensors"
@@ -25,6 +28,25 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 MOST_NAMES = 4
 """How often the numbers of a pickle may stand in its tensors, on average. A table that is also the
 output layer has two names; with a stride of 0, a tensor of gigabytes is one number in the file."""
+
+
+_FILES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
+    "merges.txt", "added_tokens.json", "special_tokens_map.json", "adapter_config.json",
+    "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
+)  # fmt: skip
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+
+
+def fetch(name: str, key: str) -> Path:
+    """Return the folder of `hf:owner/name` or `hf:owner/name@revision`, fetched at need."""
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    with client(MODEL, repository, key, f"has no revision {revision!r}") as library:
+        get = partial(library.snapshot_download, repository, revision=revision or None)
+        folder = Path(str(get(allow_patterns=[*_FILES])))
+        if not holds_weights(folder):
+            folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
+    return folder
 
 
 def holds_weights(folder: Path) -> bool:
@@ -93,8 +115,8 @@ def _join(
         raise CheckpointError(f"{index} cannot be read: {error}") from error
     if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
         raise CheckpointError(f"{index} has no `weight_map` that names the files")
-    found: dict[str, Mapping[str, Tensor]] = {}
-    there = {each.name for each in index.parent.iterdir()}
+    holders: dict[str, Mapping[str, Tensor]] = {}
+    there = {path.name for path in index.parent.iterdir()}
     for file in sorted(set(places.values())):
         if Path(file).name != file:
             raise CheckpointError(f"{index} names {file!r}, which is not beside it")
@@ -104,21 +126,21 @@ def _join(
         lost = sorted(n for n, place in places.items() if place == file and n not in inside)
         if lost:
             raise CheckpointError(f"{index} says that {lost[0]} is in {file}, and it is not")
-        found |= {name: inside for name in inside if places.get(name) == file}
-    return found
+        holders |= {name: inside for name in inside if places.get(name) == file}
+    return holders
 
 
-def _claimed_bytes(found: Any) -> int | None:
+def _claimed_bytes(content: Any) -> int | None:
     """Return what tensors would take, each in memory of its own; None: they are not plain."""
-    if not isinstance(found, Mapping):
+    if not isinstance(content, Mapping):
         return None
     total = 0
-    for each in found.values():
-        if not isinstance(each, Tensor) or each.is_quantized:
+    for tensor in content.values():
+        if not isinstance(tensor, Tensor) or tensor.is_quantized:
             return None
-        if each.layout != torch.strided or not each.is_cpu:
+        if tensor.layout != torch.strided or not tensor.is_cpu:
             return None
-        total += each.numel() * each.element_size()
+        total += tensor.numel() * tensor.element_size()
     return total
 
 
@@ -130,8 +152,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             check_unpacked(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of tensors that are refused below
-            found = torch.load(path, weights_only=True, map_location="cpu")
-        claimed = _claimed_bytes(found)
+            content = torch.load(path, weights_only=True, map_location="cpu")
+        claimed = _claimed_bytes(content)
     except UnreadableError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except Exception as error:  # of many kinds, none of which has built an object
@@ -147,4 +169,4 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             f"{path} has {size:,} bytes, and its tensors would take {claimed:,}: they repeat the "
             f"same numbers; take the model's {WEIGHTS}"
         )
-    return {str(name): tensor for name, tensor in found.items()}
+    return {str(name): tensor for name, tensor in content.items()}

@@ -122,10 +122,12 @@ class Inputs:
             batch = rows.batch(np.arange(len(examples)))
             segment_BT = batch.get("segment", torch.zeros_like(batch["tokens"])) * self.segments
             for number, example in enumerate(examples):
-                found = backend.encode(example.text, example.pair)
+                encoded = backend.encode(example.text, example.pair)
                 real = batch["mask"][number]
-                expected = [each[number][real].tolist() for each in (batch["tokens"], segment_BT)]
-                if [found.ids, found.type_ids] != expected:
+                expected = [
+                    of_rows[number][real].tolist() for of_rows in (batch["tokens"], segment_BT)
+                ]
+                if [encoded.ids, encoded.type_ids] != expected:
                     raise CheckpointError(
                         f"{key}: of a text of {len(tokenizer.encode(example.text)):,} tokens, "
                         "tokenizer.json makes another input than the run reads; nothing is "

@@ -177,8 +177,8 @@ def _forget_origin(model: Any) -> None:
     nodes = list(model.graph.all_nodes())
     outputs = (value for node in nodes for value in node.outputs)
     values = (*model.graph.inputs, *model.graph.initializers.values(), *outputs)
-    for each in (*nodes, *values, model.graph, model):
-        each.metadata_props.clear()
+    for part in (*nodes, *values, model.graph, model):
+        part.metadata_props.clear()
 
 
 def compare(path: Path, output: str, model: TransferModel, objective: Objective | None) -> float:
@@ -196,9 +196,11 @@ def compare(path: Path, output: str, model: TransferModel, objective: Objective 
         given = {"input_ids": batch["tokens"], "attention_mask": batch["mask"].long()}
         if "segment" in batch:
             given["token_type_ids"] = batch["segment"]
-        (found,) = session.run([output], {name: tensor.numpy() for name, tensor in given.items()})
+        (computed,) = session.run(
+            [output], {name: tensor.numpy() for name, tensor in given.items()}
+        )
         expected = _output(model, objective, batch)
-        largest = max(largest, _difference(torch.from_numpy(found), expected, batch["mask"]))
+        largest = max(largest, _difference(torch.from_numpy(computed), expected, batch["mask"]))
     return largest
 
 
@@ -229,16 +231,16 @@ def _output(model: TransferModel, objective: Objective | None, batch: Batch) -> 
     return logits_BTV
 
 
-def _difference(found: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
+def _difference(given: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
     where = f"a batch of {' x '.join(map(str, mask_BT.shape))} tokens"
-    if found.shape != expected.shape:
+    if given.shape != expected.shape:
         raise CheckpointError(
-            f"format=onnx: the graph gives {list(found.shape)} for {where}, the model "
+            f"format=onnx: the graph gives {list(given.shape)} for {where}, the model "
             f"{list(expected.shape)}; nothing is written, try other versions of torch and onnx"
         )
     if expected.ndim == 3:  # an output for each token; padding has none that matters
-        found, expected = found[mask_BT], expected[mask_BT]
-    apart = (found - expected).abs()
+        given, expected = given[mask_BT], expected[mask_BT]
+    apart = (given - expected).abs()
     # Not `any(apart > ...)`: of NaN, every comparison is false.
     if not (apart <= TOLERANCE * (1 + expected.abs())).all():
         raise CheckpointError(

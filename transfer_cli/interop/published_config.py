@@ -49,8 +49,8 @@ class PublishedConfig:
 
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value, with which the model would compute something else than ours."""
-        found = self.values.get(key)
-        if found is not None and found != value:
+        there = self.values.get(key)
+        if there is not None and there != value:
             known = "null" if value is None else repr(value)
             raise self.wrong(key, f"{known}, which is all that is built here")
 
@@ -63,7 +63,7 @@ class PublishedConfig:
     def get(self, key: str, default: Any = None) -> Any:
         """Return whatever a key says; without a default it must be there."""
         value = self.values.get(key)
-        found = default if value is None else value
-        if found is None:
+        answer = default if value is None else value
+        if answer is None:
             raise CheckpointError(f"{self.path} has no {key}, which says how the model is built")
-        return found
+        return answer

@@ -86,8 +86,8 @@ class Published:
         """Return its weights under our names, in float32; without values, on the meta device."""
         rules, vocabulary = {rule.ours: rule for rule in self.rules}, self.description.vocabulary
 
-        def made(found: Mapping[str, Tensor], name: str) -> Tensor:
-            taken = rules[name].conversion.take([found[there] for there in rules[name].theirs])
+        def made(there: Mapping[str, Tensor], name: str) -> Tensor:
+            taken = rules[name].conversion.take([there[theirs] for theirs in rules[name].theirs])
             is_padded = name in TABLES and len(taken) > vocabulary
             return taken[:vocabulary].clone() if is_padded else taken
 
@@ -95,8 +95,8 @@ class Published:
         shapes = {name: made(on_paper, name) for name in rules}
         if not values:
             return shapes
-        found = files.read_tensors(self.folder, self.family.synonyms)
-        return LazyTensors(shapes, partial(made, found))
+        there = files.read_tensors(self.folder, self.family.synonyms)
+        return LazyTensors(shapes, partial(made, there))
 
 
 def is_published(folder: Path) -> bool:
@@ -115,10 +115,10 @@ def open_folder(folder: Path, key: str) -> Published:
         shape = family.shape(settings)
     except ValueError as error:
         raise CheckpointError(f"{settings.path}: {error}") from error
-    found = files.read_tensors(folder, family.synonyms, values=False)
-    there = _Folder(settings, family, shape, found)
+    tensors = files.read_tensors(folder, family.synonyms, values=False)
+    there = _Folder(settings, family, shape, tensors)
     backbone = family.rules_of(settings, shape)
-    if any(name.startswith(f"{family.prefix}.") for name in found):
+    if any(name.startswith(f"{family.prefix}.") for name in tensors):
         backbone = with_prefix(backbone, f"{family.prefix}.")
     there.check_blocks(backbone)
     trained = there.trained()
@@ -133,7 +133,7 @@ def open_folder(folder: Path, key: str) -> Published:
         task=trained.task,
         tokenizer_hash=tokenizer.hash,
     )
-    dropped = found.keys() - {name for rule in rules for name in rule.theirs}
+    dropped = tensors.keys() - {name for rule in rules for name in rule.theirs}
     return Published(
         folder, family, description, tokenizer, rules, tuple(sorted(dropped)),
         longest_input(folder),
@@ -238,18 +238,18 @@ class _Folder:
             }
             if self.family.pooler_activation != "none":
                 heads["pooler"] = Pooler(shape, self.family.pooler_activation)
-            own = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
+            tensors = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
             expected: dict[str, Tensor] = {}
             for rule in rules:
-                parts = rule.conversion.give(own[rule.ours], len(rule.theirs))
+                parts = rule.conversion.give(tensors[rule.ours], len(rule.theirs))
                 expected |= zip(rule.theirs, parts, strict=True)
         for name, tensor in expected.items():
-            found = self.found[name]
-            if tensor.shape != found.shape:
+            given = self.found[name]
+            if tensor.shape != given.shape:
                 raise self._contradiction(name, tensor)
-            if not found.is_floating_point():
+            if not given.is_floating_point():
                 raise CheckpointError(
-                    f"{self.settings.path.parent}: {name} holds numbers of type {found.dtype}, "
+                    f"{self.settings.path.parent}: {name} holds numbers of type {given.dtype}, "
                     "expected float"
                 )
 
@@ -290,16 +290,16 @@ class _Folder:
         # behind it, and have learnt other inputs.
         for kind, trained_by in () if self.family.is_causal else tests:
             if kind in heads and self._has(heads[kind].rules):
-                found = trained_by(heads[kind])
-                if found is not None:
+                trained = trained_by(heads[kind])
+                if trained is not None:
                     shared = () if kind == PRETRAINING else output
-                    return replace(found, rules=(*shared, *found.rules))
+                    return replace(trained, rules=(*shared, *trained.rules))
         usual = heads.get(SEQUENCE_CLASSIFICATION)
         own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (
-            each
+            rules
             for pooler in (self.family.pooler(), own_pooler)
-            for each in (pooler, without_prefix(pooler, f"{self.family.prefix}."))
+            for rules in (pooler, without_prefix(pooler, f"{self.family.prefix}."))
         )
         pooler = next(filter(self._has, poolers), [])
         causal = _node("objectives.causal_lm.CausalLM")
@@ -324,8 +324,8 @@ class _Folder:
             return None
         labels, pooling = self._labels(head), self._pooling()
         if problem == "multi_label_classification":
-            objective = _node("tasks.multilabel.objective.Multilabel", **pooling)
-            task = _node("tasks.multilabel.task.MultilabelTask")
+            objective = _node("tasks.multilabel.Multilabel", **pooling)
+            task = _node("tasks.multilabel.MultilabelTask")
             return _Trained(head.rules, objective, labels, task)
         if len(labels) > 1:
             objective = _node("objectives.classification.Classification", **pooling)
@@ -358,18 +358,18 @@ class _Folder:
         return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)
 
     def _contradiction(self, name: str, expected: Tensor) -> CheckpointError:
-        found = self.found[name]
-        pairs = zip(found.shape, expected.shape, strict=False)
+        there = self.found[name]
+        pairs = zip(there.shape, expected.shape, strict=False)
         sizes = {asked for there, asked in pairs if there != asked} or set(expected.shape)
         keys = [
             f"{key}={value}"
             for key, value in self.settings.values.items()
             if type(value) is int and value in sizes and not key.endswith("_id")
         ]
-        said = f" ({', '.join(keys)})" if keys else ""
+        named = f" ({', '.join(keys)})" if keys else ""
         return CheckpointError(
-            f"{self.settings.path} contradicts the weights: {name} is {list(found.shape)}, and the "
-            f"config asks for {list(expected.shape)}{said}"
+            f"{self.settings.path} contradicts the weights: {name} is {list(there.shape)}, and the "
+            f"config asks for {list(expected.shape)}{named}"
         )
 
     def _labels(self, head: PublishedHead) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     pad = tokenizer.pad
     folds_bias = classifier is not None and not any(r.ours == CLASS_BIAS for r in target.rules)
     if folds_bias:
-        _fold_bias(tensors, target.name)
+        _fold_bias(tensors, target.family.name)
     if classifier is not None and pad == tokenizer.cls:
         pad = len(tensors[TOKENS])
         tensors[TOKENS] = torch.nn.functional.pad(tensors[TOKENS], (0, 0, 0, 1))
@@ -63,7 +63,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     readable_like(folder / files.WEIGHTS, folder)
     config = {
         "architectures": [target.architecture],
-        "model_type": target.model_type,
+        "model_type": target.family.model_type,
         "dtype": "float32",
         "vocab_size": len(tensors[TOKENS]),
         **target.config,
@@ -77,7 +77,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     if classifier is not None and classifier.problem_type is not None:
         config["problem_type"] = classifier.problem_type
     files.dump_json(folder / CONFIG, config)
-    _write_tokenizer(ours, folder, pad, mask_lstrip=target.mask_lstrip)
+    _write_tokenizer(ours, folder, pad, mask_lstrip=target.family.mask_lstrip)
     used = {rule.ours for rule in target.rules}
     again = open_folder(folder, "to").tensors()
     same = {n for n in again if n in tensors and torch.equal(again[n], tensors[n].float())}

@@ -62,29 +62,25 @@ class Target:
     """What a model is written as.
 
     Args:
-        name: What people call it.
-        model_type: What `config.json` calls it.
+        family: Its family.
         architecture: The class that loads it, with its head.
         pipeline: What the hub calls its task.
         rules: Its tensors and ours, with whole names.
         config: Keys of `config.json` that say how it is built.
         constants: Further tensors, by name; see `Family.constants`.
-        mask_lstrip: See `Family`.
     """
 
-    name: str
-    model_type: str
+    family: Family
     architecture: str
     pipeline: str
     rules: Sequence[Rule]
     config: Mapping[str, Any]
-    constants: Mapping[str, Tensor] = field(default_factory=dict)
-    mask_lstrip: bool = False
+    constants: Mapping[str, Tensor]
 
     def describe(self) -> str:
         """Return in words what it is written as."""
-        article = "an" if self.name[0] in "AE" else "a"
-        return f"{article} {self.name} (transformers.{self.architecture})"
+        name = self.family.name
+        return f"{'an' if name[0] in 'AE' else 'a'} {name} (transformers.{self.architecture})"
 
 
 def target_of(ours: Ours, wanted: str | None = None) -> Target:
@@ -101,16 +97,16 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
     if wanted is not None:
         one_of("family", wanted, known)
         known = {name: family for name, family in known.items() if name == wanted}
-    found = {family: _misfits(family, ours) for family in known.values()}
+    misfits = {family: _misfits(family, ours) for family in known.values()}
 
     def distance(family: Family) -> tuple[bool, int, int]:
         turned = family.is_causal != (ours.shape.direction == "causal")
-        return turned, len(family.misfits(ours.shape, ours.tokenizer)), len(found[family])
+        return turned, len(family.misfits(ours.shape, ours.tokenizer)), len(misfits[family])
 
-    best = min(found, key=distance)
-    if not found[best]:
+    best = min(misfits, key=distance)
+    if not misfits[best]:
         return _of_family(best, ours)
-    reasons = f"{best.name}: {'; '.join(found[best])}"
+    reasons = f"{best.name}: {'; '.join(misfits[best])}"
     if wanted is not None:
         raise CheckpointError(f"run: it is no {reasons}. family=null takes what fits")
     fits = all(part.in_graphs for part in ours.added.values())
@@ -124,8 +120,7 @@ def _of_family(family: Family, ours: Ours) -> Target:
     prefix = f"{family.prefix}." if head else ""
     constants = family.constants(ours.shape)
     return Target(
-        name=family.name,
-        model_type=family.model_type,
+        family=family,
         architecture=head.architecture if head else family.base_model,
         pipeline=head.pipeline if head else "feature-extraction",
         rules=rules,
@@ -133,8 +128,7 @@ def _of_family(family: Family, ours: Ours) -> Target:
             **family.config(ours.shape),
             **(family.of_classifier(ours.classifier.pooling) if head and ours.classifier else {}),
         },
-        constants={f"{prefix}{name}": each for name, each in constants.items()},
-        mask_lstrip=family.mask_lstrip,
+        constants={f"{prefix}{name}": tensor for name, tensor in constants.items()},
     )
 
 
@@ -149,10 +143,10 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
         return wrong
     head = family.heads(ours.shape).get(ours.head)
     if ours.head == LANGUAGE_MODEL:
-        own = {name for name in ours.tensors if name.startswith("heads.lm.")}
+        ours_there = {name for name in ours.tensors if name.startswith("heads.lm.")}
         theirs = {rule.ours for rule in head.rules} if head else set()
-        if own and own != theirs:
-            names = ", ".join(sorted(own ^ theirs))
+        if ours_there and ours_there != theirs:
+            names = ", ".join(sorted(ours_there ^ theirs))
             wrong.append(f"the language-model head ({names}; head=false leaves it out)")
         return wrong
     if ours.classifier is not None:
@@ -188,9 +182,9 @@ def _rules(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None
     """Return the rules, with whole names, and the head that goes along."""
     heads = family.heads(ours.shape)
     kinds = (PRETRAINING, LANGUAGE_MODEL) if ours.head == LANGUAGE_MODEL else (ours.head or "",)
-    found = (heads[kind] for kind in kinds if kind in heads)
+    of_family = (heads[kind] for kind in kinds if kind in heads)
     # A model may have come without the head of its pretraining.
-    whole = (each for each in found if all(rule.ours in ours.tensors for rule in each.rules))
+    whole = (h for h in of_family if all(rule.ours in ours.tensors for rule in h.rules))
     head = next(whole, None)
     of_head = list(head.rules) if head else []
     has_place = {rule.ours for rule in of_head}

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from transfer_cli.data.tokenizer import (
+from transfer_cli.data.library_tokenizer import (
     MAX_FILE_BYTES,
-    Tokenizer,
+    LibraryTokenizer,
     check_file,
     check_numbers,
     library_errors,
 )
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, DataError, listed
 from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
@@ -82,7 +83,7 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
         if file.is_file():
             with library_errors(f"{file} is damaged, or no tokenizer"):
                 backend = make(folder, options, rows)
-                return Tokenizer(_with_template(backend, options), str(file))
+                return LibraryTokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
     )
@@ -90,21 +91,21 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
 
 def longest_input(folder: Path) -> int | None:
     """Return the longest input in tokens that `tokenizer_config.json` states; None: none."""
-    found = _object(folder / OPTIONS).get("model_max_length")
+    length = _object(folder / OPTIONS).get("model_max_length")
     # Some files say "no limit" by a number of a hundred bits.
-    return found if type(found) is int and 1 <= found <= MAX_SIZE else None
+    return length if type(length) is int and 1 <= length <= MAX_SIZE else None
 
 
 def _whole(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
     data = read_json(folder / FILE, MAX_FILE_BYTES)
     check_file(data)
-    added = {each.get("content"): each for each in data.get("added_tokens") or []}
-    added |= {each["content"]: each for each in _added_tokens(folder)}
+    added = {token.get("content"): token for token in data.get("added_tokens") or []}
+    added |= {token["content"]: token for token in _added_tokens(folder)}
     data["added_tokens"] = sorted(_with_rows(added.values(), rows, folder), key=_number)
     vocabulary = data["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        for name in added.keys() - {each["content"] for each in data["added_tokens"]}:
+        for name in added.keys() - {token["content"] for token in data["added_tokens"]}:
             vocabulary.pop(name, None)
     normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":
@@ -192,8 +193,8 @@ def _wordpieces(folder: Path, options: Mapping[str, Any], rows: int) -> tokenize
 
 def _has_capitals(vocabulary: Iterable[str]) -> bool:
     """Return whether one in a hundred tokens has some; special ones (`[MASK]`) do not count."""
-    words = [each for each in vocabulary if not each.startswith("[")]
-    return sum(each != each.lower() for each in words) * 100 >= max(1, len(words))
+    words = [piece for piece in vocabulary if not piece.startswith("[")]
+    return sum(piece != piece.lower() for piece in words) * 100 >= max(1, len(words))
 
 
 def _byte_pairs(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
@@ -253,14 +254,14 @@ def _added_tokens(folder: Path) -> list[dict[str, Any]]:
 
 def _described(number: Any, token: Any, folder: Path) -> dict[str, Any]:
     is_number = type(number) is int or (isinstance(number, str) and number.isdecimal())
-    found = token if isinstance(token, dict) else {}
-    given = {key: found[key] for key in _FLAGS if key in found}
-    is_sound = isinstance(found.get("content"), str) and found["content"]
+    options = token if isinstance(token, dict) else {}
+    given = {key: options[key] for key in _FLAGS if key in options}
+    is_sound = isinstance(options.get("content"), str) and options["content"]
     if not is_number or not is_sound or not all(type(flag) is bool for flag in given.values()):
         raise DataError(f"{folder}: the added token {str(token)[:100]!r} is damaged.")
     usual = {"normalized": not given.get("special", False)}
     return {**dict.fromkeys(_FLAGS, False), **usual, **given,
-            "content": found["content"], "id": int(number)}  # fmt: skip
+            "content": options["content"], "id": int(number)}  # fmt: skip
 
 
 def _name(token: Any) -> str | None:
@@ -277,16 +278,16 @@ def _with_rows(
 ) -> list[Mapping[str, Any]]:
     """Return the added tokens that the model has a row for; the others are named."""
     tokens = list(tokens)
-    without = [str(each["content"]) for each in tokens if not 0 <= _number(each) < rows]
+    without = [str(token["content"]) for token in tokens if not 0 <= _number(token) < rows]
     if without:
         log.warning("%s is read without the tokens that its model has no row for: %s",
                     folder, listed(without))  # fmt: skip
-    return [each for each in tokens if 0 <= _number(each) < rows]
+    return [token for token in tokens if 0 <= _number(token) < rows]
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    found = _object(folder / OPTIONS)
-    return {key: value for key, value in found.items() if isinstance(value, str | bool)}
+    options = _object(folder / OPTIONS)
+    return {key: value for key, value in options.items() if isinstance(value, str | bool)}
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -295,9 +296,9 @@ def _object(path: Path) -> dict[str, Any]:
         return {}
     try:
         # Not `read_json`: see `longest_input`.
-        found = json.loads(read_text(path))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise DataError(f"{path} is no JSON object.")
-    return found
+    return content

@@ -16,6 +16,7 @@ from transfer_cli.model.attention_dropout import attend, causal_mask
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.packing import Packing
+from transfer_cli.model.products import DISTANCE, REMEMBERED, Products
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.sparse_attention import SparseView
 
@@ -189,6 +190,22 @@ class SelfAttention(nn.Module):
         out: Tensor = self.output(mixed_BTD)
         return out
 
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """Count projections, distances, pairs and learnt keys; see `Multiplies`."""
+        counted.through(self.packed, REMEMBERED, moves=False)
+        moves = counted.through(self.packed, unit, moves=moves)
+        moves = moves or counted.trains(self.query_norm, self.key_norm)
+        width = self.rows[0]
+        if hasattr(self, "distance"):
+            trains = counted.through(self.distance, DISTANCE, moves=False)
+            for pair in counted.pairs:
+                counted.add(pair, width // len(counted.pairs), moves=moves, trains=trains)
+            moves = moves or trains
+        counted.add_attention(width, moves=moves)
+        if self.prefix is not None:
+            moves = counted.through(self.prefix, unit, moves=moves)
+        return counted.through(self.output, unit, moves=moves)
+
     def _projected(
         self, hidden_BTD: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,7 +256,7 @@ class SelfAttention(nn.Module):
             # Of one token, heads that share keys are like so many tokens: nothing is copied.
             grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
             return self._mix(grouped_BGTW, key, value, inputs).view_as(query)
-        key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
+        key, value = (states.repeat_interleave(self.sharing, dim=1) for states in (key, value))
         return self._mix(query, key, value, inputs)
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:

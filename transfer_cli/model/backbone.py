@@ -21,11 +21,18 @@ from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.patterns import PATTERNS, within_documents, without_padding
 from transfer_cli.model.positions import POSITIONS, count_positions, positions_within
+from transfer_cli.model.products import NEAR, PAIR, Products
 from transfer_cli.model.shape import FORMS, MAX_SIZE, BackboneShape, Direction
+from transfer_cli.model.sparse_attention import parts_of
 
 __all__ = ["MAX_SIZE", "Backbone", "BackboneShape", "Direction", "initialise_plain"]
 
 INITIAL_STD = 0.02
+
+_EMBEDDINGS = (
+    "token_embedding", "new_rows", "new_segments", "position_embedding", "segment_embedding",
+    "embedding_norm",
+)  # fmt: skip
 
 
 class Backbone(nn.Module):
@@ -174,7 +181,7 @@ class Backbone(nn.Module):
         hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
         for place, number in enumerate(self.shape.visits):
             seen = replace(
-                inputs[place],
+                inputs[self.attention_pattern.kinds[place]],
                 kv_cache=None if kv_cache is None else kv_cache.layers[place],
                 memory=remembered[place] if remembered else None,
                 packing=packing,
@@ -223,6 +230,23 @@ class Backbone(nn.Module):
             dropped = self.embedding_projection(dropped)
         return dropped
 
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """See `Multiplies`; what it reads are tokens, which never move."""
+        lender, shape = self.lender, self.shape
+        embeddings = (getattr(lender, name, None) for name in _EMBEDDINGS)
+        moves = counted.trains(*embeddings)
+        if shape.embedding_size != shape.width:
+            moves = counted.through(self.embedding_projection, unit, moves=moves)
+        places = zip(shape.visits, shape.has_window, parts_of(shape), strict=True)
+        for number, has_window, parts in places:
+            counted.pairs = [part.name for part in parts] or [NEAR if has_window else PAIR]
+            before = {name: forward for name, (forward, _) in counted.prices.items()}
+            moves = counted.through(self.blocks[number], unit, moves=moves)
+            if self.blocks[number].recomputed and moves:
+                for name, price in counted.prices.items():
+                    price[1] += price[0] - before.get(name, 0)
+        return moves or counted.trains(self.final_norm if shape.has_final_norm else None)
+
     @property
     def lender(self) -> "Backbone":
         """The backbone whose embeddings it reads: its own, but see `model.borrowing`."""
@@ -249,8 +273,8 @@ class Backbone(nn.Module):
 
     def embeddings_of(self, tokens_BT: Tensor) -> Tensor:
         """Return the embeddings of tokens alone, `[B, T, E]`: without positions and segments."""
-        found: Tensor = self.token_embedding(tokens_BT)
-        return found if self.new_rows is None else found + self.new_rows(tokens_BT)
+        token_BTE: Tensor = self.token_embedding(tokens_BT)
+        return token_BTE if self.new_rows is None else token_BTE + self.new_rows(tokens_BT)
 
 
 def _check_memory(size_bytes: int) -> None:

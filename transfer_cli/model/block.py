@@ -17,7 +17,7 @@ of `post`, and its last sub-layer has no norm after it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from transfer_cli.model.attention import AttentionInputs, SelfAttention
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
+from transfer_cli.model.products import Products
 from transfer_cli.model.shape import BackboneShape
 
 BESIDE = "beside_feed_forward"
@@ -105,6 +106,8 @@ class Block(nn.Module, ABC):
 
     norms_follow: ClassVar[bool] = False
     """Whether `attention_norm` and `feed_forward_norm` come after their sub-layers."""
+    parallel: ClassVar[bool] = False
+    """Whether the feed-forward layer reads the same state as the attention."""
 
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
@@ -166,6 +169,30 @@ class Block(nn.Module, ABC):
         """Return the output of the feed-forward layer, which dropout follows."""
         out: Tensor = self.feed_forward(z)
         return out
+
+    def norms(self) -> tuple[Sequence[nn.Module | None], Sequence[nn.Module | None]]:
+        """Return the norms before both sub-layers, and those that follow them."""
+        norms, none = (self.attention_norm, self.feed_forward_norm), (None, None)
+        return (none, norms) if self.norms_follow else (norms, none)
+
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """See `Multiplies`."""
+        # A norm that follows its sub-layer has no part in what that reads.
+        first, follow = self.norms()
+        read = moves or counted.trains(first[0])
+        attended = counted.through(self.attention, unit, moves=read)
+        attended = counted.through(self.sites["after_attention"], unit, moves=attended)
+        attended = attended or counted.trains(follow[0])
+        between = moves if self.parallel else moves or read or attended
+        between = between or counted.trains(first[1])
+        fed = counted.through(self.feed_forward, unit, moves=between)
+        fed = counted.through(self.sites["after_feed_forward"], unit, moves=fed)
+        fed = fed or counted.trains(follow[1])
+        if BESIDE in self.sites:
+            fed = counted.through(self.sites[BESIDE], unit, moves=between) or fed
+        if BESIDE_BLOCK in self.sites:
+            fed = counted.through(self.sites[BESIDE_BLOCK], unit, moves=read) or fed
+        return attended or fed
 
 
 class PreNormBlock(Block):
@@ -241,6 +268,10 @@ class SandwichBlock(ReorderedBlock):
         self.attention_first_norm = build_norm(shape, shape.width)
         self.feed_forward_first_norm = build_norm(shape, shape.width)
 
+    def norms(self) -> tuple[Sequence[nn.Module | None], Sequence[nn.Module | None]]:
+        """Return the norms before both sub-layers, and those that follow them."""
+        return (self.attention_first_norm, self.feed_forward_first_norm), super().norms()[1]
+
     def reads(self, z: Tensor) -> Tensor:
         """Return the residual stream, normed."""
         read: Tensor = self.attention_first_norm(z)
@@ -255,6 +286,8 @@ class SandwichBlock(ReorderedBlock):
 
 class ParallelBlock(Block):
     """Both sub-layers read the same state, each through its norm."""
+
+    parallel = True
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""

@@ -94,14 +94,14 @@ def completed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors: Of the whole model.
     """
     prefix = f"heads.{name}."
-    own = {n.removeprefix(prefix): each for n, each in tensors.items() if n.startswith(prefix)}
-    return {n: each for n, each in tensors.items() if n.startswith(BORROWED)} | own
+    inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    return {n: t for n, t in tensors.items() if n.startswith(BORROWED)} | inner
 
 
 def as_head(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what `completed` was made of, but for the tables."""
-    own = {n: each for n, each in tensors.items() if not n.startswith(BORROWED)}
-    return {f"heads.{name}.{n}": each for n, each in own.items()}
+    inner = {n: tensor for n, tensor in tensors.items() if not n.startswith(BORROWED)}
+    return {f"heads.{name}.{n}": tensor for n, tensor in inner.items()}
 
 
 def borrower(shape: BackboneShape, lender: Backbone) -> TransferModel:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
+from transfer_cli.model.products import Products
 
 
 class RowChange(Added, ABC):
@@ -29,6 +30,9 @@ class RowChange(Added, ABC):
     @abstractmethod
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
         """Change the output of `linear` at `rows`, in place; `hidden` is its input."""
+
+    def add_products(self, counted: Products, unit: str, *, moves: bool) -> None:
+        """Count what it multiplies of the layer's input; see `model.products`."""
 
     @abstractmethod
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -102,6 +106,15 @@ class EditedLinear(nn.Linear):
         if bias is not None:
             plain.bias = nn.Parameter(bias, requires_grad=self.bias.requires_grad)
         return plain.train(self.training)
+
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """See `Multiplies`."""
+        moves = moves or counted.trains(self.input_factors)
+        size = self.in_features * self.out_features
+        counted.add(unit, size, moves=moves, trains=counted.trains(self.weight))
+        for change in self._changes():
+            change.add_products(counted, unit, moves=moves)
+        return moves or counted.trains(self)
 
     def _changes(self) -> Iterator[RowChange]:
         changes = chain(self.lora.values(), self.factors.values())

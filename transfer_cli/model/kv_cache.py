@@ -58,7 +58,7 @@ class LayerKVCache:
         """Return a cache of the only row's first `length` positions, `rows` times."""
         new = LayerKVCache(max_length, self._keep)
         if self._both is not None:
-            new.extend(*(each[:, :, :length].expand(rows, -1, -1, -1) for each in self._both))
+            new.extend(*(states[:, :, :length].expand(rows, -1, -1, -1) for states in self._both))
         if self._beside is not None:
             new._beside = self._beside.fork(rows, max_length, length)
         return new

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transfer_cli.model.block import Block
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.edited_linear import EditedLinear, RowChange, edited
+from transfer_cli.model.products import Products
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
 
@@ -56,6 +57,12 @@ class LowRank(RowChange):
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
         """Add scale x B A."""
         weight.add_(self.matrix())
+
+    def add_products(self, counted: Products, unit: str, *, moves: bool) -> None:
+        """Count A, then B."""
+        trains = counted.trains(self.down)
+        counted.add(unit, self.down.numel(), moves=moves, trains=trains)
+        counted.add(unit, self.up.numel(), moves=moves or trains, trains=counted.trains(self.up))
 
     def update(self, hidden: Tensor) -> Tensor:
         """Return the update of the layer's output at `rows`."""

@@ -9,6 +9,7 @@ from transfer_cli.model.added import Added
 from transfer_cli.model.attention import AttentionInputs
 from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.backbone import initialise_plain
+from transfer_cli.model.products import Products
 
 
 class SharedProjections(Added):
@@ -57,6 +58,13 @@ class ProjectedAttention(Added):
     def shared(self) -> SharedProjections:
         """V_E and V_D."""
         return self._shared[0]
+
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """See `Multiplies`."""
+        encoded = counted.through(self.shared.encode, unit, moves=moves)
+        projected = counted.through(self.packed, unit, moves=encoded)
+        counted.add_attention(self.shared.encode.out_features, moves=projected)
+        return counted.through(self.shared.decode, unit, moves=projected)
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""

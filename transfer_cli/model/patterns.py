@@ -18,18 +18,22 @@ from transfer_cli.model.sparse_attention import SparseView, parts_of
 
 
 class AttentionPattern(nn.Module, ABC):
-    """Base class of attention patterns; built from a shape, whose direction it follows."""
+    """Base class of attention patterns; built from a shape, whose direction it follows.
+
+    Attributes:
+        kinds: The number of the kind of block at each of the L places.
+    """
 
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.causal = shape.direction == "causal"
-        self.depth = shape.depth
+        self.kinds = [0] * shape.depth
 
     @abstractmethod
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of every block, bottom first; blocks may share one object.
+        """Return the attention inputs of each kind of block.
 
         Args:
             mask_BT: True at real tokens.
@@ -46,7 +50,7 @@ class FullAttention(AttentionPattern):
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return the same inputs for every block."""
+        """Return those of the one kind."""
         if cached:
             seen = cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device)
             inputs = AttentionInputs(seen, earlier=cached)
@@ -56,7 +60,7 @@ class FullAttention(AttentionPattern):
             inputs = AttentionInputs(attention_mask(mask_BT, causal=self.causal))
         else:
             inputs = AttentionInputs(causal=self.causal)
-        return [inputs] * self.depth
+        return [inputs]
 
 
 class WindowAttention(FullAttention):
@@ -68,27 +72,23 @@ class WindowAttention(FullAttention):
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
         self.window = shape.window
-        self.has_window = shape.has_window
+        self.kinds = [int(has_window) for has_window in shape.has_window]
 
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return two kinds of inputs."""
-        inputs = super().forward(mask_BT, padded=padded, cached=cached, prefix_B=prefix_B)
+        """Return those of blocks without a window, and of blocks with one."""
+        (whole,) = super().forward(mask_BT, padded=padded, cached=cached, prefix_B=prefix_B)
         new = mask_BT.shape[1]
         reach = self.window if self.causal else self.window // 2 + 1
         # An exported graph has one form for all lengths.
         if not torch.compiler.is_exporting() and cached + new <= reach:
-            return inputs
+            return [whole, whole]
         near = window_mask(new, cached, self.window, causal=self.causal, device=mask_BT.device)
         if prefix_B is not None and not cached:
             near = near | near.mT  # a prefix sees as far ahead as back
-        seen = inputs[0].attn_mask
-        local = AttentionInputs(near if seen is None else seen & near, earlier=cached)
-        return [
-            local if is_local else each
-            for each, is_local in zip(inputs, self.has_window, strict=True)
-        ]
+        seen = whole.attn_mask
+        return [whole, AttentionInputs(near if seen is None else seen & near, earlier=cached)]
 
 
 class SparseAttention(AttentionPattern):
@@ -99,7 +99,9 @@ class SparseAttention(AttentionPattern):
 
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
-        self.parts = parts_of(shape)
+        parts = parts_of(shape)
+        self.parts = [*dict.fromkeys(parts)]
+        self.kinds = [self.parts.index(of_place) for of_place in parts]
 
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
@@ -115,11 +117,10 @@ class SparseAttention(AttentionPattern):
         can_ask = mask_BT.device.type == "cpu" and not torch.compiler.is_compiling()
         if starts is not None and can_ask and not starts.any():
             starts = None
-        made = {
-            parts: AttentionInputs(sparse=SparseView(parts, starts), earlier=cached)
+        return [
+            AttentionInputs(sparse=SparseView(parts, starts), earlier=cached)
             for parts in self.parts
-        }
-        return [made[parts] for parts in self.parts]
+        ]
 
 
 PATTERNS: dict[str, type[AttentionPattern]] = {
@@ -147,7 +148,7 @@ def within_documents(
     inputs: Sequence[AttentionInputs], document_BT: Tensor, key_document_BS: Tensor
 ) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees keys of its own document alone."""
-    if any(each.sparse for each in inputs):
+    if inputs[0].sparse is not None:
         raise ConfigError(
             "model.attention: strided and fixed see a row as one text; take "
             "data.documents=cross and loop.pack=false, or a model with attention=full or window"
@@ -164,8 +165,8 @@ def without_padding(
     """
     if inputs[0].sparse is not None:
         return [
-            replace(each, sparse=each.sparse and replace(each.sparse, starts=padding_B))
-            for each in inputs
+            replace(kind, sparse=kind.sparse and replace(kind.sparse, starts=padding_B))
+            for kind in inputs
         ]
     place_S = torch.arange(length, device=padding_B.device)
     return _seeing(inputs, (place_S >= padding_B[:, None])[:, None, None])
@@ -174,16 +175,15 @@ def without_padding(
 def _seeing(inputs: Sequence[AttentionInputs], seen: Tensor) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees no other keys, `[B, 1, T, S]`."""
 
-    def narrowed(each: AttentionInputs) -> AttentionInputs:
-        here = seen.tril() if each.causal else seen
-        if each.attn_mask is None:
-            return replace(each, attn_mask=here, causal=False)
-        if each.attn_mask.dtype == torch.bool:
-            return replace(each, attn_mask=each.attn_mask & here)
-        return replace(each, attn_mask=each.attn_mask.masked_fill(~here, -math.inf))
+    def narrowed(kind: AttentionInputs) -> AttentionInputs:
+        here = seen.tril() if kind.causal else seen
+        if kind.attn_mask is None:
+            return replace(kind, attn_mask=here, causal=False)
+        if kind.attn_mask.dtype == torch.bool:
+            return replace(kind, attn_mask=kind.attn_mask & here)
+        return replace(kind, attn_mask=kind.attn_mask.masked_fill(~here, -math.inf))
 
-    made = {id(each): narrowed(each) for each in inputs}
-    return [made[id(each)] for each in inputs]
+    return [narrowed(kind) for kind in inputs]
 
 
 def window_mask(

@@ -59,9 +59,9 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
     rhythms = [(shape.global_every, shape.global_from)]
     rhythms += [(every, first) for every in range(depth + 1) for first in range(max(1, every))]
     for every, first in rhythms:
-        found = replace(shape, depth=depth, global_every=every, global_from=first)
-        if found.has_window == wanted:
-            return found
+        picked = replace(shape, depth=depth, global_every=every, global_from=first)
+        if picked.has_window == wanted:
+            return picked
     said = ", ".join("a window" if local else "none" for local in wanted)
     raise ValueError(
         f"{list(layers)} have no rhythm of attention windows ({said}) that model.global_every and "
@@ -82,5 +82,5 @@ def tensors_of_blocks(tensors: Mapping[str, Tensor], layers: Sequence[int]) -> M
             stored[f"{_BLOCKS}{place[number]}.{rest}"] = name
     shapes = without_values(tensors)
     return LazyTensors(
-        {own: shapes[name] for own, name in stored.items()}, lambda own: tensors[stored[own]]
+        {new: shapes[name] for new, name in stored.items()}, lambda new: tensors[stored[new]]
     )

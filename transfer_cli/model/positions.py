@@ -16,8 +16,6 @@ from transfer_cli.model.attention import AttentionInputs, RelativeScores
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.shape import BackboneShape, Rotary, RotaryScaling
 
-Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
 
 class Positions(nn.Module):
     """Base class of position kinds; built from a `BackboneShape`."""
@@ -29,7 +27,7 @@ class Positions(nn.Module):
     def attend(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each block with positions added; by default unchanged.
+        """Return the attention inputs of each kind of block with positions; by default unchanged.
 
         A kind that rotates queries and keys sets `rotate`; a kind that adds to the scores makes
         `attn_mask` a float mask.
@@ -78,7 +76,7 @@ class RotaryPositions(Positions):
 
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
-        rotary, self.has_window = shape.rotary, shape.has_window
+        rotary, self.has_windows = shape.rotary, shape.attention == "window"
         for name, angles in (("frequency", rotary), ("local_frequency", rotary.local)):
             frequency_F = rotary_frequencies(angles, shape.head_size)
             self.register_buffer(name, frequency_F, persistent=False)
@@ -86,17 +84,18 @@ class RotaryPositions(Positions):
     def attend(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each block with a rotation."""
-        whole, local = (
-            _rotation(position_BT, each) for each in (self.frequency, self.local_frequency)
-        )
-        return [
-            replace(each, rotate=local if is_local else whole)
-            for each, is_local in zip(inputs, self.has_window, strict=True)
-        ]
+        """Return the attention inputs of each kind of block with a rotation."""
+        whole = _rotation(position_BT, self.frequency)
+        if not self.has_windows:
+            return [replace(kind, rotate=whole) for kind in inputs]
+        without, within = inputs
+        local = _rotation(position_BT, self.local_frequency)
+        return [replace(without, rotate=whole), replace(within, rotate=local)]
 
 
-def _rotation(position_BT: Tensor, frequency_F: Tensor) -> Rotation:
+def _rotation(
+    position_BT: Tensor, frequency_F: Tensor
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     # In float32: half precision would round large positions.
     angle_B1TF = position_BT[:, None, :, None].float() * frequency_F.float()
     cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
@@ -109,7 +108,7 @@ def _turned(states_BHTW: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
     pairs = cos_B1TF.shape[-1]
     first, second, rest = states_BHTW.tensor_split((pairs, 2 * pairs), dim=-1)
     turned = (first * cos_B1TF - second * sin_B1TF, second * cos_B1TF + first * sin_B1TF)
-    return torch.cat([*(each.to(rest.dtype) for each in turned), rest], dim=-1)
+    return torch.cat([*(half.to(rest.dtype) for half in turned), rest], dim=-1)
 
 
 class RelativeBias(LearnedPositions):
@@ -130,9 +129,10 @@ class RelativeBias(LearnedPositions):
     def attend(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each block with the biases in their masks."""
-        masks = {id(each): self._mask(each, position_BT) for each in inputs}
-        return [replace(each, attn_mask=masks[id(each)], causal=False) for each in inputs]
+        """Return the attention inputs of each kind of block with the biases in their masks."""
+        return [
+            replace(kind, attn_mask=self._mask(kind, position_BT), causal=False) for kind in inputs
+        ]
 
     def _mask(self, inputs: AttentionInputs, position_BT: Tensor) -> Tensor:
         """Return floats to add to the scores, broadcast to `[B, H, T, S]`."""
@@ -179,12 +179,12 @@ class RelativePositions(Positions):
     def attend(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each block with what distances add to its scores."""
+        """Return the attention inputs of each kind of block with what distances add to scores."""
         keys = inputs[0].earlier + position_BT.shape[1]
         place_S = torch.arange(keys - 1, -1, -1, device=position_BT.device)
         distance_SD: Tensor = self.drop(distances(place_S, self.width).to(self.content.dtype))
         relative = RelativeScores(self.content, self.position, distance_SD)
-        return [replace(each, relative=relative) for each in inputs]
+        return [replace(kind, relative=relative) for kind in inputs]
 
 
 POSITIONS: dict[str, type[Positions]] = {

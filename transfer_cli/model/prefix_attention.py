@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import INITIAL_STD
+from transfer_cli.model.products import PLACE, Products
 
 
 class PrefixAttention(Added):
@@ -40,13 +41,21 @@ class PrefixAttention(Added):
         for drawn in (self.key, self.value):
             nn.init.normal_(drawn, std=INITIAL_STD)
 
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """Count scores, then sums of values; of both, what is learnt and what it multiplies."""
+        _, length, head_width = self.key.shape
+        size, own = self.gate.numel() * length * head_width, counted.trains(self)
+        counted.add(PLACE, size, moves=moves, trains=moves or own)
+        counted.add(PLACE, size, moves=moves or own, trains=moves or own)
+        return moves or own
+
     def forward(self, query_BHTW: Tensor) -> Tensor:
         """Return what is added to the mixed values, `[B, H, T, W]`."""
         batch, heads = query_BHTW.shape[:2]
         sharing = heads // self.key.shape[0]
         key, value = (
-            each.to(query_BHTW.dtype).repeat_interleave(sharing, dim=0).expand(batch, -1, -1, -1)
-            for each in (self.key, self.value)
+            learned.to(query_BHTW.dtype).repeat_interleave(sharing, dim=0).expand(batch, -1, -1, -1)
+            for learned in (self.key, self.value)
         )
         attended = F.scaled_dot_product_attention(query_BHTW, key, value)
         return self.gate.tanh().to(attended.dtype)[:, None, None] * attended

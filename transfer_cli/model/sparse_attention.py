@@ -101,9 +101,9 @@ class Window(SparsePart):
         batch, _, length, _ = query.shape
         if length <= self.block:
             return attend(query, key, value, causal=True, dropout=dropout)
-        near = [self._with_previous(self.cut(each)) for each in (key, value)]
+        near = [self._with_previous(self.cut(states)) for states in (key, value)]
         # A batch of heads, each of which has N sequences beside each other, as others have heads.
-        cut = (each.flatten(0, 1) for each in (self.cut(query), *near))
+        cut = (states.flatten(0, 1) for states in (self.cut(query), *near))
         mixed = attend(*cut, attn_mask=self._mask(length, query.device), dropout=dropout)
         return self.joined(mixed.unflatten(0, (batch, -1)), length)
 
@@ -141,7 +141,7 @@ class Stride(SparsePart):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         """Return what l sequences of N make of themselves."""
-        apart = (self.cut(each).transpose(2, 3).flatten(0, 1) for each in (query, key, value))
+        apart = (self.cut(states).transpose(2, 3).flatten(0, 1) for states in (query, key, value))
         mixed = attend(*apart, causal=True, dropout=dropout).unflatten(0, (len(query), -1))
         return self.joined(mixed.transpose(2, 3), query.shape[2])
 
@@ -170,7 +170,7 @@ class OwnBlock(SparsePart):
         batch, _, length, _ = query.shape
         if length <= self.block:
             return attend(query, key, value, causal=True, dropout=dropout)
-        apart = (self.cut(each).flatten(0, 1) for each in (query, key, value))
+        apart = (self.cut(states).flatten(0, 1) for states in (query, key, value))
         mixed = attend(*apart, causal=True, dropout=dropout)
         return self.joined(mixed.unflatten(0, (batch, -1)), length)
 
@@ -227,8 +227,8 @@ class Summary(SparsePart):
         if length > self.block:
             before = (self.blocks(length) - 1) * self.block
             gathered = (
-                self.cut(each[:, :, :before])[..., -self.count :, :].flatten(2, 3)
-                for each in (key, value)
+                self.cut(states[:, :, :before])[..., -self.count :, :].flatten(2, 3)
+                for states in (key, value)
             )
             place = torch.arange(length - self.block, device=query.device)[:, None]
             of_block = torch.arange(before // self.block, device=query.device)
@@ -280,9 +280,9 @@ class SparseView:
         states = [query, key, value]
         if self.starts is not None:
             # What is before a text comes after it, where no position of it looks.
-            states = [_shifted(each, self.starts) for each in states]
+            states = [_shifted(tensor, self.starts) for tensor in states]
         takes_flex = query.is_cuda and query.shape[-1] >= FLEX_WIDTH
-        of_parts = (each.chunk(len(self.parts), dim=1) for each in states)
+        of_parts = (tensor.chunk(len(self.parts), dim=1) for tensor in states)
         mixed = [
             by_flex(part, own_query, own_key, own_value)
             if part.needs_mask and takes_flex and not dropout

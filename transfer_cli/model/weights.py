@@ -87,7 +87,7 @@ class ModelDescription:
             decide (`tasks.base.task_of`).
         pairs: Whether the running text that it was trained on was in pairs, laid out as labelled
             texts are, and not in lines.
-        lines: What becomes of line breaks in running text, see `data.text_split.LineRule`; None: it
+        lines: What becomes of line breaks in running text, see `data.documents.LineRule`; None: it
             is of an earlier version, for which the separator stood for each.
 
     Raises:
@@ -136,8 +136,9 @@ def readable_like(path: Path, folder: Path) -> None:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors in `folder`."""
-    read_shapes(folder)
-    return tensors_of(folder / WEIGHTS)
+    read_shapes(folder)  # which refuses what cannot be
+    with _reading(folder / WEIGHTS):
+        return load_file(folder / WEIGHTS)
 
 
 def read_shapes(folder: Path) -> dict[str, Tensor]:
@@ -155,13 +156,6 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
         f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
         "one of its checkpoints/"
     )
-
-
-def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file."""
-    with _reading(path):
-        shapes_of(path)
-        return load_file(path)
 
 
 class LazyTensors(Mapping[str, Tensor]):
@@ -256,11 +250,11 @@ def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[s
             raise ValueError(f"its list of tensors has {header:,} bytes")
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - no mapping
-                found = file.get_slice(name)
-                kind = found.get_dtype()
+                part = file.get_slice(name)
+                kind = part.get_dtype()
                 if kind not in dtypes:
                     raise CheckpointError(f"{path} holds numbers of type {kind}; expected F32")
-                shapes[name] = torch.empty(found.get_shape(), dtype=dtypes[kind], device="meta")
+                shapes[name] = torch.empty(part.get_shape(), dtype=dtypes[kind], device="meta")
     return shapes
 
 
@@ -285,9 +279,9 @@ def load_strictly(
     leave_out: Set[str] = frozenset(),
 ) -> None:
     """Load weights of the same model, which hold every tensor but those to leave out."""
-    own = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
-    wrong = sorted(own.keys() ^ tensors.keys())
-    wrong += sorted(n for n in own.keys() & tensors.keys() if not _fits(own[n], tensors[n]))
+    wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
+    wrong = sorted(wanted.keys() ^ tensors.keys())
+    wrong += sorted(n for n in wanted.keys() & tensors.keys() if not _fits(wanted[n], tensors[n]))
     if wrong:
         raise CheckpointError(
             f"{source} does not fit this model: {listed(wrong)} missing, left over "
@@ -303,31 +297,31 @@ def load_pretrained(
 
     On the meta device it only returns the report.
     """
-    own, shapes = model.state_dict(), without_values(tensors)
-    fits = {n for n in own.keys() & tensors.keys() if _fits(own[n], shapes[n])}
-    lost = sorted(n for n in own if n.startswith("backbone.") and n not in fits)
+    wanted, shapes = model.state_dict(), without_values(tensors)
+    fits = {n for n in wanted.keys() & tensors.keys() if _fits(wanted[n], shapes[n])}
+    lost = sorted(n for n in wanted if n.startswith("backbone.") and n not in fits)
     if lost:
         raise CheckpointError(
             f"{source} does not fill this model's backbone: {listed(lost)} missing or of another "
             "shape; leave model= out to take the pretrained model's own"
         )
-    over = sorted(n for n in tensors if n.startswith(("backbone.", "readout.")) and n not in own)
+    over = sorted(n for n in tensors if n.startswith(("backbone.", "readout.")) and n not in wanted)
     if over:
         raise CheckpointError(
             f"{source} holds {listed(over)}, which the description of its model does not have; "
             "start from the run itself, whose model/ is whole"
         )
     # A head is loaded completely or not at all: a part of an old classifier is useless.
-    named = own.keys() | tensors.keys()
+    named = wanted.keys() | tensors.keys()
     broken = {_head(n) for n in named if n.startswith("heads.") and n not in fits}
     loaded = {n for n in fits if _head(n) not in broken}
     with torch.no_grad():
         for name in sorted(loaded):
-            if not own[name].is_meta:
-                own[name].copy_(tensors[name])
+            if not wanted[name].is_meta:
+                wanted[name].copy_(tensors[name])
     return LoadReport(
         loaded=tuple(sorted(loaded)),
-        new=tuple(sorted(own.keys() - loaded)),
+        new=tuple(sorted(wanted.keys() - loaded)),
         dropped=tuple(sorted(tensors.keys() - loaded)),
     )
 
@@ -350,16 +344,16 @@ def read_description(folder: Path) -> ModelDescription:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
-def _description(found: dict[str, Any]) -> ModelDescription:
+def _description(content: dict[str, Any]) -> ModelDescription:
     for name in ("shape", "vocabulary", "objective", "labels", "tokenizer_hash"):
-        found[name]  # a KeyError names it
+        content[name]  # a KeyError names it
     # Not built here: whoever reads a description may need none of these classes.
-    nodes = {name: found.pop(name) for name in _NODES if name in found}
-    return build(found, "model", ModelDescription, **nodes)
+    nodes = {name: content.pop(name) for name in _NODES if name in content}
+    return build(content, "model", ModelDescription, **nodes)
 
 
-def _fits(own: Tensor, found: Tensor) -> bool:
-    return own.shape == found.shape and own.is_floating_point() == found.is_floating_point()
+def _fits(wanted: Tensor, given: Tensor) -> bool:
+    return wanted.shape == given.shape and wanted.is_floating_point() == given.is_floating_point()
 
 
 def _head(name: str) -> str | None:

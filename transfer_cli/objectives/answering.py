@@ -68,7 +68,6 @@ class Answering(Objective):
     # --- what follows -----------------------------------------------------------------------
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of targets."""
         return {"loss": int(self.targets(batch).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -149,7 +148,7 @@ class UnitObjective(Answering):
         """Return scores that say less, or more below 1."""
         return scores_NC / temperature
 
-    def sureness(self, scores_NC: Tensor) -> Tensor:
+    def confidence(self, scores_NC: Tensor) -> Tensor:
         """Return the probability of what the scores say first, `[N]`."""
         return scores_NC.softmax(1).amax(1)
 

@@ -44,19 +44,13 @@ class BesideMainHead(Objective, Generic[Main]):
 
     @property
     def training_heads(self) -> Set[str]:
-        """All of its heads."""
         return {other.head for other in self.beside_main.values() if other.head is not None}
 
     @abstractmethod
     def main_of(self, info: TaskInfo) -> Main:
-        """Return the main objective.
-
-        Raises:
-            ConfigError: There cannot be heads like its own.
-        """
+        """Return the main objective, or refuse one that heads cannot be like."""
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run."""
         super().setup(info)
         self.main = self.main_of(info)
         self.keeps_tokens = self.main.keeps_tokens
@@ -69,11 +63,10 @@ class BesideMainHead(Objective, Generic[Main]):
             )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the heads, and what they share with the main one."""
-        found: dict[str, nn.Module] = {}
+        modules: dict[str, nn.Module] = {}
         for other in self.beside_main.values():
-            found |= other.modules(backbone)
-        return found
+            modules |= other.modules(backbone)
+        return modules
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Decide as the main objective does."""
@@ -90,8 +83,8 @@ class BesideMainHead(Objective, Generic[Main]):
     ) -> dict[str, float]:
         """Return the mean over the terms, and each; terms that count nothing are left out."""
         means = {term: float(totals[term]) / count for term, count in counts.items() if count}
-        found = {f"loss/{term}": mean for term, mean in means.items()}
-        return {"loss": sum(means.values()) / max(1, len(means)), **found}
+        losses = {f"loss/{term}": mean for term, mean in means.items()}
+        return {"loss": sum(means.values()) / max(1, len(means)), **losses}
 
 
 def _like(main: Main, name: str) -> Main:
@@ -130,15 +123,12 @@ class CrossView(BesideMainHead[UnitObjective]):
 
     @property
     def terms(self) -> Sequence[str]:
-        """The views."""
         return self.views
 
     def main_of(self, info: TaskInfo) -> UnitObjective:
-        """See `BesideMainHead`."""
         return main_of(info)
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run."""
         super().setup(info)
         self.keeps_tokens = False  # its further passes need them
         self._ordinary_V = torch.ones(info.vocabulary.size, dtype=torch.bool)
@@ -154,16 +144,16 @@ class CrossView(BesideMainHead[UnitObjective]):
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with masks of the halves, and with tokens of which some are hidden."""
-        found = dict(batch)
+        views = dict(batch)
         if "masked" in self.views:
-            found["tokens_masked"], _ = self._hide(batch, noise)
+            views["tokens_masked"], _ = self._hide(batch, noise)
         ordinary_BT = batch["mask"] & self._ordinary_V[batch["tokens"]]
         place_BT, count_B1 = ordinary_BT.cumsum(-1), ordinary_BT.sum(-1, keepdim=True)
         half_B1 = (count_B1 + 1) // 2  # the one in the middle is in both, so that neither is empty
         hidden = {"left": place_BT > half_B1, "right": place_BT <= count_B1 - half_B1}
         for side in hidden.keys() & set(self.views):
-            found[f"mask_{side}"] = batch["mask"] & ~(ordinary_BT & hidden[side])
-        return found
+            views[f"mask_{side}"] = batch["mask"] & ~(ordinary_BT & hidden[side])
+        return views
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts, questions or words that each view sees."""
@@ -177,15 +167,15 @@ class CrossView(BesideMainHead[UnitObjective]):
         # A pass of its own without gradients: another loss may need those of `encoded`.
         with torch.no_grad():
             target_NC = self.main.scores(model, batch, Encoding(model, batch))
-        found = {}
+        sums = {}
         for view, beside in self.beside_main.items():
             part = view_of(batch, view)
             each_N = self.main.divergence(
                 target_NC, beside.scores(model, part, Encoding(model, part))
             )
             is_seen_N = self._units_in(view, batch)
-            found[view] = torch.where(is_seen_N, each_N, 0).sum()
-        return found
+            sums[view] = torch.where(is_seen_N, each_N, 0).sum()
+        return sums
 
 
 class SliceHeads(BesideMainHead[Objective]):
@@ -206,11 +196,9 @@ class SliceHeads(BesideMainHead[Objective]):
 
     @property
     def terms(self) -> Sequence[str]:
-        """The names of the slices."""
         return tuple(self.parts)
 
     def main_of(self, info: TaskInfo) -> Objective:
-        """See `BesideMainHead`."""
         if info.main is None:
             raise ConfigError(
                 "objective: slices are a further loss; take +objective@losses.slices=slice_heads"
@@ -223,27 +211,26 @@ class SliceHeads(BesideMainHead[Objective]):
         return f"slices_{self.info.name}"
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Prepare as the main objective does."""
         return self.main.prepare(batch, noise)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of targets in each slice; 0 where no example is in it."""
-        found = {}
+        counts = {}
         for term, member_B in self._members(batch):
             kept = {key: value[member_B] for key, value in batch.items() if value.dim()}
-            found[term] = self.main.counts(kept)["loss"]
-        return found
+            counts[term] = self.main.counts(kept)["loss"]
+        return counts
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the loss of each slice's head, summed over its examples."""
-        found = {}
+        sums = {}
         for term, member_B in self._members(batch):
             results = self.beside_main[term].example_results(model, batch, encoded)
             if results is None:
                 name = type(self.main).__name__
                 raise RunError(f"losses.{self.info.name}: {name} has no loss of single examples")
-            found[term] = torch.where(member_B, results.loss, 0).sum()
-        return found
+            sums[term] = torch.where(member_B, results.loss, 0).sum()
+        return sums
 
     def _members(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         if self.key not in batch:

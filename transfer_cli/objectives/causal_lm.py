@@ -57,9 +57,9 @@ class CausalLM(LanguageModel):
         each end of line.
         """
         nats, tokens = float(totals["loss"]), counts["loss"]
-        found = {"loss": nats / tokens, "token_perplexity": exponential(nats / tokens)}
+        measures = {"loss": nats / tokens, "token_perplexity": exponential(nats / tokens)}
         if text.words:
-            found["word_perplexity"] = exponential(nats / text.words)
+            measures["word_perplexity"] = exponential(nats / text.words)
         if text.size_bytes:
-            found["bits_per_byte"] = nats / (math.log(2) * text.size_bytes)
-        return found
+            measures["bits_per_byte"] = nats / (math.log(2) * text.size_bytes)
+        return measures

@@ -91,17 +91,14 @@ class Classification(SequenceObjective):
         return {"loss": 1.0} if self.annealing is None else {"loss": 1.0, "share_kept": 0.0}
 
     def on_step(self, progress: float) -> None:
-        """Let annealing go on."""
         self._progress = progress
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of texts."""
         count = size(batch)
         return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
 
     @property
     def num_outputs(self) -> int:
-        """The number of labels."""
         return len(self.info.labels)
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -117,7 +114,6 @@ class Classification(SequenceObjective):
         return {"loss": torch.where(kept_B, loss_B, 0).sum(), "share_kept": kept_B.sum()}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of each label."""
         return F.cross_entropy(outputs, batch["label"], reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -125,13 +121,15 @@ class Classification(SequenceObjective):
 
         Of very many labels `[3, C]`: how often each was predicted rightly, given, and predicted.
         """
-        classes, said_B, label_B = outputs.shape[1], outputs.argmax(1), batch["label"]
+        classes, predicted_B, label_B = outputs.shape[1], outputs.argmax(1), batch["label"]
         loss = F.cross_entropy(outputs, label_B, reduction="sum")
         if classes <= MOST_IN_CONFUSION:
-            cells = occurrences(label_B * classes + said_B, classes**2)
+            cells = occurrences(label_B * classes + predicted_B, classes**2)
             return {"loss": loss, "confusion": cells.view(classes, classes)}
-        right_B = torch.where(said_B == label_B, label_B, classes)
-        counts = [occurrences(number_B, classes + 1) for number_B in (right_B, label_B, said_B)]
+        right_B = torch.where(predicted_B == label_B, label_B, classes)
+        counts = [
+            occurrences(number_B, classes + 1) for number_B in (right_B, label_B, predicted_B)
+        ]
         return {"loss": loss, "labels": torch.stack(counts)[:, :classes]}
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -143,25 +141,24 @@ class Classification(SequenceObjective):
         return {"label": outputs.argmax(1), "probability": outputs.softmax(1).amax(1)}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return each text's label and the predicted one."""
         names = self.info.labels
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
-        return [(names[wanted], names[said]) for wanted, said in both]
+        return [(names[wanted], names[predicted]) for wanted, predicted in both]
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return loss, accuracy, error rate in percent, macro-F1 and each class's accuracy."""
         if "labels" in totals:
-            right, given, said = totals["labels"].double()
+            right, given, predicted = totals["labels"].double()
         else:
             confusion = totals["confusion"].double()
-            right, given, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+            right, given, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
         all_right, total = float(right.sum()), float(given.sum())
         # As in sklearn's macro average, a class that is neither given nor predicted has no F1.
-        occurs = given + said > 0
-        f1 = 2 * right[occurs] / (given + said)[occurs]
-        found = {
+        occurs = given + predicted > 0
+        f1 = 2 * right[occurs] / (given + predicted)[occurs]
+        measures = {
             "loss": float(totals["loss"]) / counts["loss"],
             "accuracy": all_right / total,
             # Rounded once: 14, not 14.000000000000002.
@@ -170,14 +167,14 @@ class Classification(SequenceObjective):
         }
         judged_by = self._judged_by()
         if judged_by == "matthews":
-            found["matthews"] = matthews(right, given, said)
+            measures["matthews"] = matthews(right, given, predicted)
         elif judged_by == "f1":
-            below = float(given[1] + said[1])
-            found["f1"] = 2 * float(right[1]) / below if below else 0.0
+            below = float(given[1] + predicted[1])
+            measures["f1"] = 2 * float(right[1]) / below if below else 0.0
         for name, hit, all_of in zip(self.info.labels, right, given, strict=True):
             if all_of:
-                found[f"accuracy/{name}"] = float(hit / all_of)
-        return found
+                measures[f"accuracy/{name}"] = float(hit / all_of)
+        return measures
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return what runs are judged by first: the error rate, if the task names no other."""
@@ -194,7 +191,7 @@ class Classification(SequenceObjective):
         return getattr(info and info.task, "judged_by", "error_rate")
 
 
-def matthews(right_C: Tensor, given_C: Tensor, said_C: Tensor) -> float:
+def matthews(right_C: Tensor, given_C: Tensor, predicted_C: Tensor) -> float:
     """Return the correlation of labels and answers (Matthews 1975; Gorodkin 2004).
 
     It is 0 where all labels, or all answers, are the same.
@@ -202,9 +199,9 @@ def matthews(right_C: Tensor, given_C: Tensor, said_C: Tensor) -> float:
     Args:
         right_C: How often each label was answered rightly.
         given_C: How often it was given.
-        said_C: How often it was the answer.
+        predicted_C: How often it was the answer.
     """
     whole = given_C.sum()
-    both = right_C.sum() * whole - given_C @ said_C
-    below = (whole**2 - given_C @ given_C) * (whole**2 - said_C @ said_C)
+    both = right_C.sum() * whole - given_C @ predicted_C
+    below = (whole**2 - given_C @ given_C) * (whole**2 - predicted_C @ predicted_C)
     return float(both / below.sqrt()) if below > 0 else 0.0

@@ -42,11 +42,9 @@ class LanguageModel(Objective):
         """Return the batch with `target`, `IGNORE` where nothing is predicted."""
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         return {HEAD: LanguageModelHead(backbone.shape, backbone.vocabulary)}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of targets."""
         return {"loss": int((batch["target"] != IGNORE).sum())}
 
     def head_rows(self, batch: Batch) -> dict[str, int]:
@@ -101,15 +99,15 @@ class LanguageModel(Objective):
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return the last few targets of each text, and the most likely token at each."""
-        found = []
+        samples = []
         for tokens_T, mask_T, target_T, top_TD in zip(
             batch["tokens"], batch["mask"], batch["target"], encoded.top, strict=True
         ):
             places = (target_T != IGNORE).nonzero().squeeze(1)[-SHOWN_PLACES:]
             logits_NV = model.heads[HEAD](top_TD[places], model.backbone.token_embedding.weight)
-            wanted, said = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
-            found.append(Sample(tokens_T[mask_T].tolist(), wanted, said))
-        return found
+            wanted, predicted = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
+            samples.append(Sample(tokens_T[mask_T].tolist(), wanted, predicted))
+        return samples
 
 
 def draw_tokens(logits_NV: Tensor, draw_N: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Legend: N texts, questions or words; C labels, choices or numbers.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,6 @@ class OfMainHead(Objective):
     main: UnitObjective
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run."""
         super().setup(info)
         self.main = main_of(info)
         any_text = self.main.units_are_examples
@@ -64,7 +64,6 @@ class OfMainHead(Objective):
         return self.main.pooling_of(model)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of units."""
         return {"loss": self.main.num_units(batch)}
 
 
@@ -118,7 +117,6 @@ class Consistency(OfMainHead):
             self._perturb.setup(info)
 
     def on_data(self, data: Dataset) -> None:
-        """Let the perturbation count tokens."""
         if self._perturb is not None:
             self._perturb.on_data(data)
 
@@ -145,7 +143,7 @@ class Consistency(OfMainHead):
             back_N = main.divergence(other_NC, scores_NC)
             each_N = (each_N + back_N) / 2
         if self.confidence:
-            each_N = torch.where(main.sureness(scores_NC) > self.confidence, each_N, 0)
+            each_N = torch.where(main.confidence(scores_NC) > self.confidence, each_N, 0)
         return {"loss": each_N.sum()}
 
 
@@ -179,6 +177,11 @@ class Distillation(OfMainHead):
             raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
         if self.hard:
             self.temperature = 1.0
+
+    @property
+    def teacher_runs(self) -> Sequence[str]:
+        """See `Objective`."""
+        return self.teachers
 
     @property
     def key(self) -> str:
@@ -217,4 +220,4 @@ class Distillation(OfMainHead):
     def _kept(self, answers_NC: Tensor) -> Tensor:
         if not self.confidence:
             return torch.ones_like(answers_NC[:, 0], dtype=torch.bool)
-        return self.main.sureness(self.main.scores_of(answers_NC)) > self.confidence
+        return self.main.confidence(self.main.scores_of(answers_NC)) > self.confidence

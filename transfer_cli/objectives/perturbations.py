@@ -62,7 +62,6 @@ class Mask(Perturbation):
     """Tokens become the mask token."""
 
     def setup(self, info: TaskInfo) -> None:
-        """See `Perturbation`."""
         super().setup(info)
         if not info.vocabulary.has_mask:
             raise ConfigError(
@@ -74,7 +73,6 @@ class Mask(Perturbation):
     def change(
         self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `Perturbation`."""
         return torch.where(changed, self._mask, tokens), mask
 
 
@@ -84,7 +82,6 @@ class Delete(Perturbation):
     def change(
         self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `Perturbation`."""
         return tokens, mask & ~changed
 
 
@@ -92,7 +89,6 @@ class Unigram(Perturbation):
     """Tokens become others, as often as these occur in the training examples."""
 
     def on_data(self, data: Dataset) -> None:
-        """See `Perturbation`."""
         count_V, texts_V = torch.zeros(2, len(self._ordinary_V), dtype=torch.float64)
         for first in range(0, len(data), _PORTION):
             batch = data.batch(np.arange(first, min(first + _PORTION, len(data))))
@@ -108,7 +104,6 @@ class Unigram(Perturbation):
     def change(
         self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `Perturbation`."""
         drawn = torch.searchsorted(self._upper_V, draw.double(), right=True)
         return torch.where(changed, drawn.clamp(max=len(self._upper_V) - 1), tokens), mask
 
@@ -126,7 +121,6 @@ class TfIdf(Unigram):
         self._upper_V = _upper((weight_V.max() - weight_V) * (count_V > 0))
 
     def chosen(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
-        """See `Perturbation`."""
         real = mask & self._ordinary_V[tokens]
         same = (tokens[..., :, None] == tokens[..., None, :]) & real[..., None, :]
         count = real.sum(-1, keepdim=True).clamp(min=1)

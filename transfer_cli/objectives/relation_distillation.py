@@ -69,17 +69,15 @@ class RelationDistillation(WithTeachers):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The relations, all alike."""
         return dict.fromkeys(self.relations, 1.0)
 
-    def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
+    def check_teachers(self, shapes: Sequence[BackboneShape], key: str) -> None:
         """See `WithTeachers`; the student looks the way that its teacher does."""
-        super().introduce(shapes, key)
+        super().check_teachers(shapes, key)
         (direction,) = {shape.direction for shape in shapes}
         self.direction = None if direction == "auto" else direction
 
     def misfit(self, teacher: BackboneShape) -> str:
-        """See `WithTeachers`."""
         layer = self.teacher_layer
         if layer is not None and layer >= teacher.depth:
             return f"has the blocks 0 to {teacher.depth - 1}, so there is no teacher_layer={layer}"
@@ -88,43 +86,41 @@ class RelationDistillation(WithTeachers):
         return self._uncut("", teacher, teacher.depth - 1 if layer is None else layer)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return none."""
-        own = backbone.shape
+        student = backbone.shape
         for teacher in self.shapes:
-            problem = self._uncut("model: the student ", own, own.depth - 1)
-            problem = problem or self._unequal(own, teacher)
+            problem = self._uncut("model: the student ", student, student.depth - 1)
+            problem = problem or self._unequal(student, teacher)
             if problem:
                 raise ConfigError(problem)
         return {}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of real tokens, for each relation."""
         return dict.fromkeys(self.relations, int(batch["mask"].sum()))
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each relation's divergence summed over real tokens, in nats and float32."""
-        (teacher,) = self.lent
-        tokens = {key: each for key, each in self.tokens_of(batch).items() if key not in _OF_ROWS}
+        (teacher,) = self.teacher_models
+        tokens = {key: value for key, value in self.tokens_of(batch).items() if key not in _OF_ROWS}
         with torch.no_grad():
             theirs = _projections(teacher, tokens, self.teacher_layer)
         # A pass of its own: one that other losses began has recorded nothing.
-        own = _projections(model, tokens, None)
+        ours = _projections(model, tokens, None)
         real_B1T1 = batch["mask"].flatten(0, -2)[:, None, :, None]
-        found = {}
+        sums = {}
         for name, (left, right) in self.relations.items():
-            log_p, log_q = (self._log_relation(each, left, right) for each in (theirs, own))
+            log_p, log_q = (self._log_relation(side, left, right) for side in (theirs, ours))
             seen = real_B1T1 & log_p.isfinite()
             # `where`, since unseen keys are -inf on both sides.
-            each = torch.where(seen, log_p.exp() * (log_p - log_q), 0)
-            found[name] = each.sum() / log_p.shape[1]
-        return found
+            divergence = torch.where(seen, log_p.exp() * (log_p - log_q), 0)
+            sums[name] = divergence.sum() / log_p.shape[1]
+        return sums
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return each relation's divergence a token, and as the loss their sum."""
-        each = {name: float(totals[name]) / counts[name] for name in self.relations}
-        return {"loss": sum(each.values()), **each}
+        means = {name: float(totals[name]) / counts[name] for name in self.relations}
+        return {"loss": sum(means.values()), **means}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the loss, then the relations; there are no results of single examples."""
@@ -150,13 +146,13 @@ class RelationDistillation(WithTeachers):
             )
         return ""
 
-    def _unequal(self, own: BackboneShape, teacher: BackboneShape) -> str:
+    def _unequal(self, student: BackboneShape, teacher: BackboneShape) -> str:
         """Return that the heads of both sides are not equally many, and a cure; else ""."""
         if self.heads is not None:
             return ""
         for option, what, few, many in (
-            ("heads", "heads", own.heads, teacher.heads),
-            ("key_value_heads", "heads of keys", own.shared_heads, teacher.shared_heads),
+            ("heads", "heads", student.heads, teacher.heads),
+            ("key_value_heads", "heads of keys", student.shared_heads, teacher.shared_heads),
         ):
             if few != many:
                 return (
@@ -166,13 +162,13 @@ class RelationDistillation(WithTeachers):
                 )
         return ""
 
-    def _log_relation(self, found: Projections, left: str, right: str) -> Tensor:
+    def _log_relation(self, projections: Projections, left: str, right: str) -> Tensor:
         """Return the logarithm of a relation, `[B, A, T, S]`, -inf where a query sees no key."""
-        first, second = (self._parts(getattr(found, name)) for name in (left, right))
+        first, second = (self._parts(getattr(projections, name)) for name in (left, right))
         if left != right:
             second = second.repeat_interleave(first.shape[1] // second.shape[1], dim=1)
-            return masked_scores(first, second, found.inputs).float().log_softmax(-1)
-        return masked_scores(first, first, _seen_alone(found.inputs)).float().log_softmax(-1)
+            return masked_scores(first, second, projections.inputs).float().log_softmax(-1)
+        return masked_scores(first, first, _seen_alone(projections.inputs)).float().log_softmax(-1)
 
     def _parts(self, states_BHTW: Tensor) -> Tensor:
         if self.heads is None:

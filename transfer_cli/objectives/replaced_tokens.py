@@ -22,12 +22,7 @@ from transfer_cli.model.borrowing import borrower, narrowed
 from transfer_cli.model.heads import LanguageModelHead, TokenJudge
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import (
-    Encoding,
-    ModelPart,
-    Objective,
-    TaskInfo,
-)
+from transfer_cli.objectives.base import Encoding, ModelPart, Objective, TaskInfo
 from transfer_cli.objectives.language_model import (
     HEAD,
     draw_tokens,
@@ -120,9 +115,8 @@ class ReplacedTokens(Objective):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The generator's loss, and the model's own."""
-        own = self.detect_weight if self.detects else 1.0
-        return {GENERATOR: self.generator_weight, self.term: own}
+        weight = self.detect_weight if self.detects else 1.0
+        return {GENERATOR: self.generator_weight, self.term: weight}
 
     @property
     def head(self) -> str | None:
@@ -131,7 +125,6 @@ class ReplacedTokens(Objective):
 
     @property
     def training_heads(self) -> Set[str]:
-        """The generator, if there is one."""
         return set() if self.width is None else {GENERATOR}
 
     def parts_of(self, shape: BackboneShape) -> Mapping[str, ModelPart]:
@@ -159,23 +152,21 @@ class ReplacedTokens(Objective):
             )
 
     def setup(self, info: TaskInfo) -> None:
-        """Decide which tokens may be masked."""
         super().setup(info)
         self.masking.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the generator, and the heads of the mode."""
         try:
             parts = self.parts_of(backbone.shape)
         except ValueError as error:
             raise ConfigError(f"{self._key}.{error}") from error
-        found: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
+        modules: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
         if self.detects:
-            return {**found, DISCRIMINATOR: TokenJudge(backbone.shape)}
-        found[HEAD] = LanguageModelHead(backbone.shape, backbone.vocabulary)
+            return {**modules, DISCRIMINATOR: TokenJudge(backbone.shape)}
+        modules[HEAD] = LanguageModelHead(backbone.shape, backbone.vocabulary)
         if self.mode == "all_tokens":
-            found[COPY] = nn.Linear(backbone.shape.width, 1)
-        return found
+            modules[COPY] = nn.Linear(backbone.shape.width, 1)
+        return modules
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the generator's view: selected tokens are masked, `target` holds them.
@@ -203,11 +194,10 @@ class ReplacedTokens(Objective):
     def head_rows(self, batch: Batch) -> dict[str, int]:
         """Return how many rows of a batch pass through each head, by name."""
         counts = self.counts(batch)
-        own = dict.fromkeys((DISCRIMINATOR, HEAD, COPY), counts[self.term])
-        return {GENERATOR: counts[GENERATOR], **own}
+        rows = dict.fromkeys((DISCRIMINATOR, HEAD, COPY), counts[self.term])
+        return {GENERATOR: counts[GENERATOR], **rows}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return both terms, summed over their positions, in nats."""
         sums, _, _ = self._pass(model, batch)
         return sums
 
@@ -219,14 +209,14 @@ class ReplacedTokens(Objective):
         `answers` is `[2, BINS]`: how many original and replaced tokens got which logit.
         """
         sums, replaced_N, logit_N = self._pass(model, batch)
-        found = {**sums, "replaced": replaced_N.sum()}
+        tallies = {**sums, "replaced": replaced_N.sum()}
         if logit_N is None:
-            return found
+            return tallies
         share_N = (logit_N.clamp(-WIDEST, WIDEST) + WIDEST) / (2 * WIDEST)
         bin_N = (share_N * BINS).long().clamp(max=BINS - 1)
         answers = torch.zeros(2 * BINS, dtype=torch.long, device=logit_N.device)
         answers.index_add_(0, bin_N + BINS * replaced_N, torch.ones_like(bin_N))
-        return {**found, "answers": answers.view(2, BINS)}
+        return {**tallies, "answers": answers.view(2, BINS)}
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
@@ -235,10 +225,7 @@ class ReplacedTokens(Objective):
         means = {term: float(totals[term]) / max(1, counts[term]) for term in self.weights}
         loss = sum(float(totals[term]) for term in self.weights) / max(1, counts[self.term])
         replaced = float(totals["replaced"]) / max(1, counts[self.term])
-        of_generator = {
-            "replaced": replaced,
-            "generator_perplexity": exponential(means[GENERATOR]),
-        }
+        of_generator = {"replaced": replaced, "generator_perplexity": exponential(means[GENERATOR])}
         if not self.detects:
             return {
                 "loss": loss,
@@ -266,16 +253,16 @@ class ReplacedTokens(Objective):
             replace(LOSS, per_example=False),
             partial(replace, perplexity("restored_perplexity"), headline=False, per_example=False),
         )
-        own: tuple[Metric, ...] = (perplexity_of(),)
+        of_model: tuple[Metric, ...] = (perplexity_of(),)
         if self.detects:
-            own = (
+            of_model = (
                 Metric("auc", higher_is_better=True, unit="fraction"),
                 replace(loss, name="detect_loss"),
                 Metric("detect_excess", higher_is_better=False),
             )
         replaced = Metric("replaced", higher_is_better=False, unit="fraction")
         generator = perplexity_of(name="generator_perplexity")
-        return replace(loss, headline=True), *own, replaced, generator
+        return replace(loss, headline=True), *of_model, replaced, generator
 
     @property
     def _key(self) -> str:
@@ -323,10 +310,10 @@ class ReplacedTokens(Objective):
         if self.detects:
             logit_N = model.heads[DISCRIMINATOR](top_ND).float()
             is_one_N = replaced_N.to(logit_N.dtype)
-            own = F.binary_cross_entropy_with_logits(logit_N, is_one_N, reduction="sum")
+            loss = F.binary_cross_entropy_with_logits(logit_N, is_one_N, reduction="sum")
         else:
-            own = self._restore(model, top_ND, original_N, ~replaced_N)
-        return {GENERATOR: generator, self.term: own}, replaced_N, logit_N
+            loss = self._restore(model, top_ND, original_N, ~replaced_N)
+        return {GENERATOR: generator, self.term: loss}, replaced_N, logit_N
 
     def _restore(
         self, model: TransferModel, top_ND: Tensor, original_N: Tensor, is_read_N: Tensor

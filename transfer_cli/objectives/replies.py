@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from transfer_cli.data.vocabulary import Vocabulary
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
@@ -20,13 +20,13 @@ Pick = Callable[[Tensor], Tensor]
 """Returns the next token of each text, `[R]`, from logits `[R, V]`."""
 
 
-def without_special(logits_RV: Tensor, vocabulary: Vocabulary, end: int) -> Tensor:
+def without_special(logits_RV: Tensor, vocabulary: Tokenizer, end: int) -> Tensor:
     """Return logits with -inf at special tokens but the one that ends a text."""
     never = sorted(vocabulary.special - {end})
     return logits_RV.index_fill(1, torch.tensor(never, device=logits_RV.device), -torch.inf)
 
 
-def text_until(tokens: list[int], vocabulary: Vocabulary, end: int) -> str:
+def text_until(tokens: list[int], vocabulary: Tokenizer, end: int) -> str:
     """Return the text of tokens up to the one that ends it."""
     return vocabulary.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
 
@@ -68,7 +68,7 @@ def replies(
     if is_padded:
         packing = Packing.of(mask_RT, mask_RT.flatten().nonzero().squeeze(1))
     last_R = begin_R.cumsum(0) - 1
-    said = list[Tensor]()
+    predicted = list[Tensor]()
     for number in range(most):
         if longest + number > positions:  # a pass all the same, whose answer nobody reads
             kv_cache = KVCache(model.backbone.shape.depth, most)
@@ -76,10 +76,10 @@ def replies(
             read_RT, mask_RT, kind_RT, padded=packing is not None, kv_cache=kv_cache,
             prefix_B=prefix_R, packing=packing,
         )  # fmt: skip
-        ends = [each[:, -1:] if packing is None else each[0, last_R, None] for each in states]
+        ends = [state[:, -1:] if packing is None else state[0, last_R, None] for state in states]
         top_RD, packing = model.readout(ends)[:, 0], None
         logits_RV = model.heads[HEAD](top_RD, model.backbone.token_embedding.weight)
-        said.append(pick(logits_RV.float()))
-        read_RT = said[-1][:, None]
+        predicted.append(pick(logits_RV.float()))
+        read_RT = predicted[-1][:, None]
         mask_RT, kind_RT = torch.ones_like(read_RT, dtype=torch.bool), read_RT * 0 + segment
-    return torch.stack(said, dim=1)
+    return torch.stack(predicted, dim=1)

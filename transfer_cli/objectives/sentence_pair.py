@@ -43,7 +43,6 @@ class SentencePair(SequenceObjective):
         super().__init__("cls_first", dropout, pooler=True)
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run."""
         super().setup(info)
         if info.main is None:
             raise ConfigError(
@@ -68,7 +67,6 @@ class SentencePair(SequenceObjective):
         return {**batch, "tokens": self.info.main.prepare(batch, noise)["tokens"]}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of each pair."""
         return F.cross_entropy(outputs, batch["pair"], reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -75,7 +75,6 @@ class SequenceObjective(UnitObjective):
         return "class" if self.info.name == "main" else f"class_{self.info.name}"
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the head, and the pooler if there is one."""
         by_direction: Pooling = "cls_last" if backbone.causal else "cls_first"
         pooling = by_direction if self.pooling == "auto" else self.pooling
         head = SequenceHead(

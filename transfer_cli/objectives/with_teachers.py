@@ -31,7 +31,7 @@ from transfer_cli.seeds import ExampleNoise
 class WithTeachers(Objective):
     """A loss that needs finished models beside the one that trains.
 
-    It opens none: a run introduces their shapes before there is a model, and lends them before the
+    It opens none: a run checks their shapes before there is a model, and sets them before the
     first step. They are no part of the run's model, of its checkpoints and of its optimizer.
 
     Args:
@@ -49,10 +49,10 @@ class WithTeachers(Objective):
         """Of the teachers; none where the objective is not at work in a run."""
         self.key = "objective"
         """The config key of this loss."""
-        self._lent: tuple[TransferModel, ...] = ()
+        self._teacher_models: tuple[TransferModel, ...] = ()
 
-    def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
-        """Learn what the teachers are like; `key` is the config key of this loss."""
+    def check_teachers(self, shapes: Sequence[BackboneShape], key: str) -> None:
+        """Keep the shapes of the teachers, and refuse what misfits; `key` is that of this loss."""
         self.shapes, self.key = tuple(shapes), key
         for name, shape in zip(self.teachers, shapes, strict=True):
             problem = self.misfit(shape)
@@ -63,14 +63,19 @@ class WithTeachers(Objective):
     def misfit(self, teacher: BackboneShape) -> str:
         """Return why nothing can be learnt from a teacher of this shape, and a cure; else ""."""
 
-    def lend(self, models: Sequence[TransferModel]) -> None:
+    def set_teachers(self, models: Sequence[TransferModel]) -> None:
         """Take the teachers, in evaluation mode, frozen and on the device."""
-        self._lent = tuple(models)
+        self._teacher_models = tuple(models)
+
+    @property
+    def teacher_runs(self) -> Sequence[str]:
+        """See `Objective`."""
+        return self.teachers
 
     @property
     def other_models(self) -> Sequence[TransferModel]:
         """The teachers; none where they are not there."""
-        return self._lent
+        return self._teacher_models
 
     @staticmethod
     def tokens_of(batch: Batch) -> Batch:
@@ -78,14 +83,14 @@ class WithTeachers(Objective):
         return {key: value for key, value in batch.items() if key not in ("states", "pooled")}
 
     @property
-    def lent(self) -> tuple[TransferModel, ...]:
+    def teacher_models(self) -> tuple[TransferModel, ...]:
         """The teachers."""
-        if not self._lent:
+        if not self._teacher_models:
             raise RunError(
                 f"{self.key}: it compares with teachers, which a finished run does not hold; "
                 "adapt the student to a task (transfer finetune), or evaluate another of its losses"
             )
-        return self._lent
+        return self._teacher_models
 
 
 @dataclass(eq=False, repr=False)
@@ -135,7 +140,6 @@ class DistilLM(WithTeachers):
         return {"loss": self.lm_weight, "divergence": self.kl_weight, **distance}
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run, for the language model too."""
         super().setup(info)
         self.language_model.setup(info)
 
@@ -150,7 +154,6 @@ class DistilLM(WithTeachers):
         )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         width = backbone.shape.width
         if self.cosine_weight and any(shape.width != width for shape in self.shapes):
             widths = ", ".join(str(shape.width) for shape in self.shapes)
@@ -163,8 +166,8 @@ class DistilLM(WithTeachers):
 
     def described(self, node: dict[str, Any]) -> dict[str, Any]:
         """Return the node of the language model: that is what a student is, once it has learnt."""
-        found: dict[str, Any] = node["language_model"]
-        return found
+        language_model: dict[str, Any] = node["language_model"]
+        return language_model
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the language model's view with `compared`, `[B, T]` bool."""
@@ -176,43 +179,44 @@ class DistilLM(WithTeachers):
         (targets,) = self.language_model.counts(batch).values()
         positions = int(batch["compared"].sum())
         compared = targets if self.only_masked else positions
-        found = {"loss": targets, "divergence": compared, "distance": positions}
-        return {term: found[term] for term in self.weights}
+        counts = {"loss": targets, "divergence": compared, "distance": positions}
+        return {term: counts[term] for term in self.weights}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term, summed over its positions, in float32; losses are in nats."""
         with torch.no_grad():
             tokens = self.tokens_of(batch)
-            tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.lent]
-        own = encoded.top.flatten(0, 1)
-        found = self.language_model.loss_sums(model, batch, encoded)
-        found["divergence"] = self._divergence(
-            model, own, tops, rows_with_target(batch) if self.only_masked else rows_compared(batch)
+            tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.teacher_models]
+        student = encoded.top.flatten(0, 1)
+        sums = self.language_model.loss_sums(model, batch, encoded)
+        sums["divergence"] = self._divergence(
+            model,
+            student,
+            tops,
+            rows_with_target(batch) if self.only_masked else rows_compared(batch),
         )
         if self.cosine_weight:
-            own_ND = own.index_select(0, rows_compared(batch)).float()
+            own_ND = student.index_select(0, rows_compared(batch)).float()
             theirs = [top.index_select(0, rows_compared(batch)).float() for top in tops]
             cosines = [F.cosine_similarity(own_ND, each_ND, dim=-1) for each_ND in theirs]
-            found["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
-        return found
+            sums["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
+        return sums
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults | None:
-        """Return each text's loss as a language model."""
         return self.language_model.example_results(model, batch, encoded)
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return the student's predictions."""
         return self.language_model.samples(model, batch, encoded)
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return the language model's measures, and how far from its teachers a student is."""
-        found = self.language_model.compute_metrics(totals, counts, text)
+        measures = self.language_model.compute_metrics(totals, counts, text)
         further = [term for term in self.weights if term != "loss"]
-        return found | {term: float(totals[term]) / counts[term] for term in further}
+        return measures | {term: float(totals[term]) / counts[term] for term in further}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the language model's metrics, then the divergence and the distance."""
@@ -223,23 +227,23 @@ class DistilLM(WithTeachers):
         )
 
     def _divergence(
-        self, model: TransferModel, own: Tensor, tops: list[Tensor], rows_N: Tensor
+        self, model: TransferModel, student: Tensor, tops: list[Tensor], rows_N: Tensor
     ) -> Tensor:
         states = [top.index_select(0, rows_N) for top in tops]
 
         def logits(rows: slice) -> Tensor:
-            found = [
+            of_teachers = [
                 teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
-                for teacher, state_ND in zip(self.lent, states, strict=True)
+                for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
-            if len(found) == 1:
-                only: Tensor = found[0]
+            if len(of_teachers) == 1:
+                only: Tensor = of_teachers[0]
                 return only
-            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in found])
-            return each_KRV.logsumexp(0) - math.log(len(found))
+            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in of_teachers])
+            return each_KRV.logsumexp(0) - math.log(len(of_teachers))
 
         return language_model_head(model).summed_divergence(
-            own.index_select(0, rows_N),
+            student.index_select(0, rows_N),
             model.backbone.token_embedding.weight,
             logits,
             self.temperature,
@@ -275,12 +279,10 @@ class SourceDistillation(Objective):
         self._source: TransferModel | None = None
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run, for the language model too."""
         super().setup(info)
         self.language_model.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
         return self.language_model.modules(backbone)
 
     def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:
@@ -302,7 +304,6 @@ class SourceDistillation(Objective):
 
     @property
     def other_models(self) -> Sequence[TransferModel]:
-        """The model at the start of the run, once it is known."""
         return () if self._source is None else (self._source,)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
@@ -313,7 +314,6 @@ class SourceDistillation(Objective):
         return {**kept, "compared": compared_BT}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of compared positions."""
         return {"loss": int(batch["compared"].sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ NAMES = ("params", "layer", "scale")
 
 def bare(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method without its decorators."""
-    found: Callable[..., Any] = getattr(method, "__wrapped__", method)
-    return found
+    plain: Callable[..., Any] = getattr(method, "__wrapped__", method)
+    return plain
 
 
 class EagerOptimizer(Optimizer):
@@ -49,12 +49,12 @@ class AdamW(EagerOptimizer, torch.optim.AdamW):
 
 def _merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the groups, with the parameters of those that differ in names alone put together."""
-    found: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     for group in groups:
-        for other in found:
+        for other in merged:
             if all(other[key] == value for key, value in group.items() if key not in NAMES):
                 other["params"] = [*other["params"], *group["params"]]
                 break
         else:
-            found.append({**group})
-    return found
+            merged.append({**group})
+    return merged

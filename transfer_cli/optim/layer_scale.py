@@ -79,8 +79,8 @@ class PerGroup:
 
     def __call__(self, name: str, depth: int, top: int) -> float:
         """Return the multiplier of the first pattern that matches the name."""
-        found = (rate for pattern, rate in self.rates.items() if fnmatchcase(name, pattern))
-        return next(found, 1.0)
+        rates = (rate for pattern, rate in self.rates.items() if fnmatchcase(name, pattern))
+        return next(rates, 1.0)
 
     def check(self, names: Sequence[str]) -> None:
         """Raise ValueError if a pattern matches no group name."""

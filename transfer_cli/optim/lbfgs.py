@@ -76,7 +76,8 @@ class LBFGS(EagerOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
         """Go to the minimum. `closure` fills all gradients anew and returns the mean loss."""
-        moving = {p: group for group in self.param_groups for p in group["params"] if _moves(p)}
+        groups = self.param_groups
+        moving = {p: g for g in groups for p in g["params"] if p.grad is not None}
         if not moving:
             return
         first, *_ = moving
@@ -99,9 +100,9 @@ class LBFGS(EagerOptimizer):
         )  # fmt: skip
         solver.step(penalised)
         evaluations = solver.state[first]["func_evals"]
-        found = "minimum found" if evaluations < self._settings["max_eval"] else "stopped"
+        outcome = "minimum found" if evaluations < self._settings["max_eval"] else "stopped"
         if len(self.strengths) > 1:
-            log.info("weight decay %g: %s after %d evaluations", strength, found, evaluations)
+            log.info("weight decay %g: %s after %d evaluations", strength, outcome, evaluations)
         for parameter in moving:
             self.state[parameter]["step"] = number + 1
 
@@ -110,7 +111,3 @@ class TorchLBFGS(EagerOptimizer, torch.optim.LBFGS):
     """Torch's, which knows one group of parameters and no weight decay."""
 
     step = torch.no_grad()(bare(torch.optim.LBFGS.step))
-
-
-def _moves(parameter: Tensor) -> bool:
-    return parameter.grad is not None

@@ -41,13 +41,12 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     metrics = merged(run.results.metrics for run in runs)
     names: list[str] = []
     for key, defaults in _CHOOSING.items():
-        found = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
-        names += [each.removeprefix("validation/") for each in found if len(found) == 1]
-    preferred = [
-        f"validation/{each}" for each in (*names, *(m.name for m in by_preference(metrics)))
-    ]
+        asked = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
+        names += [name.removeprefix("validation/") for name in asked if len(asked) == 1]
+    names += [metric.name for metric in by_preference(metrics)]
+    preferred = [f"validation/{name}" for name in names]
     counts = Counter(name for run in runs for name in run.results.by_name)
-    measure = max(preferred, key=lambda each: counts[each], default="")
+    measure = max(preferred, key=lambda name: counts[name], default="")
     if not counts[measure]:
         return None
     return Criterion(measure, metric_of(measure, metrics))
@@ -59,15 +58,15 @@ def place(choice: Criterion, measures: Mapping[str, float], trained: int | None)
         return None
     value = measures[choice.measure] * (-1 if choice.metric.higher_is_better else 1)
     cost = math.inf if trained is None else trained
-    found = (value, measures.get(_LOSS, math.inf), cost)
-    return tuple(float(f"{each:.{_DIGITS}g}") for each in found)
+    numbers = (value, measures.get(_LOSS, math.inf), cost)
+    return tuple(float(f"{number:.{_DIGITS}g}") for number in numbers)
 
 
 def tie_break(first: Place, tied: Iterable[Place]) -> str:
     """Return what decided between equals, in a few words."""
     others = list(tied)
     for at, words in enumerate(_BREAKS, start=2):
-        if all(each[:at] != first[:at] for each in others):
+        if all(other[:at] != first[:at] for other in others):
             return f"{words} decided"
     return "nothing else tells them apart, and the first was taken"
 
@@ -76,22 +75,21 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     """Return the best of the runs of a task; None where none learnt anything and was measured."""
     if choice is None:
         return None
-    places = {run.path: place(choice, run.results.by_name, run.trained) for run in learnt(runs)}
-    known = {path: found for path, found in places.items() if found is not None}
-    if not known:
+    places = [(place(choice, run.results.by_name, run.trained), run) for run in learnt(runs)]
+    ranked = [(rank, run) for rank, run in places if rank is not None]
+    if not ranked:
         return None
     # The first of those that are equal in everything.
-    path = min(known, key=lambda each: known[each])
-    tied = [each for each in known if each != path and known[each][0] == known[path][0]]
-    worse = [each for each in known if known[each][0] != known[path][0]]
-    by_path = {run.path: run for run in runs}
+    first, best = min(ranked, key=lambda pair: pair[0])
+    tied = [(rank, run) for rank, run in ranked if run is not best and rank[0] == first[0]]
+    worse = [(rank, run) for rank, run in ranked if rank[0] != first[0]]
     return Best(
-        run=by_path[path],
+        run=best,
         choice=choice,
-        among=len(known),
-        tied=tuple(run for run in runs if run.path in tied),
-        decided=tie_break(known[path], [known[each] for each in tied]) if tied else "",
-        runner_up=by_path[min(worse, key=lambda each: known[each])] if worse else None,
+        among=len(ranked),
+        tied=tuple(run for _, run in tied),
+        decided=tie_break(first, [rank for rank, _ in tied]) if tied else "",
+        runner_up=min(worse, key=lambda pair: pair[0])[1] if worse else None,
     )
 
 
@@ -117,9 +115,9 @@ def reasons(best: Best) -> Iterator[str]:
 
 
 def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
-    others = formats.folders(each.path for each in tied)
+    others = formats.folders(other.path for other in tied)
     yield f"a tie: {others} {'has' if len(tied) == 1 else 'have'} the same; {decided}"
-    cheapest = min(tied, key=lambda each: math.inf if each.trained is None else each.trained)
+    cheapest = min(tied, key=lambda other: math.inf if other.trained is None else other.trained)
     if cheapest.trained is not None and run.trained is not None and cheapest.trained < run.trained:
         yield (
             f"as good and cheaper: {cheapest.path} trains {cheapest.trained:,} parameters, "
@@ -130,18 +128,18 @@ def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
 def commands(run: Run) -> dict[str, str]:
     """Return what to type next with a run, by what it is for, to be pasted into a shell."""
     folder = shell_word(run.path)
-    found = {"export": f"transfer export {folder} FOLDER"}
+    typed = {"export": f"transfer export {folder} FOLDER"}
     if run.results.task is not None or run.results.labels:
-        found = {"predict": f"transfer predict {folder} FILE", **found}
+        typed = {"predict": f"transfer predict {folder} FILE", **typed}
     elif run.command == "pretrain":
         # Only here: it brings OmegaConf along.
         from transfer_cli.config.literal import as_typed
 
-        found = {"adapt": f"transfer finetune {as_typed('init_from', run.path)}", **found}
+        typed = {"adapt": f"transfer finetune {as_typed('init_from', run.path)}", **typed}
     whole = run.path.parent if run.sweep is None else run.sweep
     if run.sweep is not None and run.path.parent.resolve() == run.sweep:
         whole = run.path.parent  # as it was typed
-    return {**found, "compare": f"transfer report {shell_word(whole)} --html report.html"}
+    return {**typed, "compare": f"transfer report {shell_word(whole)} --html report.html"}
 
 
 def shell_word(path: Path) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.report import formats, grouping
+from transfer_cli.report import formats
 from transfer_cli.report.best import best_of, choice_of, commands, learnt, reasons, shell_word
 from transfer_cli.report.collect import collect
 from transfer_cli.report.contents import FINISHED, Best, Run
+from transfer_cli.report.grouping import by_task
 from transfer_cli.runs.sweep import SweepDirectory
 from transfer_cli.safe_files import printable
 
@@ -22,16 +23,16 @@ def last_words(sweep: Path) -> Iterator[str]:
         runs = collect([sweep]).runs
     except ConfigError:
         runs = []
-    tasks = _tasks(runs)
-    for name, members in tasks:
+    tasks = by_task(runs)
+    for name, members in tasks.items():
         best = _best(members)
         of_task = f" of {name}" if len(tasks) > 1 else ""
         if best is None:
             yield f"no best run{of_task}: {_why_none(members)}"
             continue
-        own = f" ({printable(' '.join(best.run.overrides))})" if best.run.overrides else ""
-        yield f"best run by validation{of_task}: {best.run.path}{own}"
-        yield from (f"  {each}" for each in reasons(best))
+        overrides = f" ({printable(' '.join(best.run.overrides))})" if best.run.overrides else ""
+        yield f"best run by validation{of_task}: {best.run.path}{overrides}"
+        yield from (f"  {reason}" for reason in reasons(best))
         for what, line in commands(best.run).items():
             if what != "compare":
                 yield f"  {what + ':':8} {line}"
@@ -44,19 +45,21 @@ def run_of(path: str, key: str) -> str:
     if not SweepDirectory.is_at(sweep):
         return path
     runs = collect([sweep]).runs
-    found = [(name, best) for name, members in _tasks(runs) if (best := _best(members))]
-    if len(found) > 1:
-        each = "; ".join(f"{name}: {best.run.path}" for name, best in found)
+    best_runs = [
+        (name, best) for name, members in by_task(runs).items() if (best := _best(members))
+    ]
+    if len(best_runs) > 1:
+        named = "; ".join(f"{name}: {best.run.path}" for name, best in best_runs)
         raise ConfigError(
-            f"{key}: {path} is a sweep over {len(found)} tasks, whose runs cannot be compared; "
-            f"name the best of one ({each})"
+            f"{key}: {path} is a sweep over {len(best_runs)} tasks, whose runs cannot be compared; "
+            f"name the best of one ({named})"
         )
-    if not found:
+    if not best_runs:
         raise ConfigError(
             f"{key}: {path} is a sweep without a best run: {_why_none(runs)}; name one of its runs "
             f"({path}/NUMBER); transfer report {shell_word(sweep)} shows them"
         )
-    _, best = found[0]
+    _, best = best_runs[0]
     value = formats.value(best.choice.metric, best.run.results.by_name[best.choice.measure])
     tie = f", as {formats.several(len(best.tied), 'other')}: {best.decided}" if best.tied else ""
     log.info(
@@ -66,17 +69,11 @@ def run_of(path: str, key: str) -> str:
     return str(best.run.path)
 
 
-def _tasks(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    tasks = grouping.by_task(runs)
-    return list(zip(grouping.names(tasks), tasks, strict=True))
-
-
 def _best(runs: Sequence[Run]) -> Best | None:
     return best_of(runs, choice_of(learnt(runs)))
 
 
 def _why_none(runs: Sequence[Run]) -> str:
-    """Return why none of some runs is the best."""
     if learnt(runs):
         return "nothing was measured on a validation split"
     states = Counter(

@@ -53,26 +53,27 @@ def collect(paths: Iterable[Path]) -> Found:
     Raises:
         ConfigError: There is nothing at a path, or nothing that can be reported at any of them.
     """
-    found = Found()
+    collected = Found()
     seen: set[str] = set()
     with progress("reading", None, "runs") as noted:
         for path in paths:
             check_there(path)
-            problems, is_new = len(found.problems), os.path.realpath(path) not in seen
+            problems, is_new = len(collected.problems), os.path.realpath(path) not in seen
             place = None
-            for place in _places(path, seen, found.problems):
+            for place in _places(path, seen, collected.problems):
                 try:
-                    _take(place, found)
+                    _take(place, collected)
                 except UnreadableError as error:
-                    found.problems.append(f"{place} cannot be read: {printable(str(error))}")
+                    collected.problems.append(f"{place} cannot be read: {printable(str(error))}")
                 noted(1)
-            if is_new and place is None and len(found.problems) == problems:
-                found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
-    if not found.runs and not found.standings:
-        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
-        raise ConfigError(f"nothing to report: {found.problems[0]}{more}")
-    found.runs = _named(found.runs)
-    return found
+            if is_new and place is None and len(collected.problems) == problems:
+                why = f"{path} holds no runs: no folder in it has a config.yaml"
+                collected.problems.append(why)
+    if not collected.runs and not collected.standings:
+        more = f" (and {len(collected.problems) - 1} more)" if len(collected.problems) > 1 else ""
+        raise ConfigError(f"nothing to report: {collected.problems[0]}{more}")
+    collected.runs = _named(collected.runs)
+    return collected
 
 
 def check_there(path: Path) -> None:
@@ -114,7 +115,7 @@ def _folders(folder: Path, problems: list[str]) -> list[Path]:
     """Return the folders in a folder, 2 before 10."""
     try:
         with os.scandir(folder) as entries:
-            names = [each.name for each in entries if each.is_dir() and each.name[0] != "."]
+            names = [entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."]
     except OSError as error:
         problems.append(f"{folder}: {error.strerror}")
         return []
@@ -124,27 +125,24 @@ def _folders(folder: Path, problems: list[str]) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _take(place: Path, found: Found) -> None:
+def _take(place: Path, collected: Found) -> None:
     """Add a run, or the progress of a sweep and its jobs without a run directory."""
     if RunDirectory.holds_run(place):
-        run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
-        found.runs.append(
-            replace(
-                run, analyses=tuple(read_analyses(RunDirectory(place).analyses, found.problems))
-            )
-        )
+        run = _with_job(read_run(place), _jobs(place.resolve().parent, collected))
+        analyses = read_analyses(RunDirectory(place).analyses, collected.problems)
+        collected.runs.append(replace(run, analyses=tuple(analyses)))
         return
     sweep = SweepDirectory(place)
-    jobs = tuple(_jobs(place.resolve(), found).values())
+    jobs = tuple(_jobs(place.resolve(), collected).values())
     request = _needed(place / SWEEP, lambda _: sweep.read_request())
-    found.standings.append(sweep_progress(sweep, request, jobs))
+    collected.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
             continue
         if job.outcome != JobState.DONE:
-            found.runs.append(_without_run(sweep, request.command, job))
+            collected.runs.append(_without_run(sweep, request.command, job))
         else:
-            found.problems.append(f"{sweep.run(job.number)} is gone, though the job was done")
+            collected.problems.append(f"{sweep.run(job.number)} is gone, though the job was done")
 
 
 def _named(runs: list[Run]) -> list[Run]:
@@ -174,7 +172,7 @@ def read_run(path: Path) -> Run:
     presets = _optional(directory.presets)
     typed = ""
     if directory.overrides.exists():
-        typed = _needed(directory.overrides, lambda each: read_text(each, _MOST_TYPED_BYTES))
+        typed = _needed(directory.overrides, lambda file: read_text(file, _MOST_TYPED_BYTES))
     return Run(
         path=path,
         name=path.resolve().name,
@@ -207,26 +205,25 @@ def _key_and_value(word: str) -> tuple[str, str]:
 
 
 def _status(directory: RunDirectory) -> tuple[str, str | None]:
-    """Return the status of a run, and the reason for it."""
-    found = _optional(directory.status)
-    said = found.get("status")
+    content = _optional(directory.status)
+    said = content.get("status")
     if said in (FINISHED, *ENDED_EARLY):
-        return said, text_or_none(found.get("reason"))
+        return said, text_or_none(content.get("reason"))
     if is_held(directory.path / LOCK):
         return RUNNING, None
     return STOPPED, "ended without a word: it may have been killed"
 
 
-def _jobs(sweep: Path, found: Found) -> dict[int, SweepJob]:
+def _jobs(sweep: Path, collected: Found) -> dict[int, SweepJob]:
     """Return the jobs of a sweep by number; none where the folder is no sweep."""
-    if sweep not in found.jobs:
-        found.jobs[sweep] = {}
+    if sweep not in collected.jobs:
+        collected.jobs[sweep] = {}
         try:
             jobs = SweepDirectory(sweep).jobs() if SweepDirectory.is_at(sweep) else []
-            found.jobs[sweep] = {job.number: job for job in jobs}
+            collected.jobs[sweep] = {job.number: job for job in jobs}
         except OSError as error:
-            found.problems.append(f"{sweep}: its jobs cannot be read: {printable(str(error))}")
-    return found.jobs[sweep]
+            collected.problems.append(f"{sweep}: its jobs cannot be read: {printable(str(error))}")
+    return collected.jobs[sweep]
 
 
 def _with_job(run: Run, jobs: Mapping[int, SweepJob]) -> Run:
@@ -292,9 +289,9 @@ def _seconds_left(sweep: SweepDirectory, jobs: Sequence[SweepJob], left: int) ->
     running = [job for job in jobs if job.outcome == JobState.RUNNING]
     if not known or not (left or running):
         return None
-    each = sum(known) / len(known)
-    rests = [max(0.0, each - _age(sweep, job)) for job in running]
-    together = (sum(rests) + left * each) / max(1, len(running))
+    mean = sum(known) / len(known)
+    rests = [max(0.0, mean - _age(sweep, job)) for job in running]
+    together = (sum(rests) + left * mean) / max(1, len(running))
     return max([together, *rests])
 
 

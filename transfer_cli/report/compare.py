@@ -14,7 +14,6 @@ from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.progress import progress
-from transfer_cli.report import grouping
 from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_break
 from transfer_cli.report.contents import (
     FINISHED,
@@ -27,7 +26,14 @@ from transfer_cli.report.contents import (
     metric_of,
 )
 from transfer_cli.report.formats import plain
-from transfer_cli.report.grouping import canonical, is_setting, labels, varying
+from transfer_cli.report.grouping import (
+    by_settings,
+    by_task,
+    canonical,
+    is_setting,
+    labels,
+    varying,
+)
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.report.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.report.statistics import holm
@@ -54,41 +60,38 @@ def tasks(
     between, of the group that others are compared with; without them it is full fine-tuning where
     there is such a group, else the best one.
     """
-    apart = grouping.by_task(runs)
-    grouped = [_groups(members) for members in apart]
-    _check_sort(grouped, sort)
+    grouped = {name: _groups(members) for name, members in by_task(runs).items()}
+    _check_sort(grouped.values(), sort)
     words = _parse_words(baseline)
-    _check_words(words, [group for groups in grouped for group in groups])
+    _check_words(words, [group for groups in grouped.values() for group in groups])
     reader = OutcomeReader()
-    return tuple(
-        _task(name, groups, sort, words, reader)
-        for name, groups in zip(grouping.names(apart), grouped, strict=True)
-    )
+    return tuple(_task(name, groups, sort, words, reader) for name, groups in grouped.items())
 
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
-    parts = grouping.by_settings(runs)
+    parts = by_settings(runs)
     settings = [part[0].settings for part in parts]
     keys = varying(parts)
     # A single group is called by what it is.
     shown = keys or [key for key in ("adaptation", "model") if key in settings[0]][:1]
     called = labels(shown, settings) if shown else [parts[0][0].name]
     return [
-        _group(label, {key: known[key] for key in keys if key in known}, part)
+        group_of(label, {key: known[key] for key in keys if key in known}, part)
         for label, known, part in zip(called, settings, parts, strict=True)
     ]
 
 
-def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
+def group_of(label: str, settings: Mapping[str, Any], runs: Sequence[Run]) -> Group:
+    """Return runs as a group, with what their results hold."""
     finished = [run for run in runs if run.status == FINISHED]
     measured = [run.results.by_name for run in finished]
-    names = dict.fromkeys(name for found in measured for name in found)
-    spreads = {name: Spread.over(found.get(name) for found in measured) for name in names}
+    names = dict.fromkeys(name for values in measured for name in values)
+    spreads = {name: Spread.over(values.get(name) for values in measured) for name in names}
     return Group(
         label=label,
         settings=settings,
         runs=tuple(runs),
-        measures={name: found for name, found in spreads.items() if found is not None},
+        measures={name: spread for name, spread in spreads.items() if spread is not None},
         trained=next((run.trained for run in finished if run.trained is not None), None),
         flops=Spread.over(run.results.flops for run in finished),
         seconds=Spread.over(run.timing.get("seconds") for run in finished),
@@ -119,7 +122,7 @@ def _task(
         baseline=baseline,
         labels=next((run.results.labels for run in runs if run.results.labels), ()),
         expected=printable(next(filter(None, (run.results.expected for run in runs)), "label")),
-        errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
+        errors=shared_errors([outcome for outcome in outcomes if isinstance(outcome, RunOutcomes)]),
         sort=by,
         notes=(*ties, *notes, *_same_seeds(groups)),
         choice=choice,
@@ -138,32 +141,33 @@ def _best_first(
         several = len(groups) > 1 and bool(measure)
         note = "no group is marked as the best: nothing was measured on a validation split"
         return _sorted(groups, measure, metrics), [note] if several else []
-    means = {each.label: {k: found.mean for k, found in each.measures.items()} for each in groups}
-    places = {each.label: place(choice, means[each.label], each.trained) for each in groups}
-    fit = {each.label: places[each.label] for each in groups if learnt(each.runs)}
-    known = {label: found for label, found in fit.items() if found is not None}
-    ordered = _sorted([each for each in groups if each.label in known], choice.measure, metrics)
+    means = {group.label: {k: rank.mean for k, rank in group.measures.items()} for group in groups}
+    places = {group.label: place(choice, means[group.label], group.trained) for group in groups}
+    fit = {group.label: places[group.label] for group in groups if learnt(group.runs)}
+    known = {label: rank for label, rank in fit.items() if rank is not None}
+    ordered = _sorted([group for group in groups if group.label in known], choice.measure, metrics)
     ordered.sort(key=lambda group: known[group.label])
-    rest = [each for each in groups if each.label not in known]
+    rest = [group for group in groups if group.label not in known]
     ordered += _sorted(rest, choice.measure, metrics)
     if len(groups) < 2 or not known:
         none = "no group is marked as the best: none learnt anything"
-        return ordered, [none] if len(groups) > 1 and any(each.finished for each in groups) else []
+        has_ended = any(group.finished for group in groups)
+        return ordered, [none] if len(groups) > 1 and has_ended else []
     first = ordered[0].label
     equal = [label for label in known if label != first and known[label][0] == known[first][0]]
     ties = []
     if equal:
         broken = tie_break(known[first], [known[label] for label in equal])
         ties.append(f"a tie: {listed(equal)} with the same {choice.measure} as the best; {broken}")
-    return [replace(each, is_best=each.label == first) for each in ordered], ties
+    return [replace(one, is_best=one.label == first) for one in ordered], ties
 
 
 def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric]) -> str:
     """Return the measure to report: the one asked for, else the first headline that is known."""
     known = dict.fromkeys(name for group in groups for name in group.measures)
     wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
-    preferred = [f"{split}/{each.name}" for each in by_preference(metrics) for split in _SPLITS]
-    return next((each for each in (*wanted, *preferred, *known) if each in known), "")
+    preferred = [f"{split}/{metric.name}" for metric in by_preference(metrics) for split in _SPLITS]
+    return next((metric for metric in (*wanted, *preferred, *known) if metric in known), "")
 
 
 def _value(group: Group, by: str) -> float | None:
@@ -172,8 +176,8 @@ def _value(group: Group, by: str) -> float | None:
     costs = {
         FLOPS: group.flops, SECONDS: group.seconds, JOULES: group.joules, MEMORY: group.memory,
     }  # fmt: skip
-    found = {**group.measures, **costs}.get(by)
-    return None if found is None or math.isnan(found.mean) else found.mean
+    spread = {**group.measures, **costs}.get(by)
+    return None if spread is None or math.isnan(spread.mean) else spread.mean
 
 
 def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:
@@ -193,7 +197,7 @@ def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
 
 
 def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:
-    known = dict.fromkeys(name for groups in tasks for each in groups for name in each.measures)
+    known = dict.fromkeys(name for groups in tasks for group in groups for name in group.measures)
     meant = {sort, *(f"{split}/{sort}" for split in _SPLITS)}
     if sort is None or meant & {*known, *COSTS}:
         return
@@ -222,11 +226,11 @@ def _parse_words(typed: str | None) -> Words:
 def _check_words(words: Words, groups: Sequence[Group]) -> None:
     """Refuse a baseline that no group is; the message names what may be meant."""
     settings = [group.runs[0].settings for group in groups]
-    keys = {key for each in settings for key in each if is_setting(key)}
+    keys = {key for setting in settings for key in setting if is_setting(key)}
     for key, value in words.items():
         if key not in keys:
             raise ConfigError(f"--baseline: there is no setting {key!r}.{nearest(key, keys)}")
-        known = dict.fromkeys(plain(each[key]) for each in settings if key in each)
+        known = dict.fromkeys(plain(setting[key]) for setting in settings if key in setting)
         if not any(_fits(group, {key: value}) for group in groups):
             raise ConfigError(
                 f"--baseline: no run has {key}={value}.{nearest(value, known)} "
@@ -259,26 +263,27 @@ def _against_baseline(
     usual = [group for group in groups if _fits(group, {"adaptation": "full"})]
     bases = asked or (usual if len(usual) == 1 else groups[:1])
     name = _shown(words) if len(bases) > 1 else bases[0].label
-    found: dict[str, Comparison | str] = {}
+    outcomes: dict[str, Comparison | str] = {}
     with progress("comparing groups", len(groups), "groups") as more:
         for group in groups:
             if group.finished and group.label not in {base.label for base in bases}:
-                base = max(bases, key=lambda each: _shared(each, group))
-                found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+                base = max(bases, key=lambda base: _shared(base, group))
+                outcomes[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
             more(1)
-    known = {label: each for label, each in found.items() if not isinstance(each, str)}
-    tested = {label: each.p for label, each in known.items() if each.p is not None}
+    known = {label: outcome for label, outcome in outcomes.items() if not isinstance(outcome, str)}
+    tested = {label: outcome.p for label, outcome in known.items() if outcome.p is not None}
     if len(tested) > 1:
         pairs = zip(tested, holm([*tested.values()]), strict=True)
         known |= {label: replace(known[label], corrected=p) for label, p in pairs}
     notes = [*_uneven_seeds({group.label: group for group in groups}, known)]
     if words and not asked:
         notes.append(f"no group here has {_shown(words)}; the baseline is {bases[0].label}")
-    others = {each.measure for each in known.values() if each.measure != measure}
+    others = {outcome.measure for outcome in known.values() if outcome.measure != measure}
     if others:
         notes.append(f"differences are in {', '.join(sorted(others))}, which is a sum over items")
-    for reason, count in Counter(each for each in found.values() if isinstance(each, str)).items():
-        which = "no group" if count == len(found) else f"{count} of {len(found)} groups not"
+    reasons = Counter(outcome for outcome in outcomes.values() if isinstance(outcome, str))
+    for reason, count in reasons.items():
+        which = "no group" if count == len(outcomes) else f"{count} of {len(outcomes)} groups not"
         notes.append(f"{which} compared item by item: {reason}")
     return name, [replace(group, against=known.get(group.label)) for group in groups], notes
 
@@ -289,7 +294,7 @@ def _uneven_seeds(groups: Mapping[str, Group], compared: Mapping[str, Comparison
         label: ", ".join(sorted({str(run.seed) for run in group.finished}))
         for label, group in groups.items()
     }
-    pairs = [(label, each.baseline) for label, each in compared.items()]
+    pairs = [(label, comparison.baseline) for label, comparison in compared.items()]
     uneven = [
         f"{label} ({seeds[label]}) and {base} ({seeds[base]})"
         for label, base in pairs

@@ -313,17 +313,17 @@ def _record_fields(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, Results):
         return value.as_json() if value != Results() else {}
-    found = dict(vars(value))
+    fields = dict(vars(value))
     if isinstance(value, TaskRuns):
-        found["lower_is_better"] = value.lower_is_better
+        fields["lower_is_better"] = value.lower_is_better
     if isinstance(value, Criterion):
-        found["lower_is_better"] = not value.metric.higher_is_better
+        fields["lower_is_better"] = not value.metric.higher_is_better
     if isinstance(value, Run) and not value.analyses:
-        del found["analyses"]
+        del fields["analyses"]
     if isinstance(value, Best):  # the runs themselves are in their groups
-        found |= {
+        fields |= {
             "run": value.run.path,
             "tied": [run.path for run in value.tied],
             "runner_up": value.runner_up and value.runner_up.path,
         }
-    return found
+    return fields

@@ -6,9 +6,10 @@ shows it on a page. A file holds what `as_json` returns; that of a stranger is r
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 Row = Sequence[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -135,17 +136,13 @@ class Finding:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Finding":
         """Return what a file holds, in which any value can be of any kind."""
-        title, summary, values, table, notes = (
-            content.get(key) for key in ("title", "summary", "values", "table", "notes")
-        )
+        title, summary, values, table, notes = map(content.get, _SHOWN)
         return cls(
-            title if isinstance(title, str) else "",
-            summary if isinstance(summary, str) else "",
-            values if isinstance(values, dict) else {},
+            _of_kind(title, str),
+            _of_kind(summary, str),
+            _of_kind(values, dict),
             [_table(table)] if isinstance(table, dict) else [],
-            notes=[note for note in notes if isinstance(note, str)]
-            if isinstance(notes, list)
-            else [],
+            notes=[note for note in _of_kind(notes, list) if isinstance(note, str)],
             data={key: value for key, value in content.items() if key not in _SHOWN},
         )
 
@@ -153,10 +150,13 @@ class Finding:
 _SHOWN = ("title", "summary", "values", "table", "notes")
 
 
+def _of_kind(value: Any, kind: type[T]) -> T:
+    """Return a value of this kind; in place of another an empty one."""
+    return value if isinstance(value, kind) else kind()
+
+
 def _table(stored: Mapping[str, Any]) -> FindingTable:
     """Return a table without the rows that have too few or too many values."""
-    columns, rows = (
-        found if isinstance(found := stored.get(key), list) else [] for key in ("columns", "rows")
-    )
+    columns, rows = (_of_kind(stored.get(key), list) for key in ("columns", "rows"))
     fitting = [row for row in rows if isinstance(row, list) and len(row) == len(columns)]
     return FindingTable(columns, fitting)

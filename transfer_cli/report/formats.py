@@ -36,12 +36,7 @@ def measure_words(measure: str) -> str:
 
 def axis_words(task: TaskRuns, measure: str) -> str:
     """Return the name of a measure with its unit."""
-    return measure_words(measure) + (" (%)" if unit(task, measure) else "")
-
-
-def unit(task: TaskRuns, measure: str) -> str:
-    """Return the unit after a number of this measure."""
-    return task.metric(measure).shown_unit
+    return measure_words(measure) + (" (%)" if task.metric(measure).shown_unit else "")
 
 
 def value(metric: Metric, measured: float) -> str:
@@ -55,15 +50,11 @@ def distance(metric: Metric, difference: float) -> str:
     return number(metric.shown_times * abs(difference)) + points
 
 
-def times(task: TaskRuns, measure: str) -> float:
-    """Return what values of a measure are multiplied by where they are shown."""
-    return task.metric(measure).shown_times
-
-
-def scaled(found: Spread, times: float) -> Spread:
+def scaled(measured: Spread, times: float) -> Spread:
     """Return a spread of values that are so many times as large."""
-    deviation = None if found.deviation is None else times * found.deviation
-    return Spread(tuple(times * each for each in found.values), times * found.mean, deviation)
+    values = tuple(times * single for single in measured.values)
+    deviation = None if measured.deviation is None else times * measured.deviation
+    return Spread(values, times * measured.mean, deviation)
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -81,17 +72,17 @@ def _decimals(value: float) -> int:
     return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
 
 
-def spread(found: Spread) -> str:
+def spread(values: Spread) -> str:
     """Return a mean, with its deviation where there is one."""
-    if found.deviation is None:
-        return number(found.mean)
-    if not math.isfinite(found.mean) or max(abs(found.mean), found.deviation) >= _HUGE:
-        return f"{number(found.mean)} ± {number(found.deviation)}"
-    decimals = _decimals(found.mean)
-    if found.deviation > _NOISE * abs(found.mean):
+    if values.deviation is None:
+        return number(values.mean)
+    if not math.isfinite(values.mean) or max(abs(values.mean), values.deviation) >= _HUGE:
+        return f"{number(values.mean)} ± {number(values.deviation)}"
+    decimals = _decimals(values.mean)
+    if values.deviation > _NOISE * abs(values.mean):
         # As many as the first digit of the deviation needs.
-        decimals = max(decimals, min(_MOST_DECIMALS, -math.floor(math.log10(found.deviation))))
-    return f"{found.mean:,.{decimals}f} ± {found.deviation:,.{decimals}f}".replace("-", _MINUS)
+        decimals = max(decimals, min(_MOST_DECIMALS, -math.floor(math.log10(values.deviation))))
+    return f"{values.mean:,.{decimals}f} ± {values.deviation:,.{decimals}f}".replace("-", _MINUS)
 
 
 def signed(value: float, like: float) -> str:
@@ -157,7 +148,7 @@ def setting(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {setting(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {setting(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(setting, value)) + "]"
     return str(value)
@@ -192,9 +183,9 @@ def several(amount: int, one: str) -> str:
     return f"{amount:,} {one}{'' if amount == 1 else 's'}"
 
 
-def amounts(found: Mapping[str, int]) -> str:
+def amounts(counts: Mapping[str, int]) -> str:
     """Return "25 finished, 1 failed"."""
-    return ", ".join(f"{amount:,} {name}" for name, amount in found.items() if amount)
+    return ", ".join(f"{amount:,} {name}" for name, amount in counts.items() if amount)
 
 
 def listed(words: Sequence[str]) -> str:
@@ -242,6 +233,6 @@ def _name(group: Group, short: Mapping[str, str], usual: Mapping[str, str]) -> s
     return ", ".join(parts) or ("the usual settings" if usual else only)
 
 
-def cut(name: str, most: int = _SHORT) -> str:
-    """Return a name that fits beside a point."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+def cut(name: str, most: int = _SHORT, end: str = "…") -> str:
+    """Return a text of so many characters at most; with the default it fits beside a point."""
+    return name if len(name) <= most else name[: most - len(end)] + end

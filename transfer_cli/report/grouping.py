@@ -10,7 +10,7 @@ from typing import Any
 
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.report.contents import FINISHED, LEFT, Run
-from transfer_cli.report.formats import ALL_DIGITS, plain
+from transfer_cli.report.formats import ALL_DIGITS, cut, plain
 from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]
@@ -57,18 +57,18 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     What was typed is among them if it differs at all, and so is the learning rate. Of the rest,
     which presets brought along, only what does not follow from the keys before it.
     """
-    values = [identity(runs[0].settings) for runs in groups]
-    keys = dict.fromkeys(key for each in values for key in each)
-    differing = [key for key in keys if len({each.get(key) for each in values}) > 1]
+    settings = [identity(runs[0].settings) for runs in groups]
+    keys = dict.fromkeys(key for group in settings for key in group)
+    differing = [key for key in keys if len({group.get(key) for group in settings}) > 1]
     typed = {key for runs in groups for run in runs for key in run.typed}
     # Each seed may have teachers of its own.
     told = {key for key in typed if not names_teachers(key)} | _ALWAYS_TOLD
     # What was typed, then presets, each before its parts.
     differing.sort(key=lambda key: (key not in typed, "." in key, "/" in key or "@" in key, key))
-    known: list[tuple[str | None, ...]] = [()] * len(values)
+    known: list[tuple[str | None, ...]] = [()] * len(settings)
     chosen = []
     for key in differing:
-        more = [(*found, each.get(key)) for found, each in zip(known, values, strict=True)]
+        more = [(*so_far, group.get(key)) for so_far, group in zip(known, settings, strict=True)]
         if key in told or len(set(more)) > len(set(known)):
             chosen.append(key)
             known = more
@@ -84,7 +84,7 @@ def shown_values(key: str, values: Sequence[Any]) -> list[str]:
     elif is_place and any(isinstance(value, str) and "/" in value for value in values):
         parts = [PurePosixPath(value).parts if isinstance(value, str) else () for value in values]
         sizes = range(1, max(map(len, parts)) + 1)
-        ways = [["/".join(each[-size:]).replace("//", "/") for each in parts] for size in sizes]
+        ways = [["/".join(part[-size:]).replace("//", "/") for part in parts] for size in sizes]
     distinct = len(set(map(canonical, values)))
     texts = next((way for way in ways if len(set(way)) >= distinct), ways[-1])
     return [printable(text or plain(value)) for text, value in zip(texts, values, strict=True)]
@@ -92,19 +92,21 @@ def shown_values(key: str, values: Sequence[Any]) -> list[str]:
 
 def labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:
     """Return names of groups that differ in some keys: `adaptation=lora optimizer.lr=0.001`."""
-    columns = {key: shown_values(key, [each.get(key) for each in groups]) for key in keys}
-    found: list[str] = []
+    columns = {key: shown_values(key, [group.get(key) for group in groups]) for key in keys}
+    called: list[str] = []
     for place, settings in enumerate(groups):
-        words = [f"{printable(key)}={_cut(columns[key][place])}" for key in keys if key in settings]
+        words = [
+            f"{printable(key)}={cut(columns[key][place], _MOST_CHARACTERS, '...')}"
+            for key in keys
+            if key in settings
+        ]
         label = " ".join(words[:MOST_WORDS]) + (" ..." if len(words) > MOST_WORDS else "")
         label = label or "(as it is)"
-        found.append(label if label not in found else f"{label} #{place + 1}")
-    return found
+        called.append(label if label not in called else f"{label} #{place + 1}")
+    return called
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
-
+# --- tasks, and groups of seeds ----------------------------------------------------------------
 
 _USES = ("data.labelled", "data.length")
 """How data is used: runs that differ in these are judged on the same texts."""
@@ -113,8 +115,8 @@ _ANY_FILE = ("table", "text", "table_text")
 """Presets of data that read any file."""
 
 
-def by_task(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs apart by command, data, task and labels; the largest part first.
+def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs apart by command, data, task and labels, by name; the largest part first.
 
     A task can be learnt by several objectives: `adaptation=pet` answers as a classifier does. Jobs
     of a sweep that have not begun are left out: nothing is known of them.
@@ -123,7 +125,8 @@ def by_task(runs: Sequence[Run]) -> list[list[Run]]:
     for run in _adopted(runs):
         parts[(run.command, *sorted(_data_of(run).items()))].append(run)
     apart = [answered for part in parts.values() for answered in _by_answers(part)]
-    return sorted(apart, key=len, reverse=True)
+    apart.sort(key=len, reverse=True)
+    return dict(zip(_names(apart), apart, strict=True))
 
 
 def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
@@ -140,11 +143,11 @@ def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
     def kinds(run: Run) -> Hashable:
         return tuple(known.get(os.path.realpath(path), path) for path in _teachers(run))
 
-    found = []
+    groups = []
     for part in _apart(ordered, _untaught):
         ways = ([part], _apart(part, kinds), _apart(part, _teachers))
-        found += next((way for way in ways if all(map(_is_taught_by_seed, way))), ways[-1])
-    return found
+        groups += next((way for way in ways if all(map(_is_taught_by_seed, way))), ways[-1])
+    return groups
 
 
 def _apart(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
@@ -163,35 +166,35 @@ def _untaught(run: Run) -> frozenset[tuple[str, str]]:
 def _teachers(run: Run) -> tuple[str, ...]:
     values = (run.settings[key] for key in sorted(run.settings) if names_teachers(key))
     return tuple(
-        str(path) for each in values for path in (each if isinstance(each, list) else [each])
+        str(path) for value in values for path in (value if isinstance(value, list) else [value])
     )
 
 
 def _is_taught_by_seed(runs: Sequence[Run]) -> bool:
     """Return whether all runs have the same teachers, or each seed has its own."""
     pairs = {(str(run.seed), _teachers(run)) for run in runs}
-    seeds, teachers = (set(each) for each in zip(*pairs, strict=True))
+    seeds, teachers = (set(column) for column in zip(*pairs, strict=True))
     return len(teachers) == 1 or len(seeds) == len(teachers) == len(pairs)
 
 
-def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
+def _names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     """Return what each task is called, no two alike: `finetune on trec6`."""
     firsts = [runs[0] for runs in tasks]
-    found = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
+    called = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
     objectives = (
         run.settings.get("objective") or _objective(run)[0].rpartition(".")[2] for run in firsts
     )
     for further in (
-        [printable(str(each)) for each in objectives],
+        [printable(str(objective)) for objective in objectives],
         [printable(f"objective.mode={_objective(run)[1]}") for run in firsts],
         _what_differs(firsts),
         [f"{max(len(run.results.labels) for run in runs)} labels" for runs in tasks],
         [f"number {place}" for place in range(1, len(tasks) + 1)],
     ):
-        pairs = list(zip(found, further, strict=True))
+        pairs = list(zip(called, further, strict=True))
         meanings = Counter(name for name, _ in set(pairs))
-        found = [f"{name} ({word})" if meanings[name] > 1 else name for name, word in pairs]
-    return found
+        called = [f"{name} ({word})" if meanings[name] > 1 else name for name, word in pairs]
+    return called
 
 
 def _data_of(run: Run) -> dict[str, str]:
@@ -244,9 +247,9 @@ def _data_name(run: Run) -> str:
 
 def _what_differs(runs: Sequence[Run]) -> list[str]:
     """Return, of each run, the first setting of the data that differs among them."""
-    known = [_data_of(each) for each in runs]
-    for key in sorted({key for each in known for key in each}):
-        if len({each.get(key) for each in known}) > 1 and not key.endswith("_target_"):
+    known = [_data_of(run) for run in runs]
+    for key in sorted({key for settings in known for key in settings}):
+        if len({settings.get(key) for settings in known}) > 1 and not key.endswith("_target_"):
             return [printable(f"{key}={plain(run.settings.get(key))}") for run in runs]
     return ["data"] * len(runs)
 
@@ -262,9 +265,9 @@ def _adopted(runs: Sequence[Run]) -> Iterator[Run]:
         if "data._target_" in run.settings and run.status != LEFT:
             yield run
         elif run.status != LEFT:
-            siblings = [each for each in whole if each.sweep == run.sweep]
+            siblings = [other for other in whole if other.sweep == run.sweep]
             # The first that differs in nothing else, or else the first.
-            siblings.sort(key=lambda each: _without_seed(each) != _without_seed(run))
+            siblings.sort(key=lambda sibling: _without_seed(sibling) != _without_seed(run))
             for like in siblings[:1]:
                 yield replace(run, settings={**like.settings, **run.settings})
 

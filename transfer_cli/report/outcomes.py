@@ -100,16 +100,16 @@ class OutcomeReader:
 
 def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     """Return what most runs get wrong, the worst first; those on the commonest items count."""
-    sheets = Counter(each.sheet for each in outcomes if each.sheet.has_labels)
+    sheets = Counter(outcome.sheet for outcome in outcomes if outcome.sheet.has_labels)
     if not sheets:
         return ()
     sheet = sheets.most_common(1)[0][0]
-    alike = [each for each in outcomes if each.sheet is sheet]
-    wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
+    alike = [outcome for outcome in outcomes if outcome.sheet is sheet]
+    wrong = np.sum([run.wrong > 0 for run in alike], axis=0)
     errors = []
     for at in np.argsort(-wrong, kind="stable")[:MOST_SHARED]:
         if 2 * wrong[at] > len(alike):
-            said = dict(Counter(each.predicted[at] for each in alike).most_common())
+            said = dict(Counter(run.predicted[at] for run in alike).most_common())
             text, label = sheet.texts[at], sheet.labels[at]
             errors.append(SharedError(text, label, said, int(wrong[at]), len(alike)))
     return tuple(errors)
@@ -155,11 +155,11 @@ def compare(
         has_labels = parts[0][1][0][0].sheet.has_labels
         made = _measure(name, theirs, split, has_labels=has_labels)
         with np.errstate(all="ignore"):
-            found = _tested(parts, made, split, same_seeds=list(mine) == list(base))
+            comparison = _tested(parts, made, split, same_seeds=list(mine) == list(base))
         fewest, most = sorted((len(mine), len(base)))
         if most > 1 and fewest < FEWEST_SEEDS:
-            found = replace(found, low=None, high=None, p=None)
-        return replace(found, baseline=baseline)
+            comparison = replace(comparison, low=None, high=None, p=None)
+        return replace(comparison, baseline=baseline)
     except _IncomparableError as error:
         return str(error)
 
@@ -168,16 +168,16 @@ def _by_seed(
     runs: Sequence[Run], split: str, reader: OutcomeReader
 ) -> Mapping[str, list[RunOutcomes]]:
     """Return the outcomes of the finished runs of each seed, the seeds in order."""
-    found: dict[str, list[RunOutcomes]] = {}
+    by_seed: dict[str, list[RunOutcomes]] = {}
     finished = (run for run in runs if run.status == FINISHED)
     for run in sorted(finished, key=lambda run: str(run.seed)):
         outcomes = reader.read(run, split)
         if isinstance(outcomes, str):
             raise _IncomparableError(outcomes)
-        found.setdefault(str(run.seed), []).append(outcomes)
-    if not found:
+        by_seed.setdefault(str(run.seed), []).append(outcomes)
+    if not by_seed:
         raise _IncomparableError("no run is finished")
-    return found
+    return by_seed
 
 
 def _on_same_items(
@@ -188,7 +188,7 @@ def _on_same_items(
     pairs = [([mine[seed]], [base[seed]]) for seed in mine] if list(mine) == list(base) else []
     for parts in (together, pairs):
         sheets = [{run.sheet for seeds in part for runs in seeds for run in runs} for part in parts]
-        if parts and all(len(each) == 1 for each in sheets):
+        if parts and all(len(sheet) == 1 for sheet in sheets):
             return parts
     raise _IncomparableError("they were not judged on the same items")
 
@@ -236,10 +236,10 @@ def _tested(
             raise _IncomparableError("losses are not finite")
         if part.targets.sum() == 0:
             raise _IncomparableError("there is nothing to predict")
-    found = bootstrap(scored, measure.of_mean, same_seeds=same_seeds, bounds=measure.bounds)
-    if not math.isfinite(found.low) or not math.isfinite(found.high):
+    estimate = bootstrap(scored, measure.of_mean, same_seeds=same_seeds, bounds=measure.bounds)
+    if not math.isfinite(estimate.low) or not math.isfinite(estimate.high):
         raise _IncomparableError("a measure is not finite")
-    p, test = found.p, BOOTSTRAP
+    p, test = estimate.p, BOOTSTRAP
     (mine, base), *others = parts
     are_single = not others and all(len(seeds) == len(seeds[0]) == 1 for seeds in (mine, base))
     if are_single and measure.is_of_errors:
@@ -248,9 +248,11 @@ def _tested(
         test = MCNEMAR
     items = sum(len(part.targets) for part in scored)
     return Comparison(
-        f"{split}/{measure.name}", found.difference, found.low, found.high, p, test, items
+        f"{split}/{measure.name}", estimate.difference, estimate.low, estimate.high, p, test, items
     )
 
+
+# --- slices ------------------------------------------------------------------------------------
 
 BETWEEN = " / "
 """Stands between the texts of an item."""
@@ -258,7 +260,7 @@ BETWEEN = " / "
 
 def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> Run:
     """Return a run with the measures of slices beside its own; note what is in the way."""
-    found = {}
+    measures = {}
     for split, measured in run.results.measures.items():
         try:
             items = list(read_items(RunDirectory(run.path).items, split))
@@ -267,14 +269,14 @@ def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> R
         except (OSError, UnreadableError) as error:
             problems.append(f"{run.path}: no slices: items.jsonl: {reason(error)}")
             items = []
-        found[split] = {**measured, **_scores(items, split, slices)}
+        measures[split] = {**measured, **_scores(items, split, slices)}
         cut = sum(is_cut(item.text) for item in items)
         if cut:
             problems.append(
                 f"{run.path}: {cut:,} texts of {split} are kept in part, so slices by length or "
                 "regex are of that part; transfer evaluate sees all of it"
             )
-    return replace(run, results=replace(run.results, measures=found))
+    return replace(run, results=replace(run.results, measures=measures))
 
 
 def _scores(items: Sequence[Item], split: str, slices: Mapping[str, Slice]) -> dict[str, float]:

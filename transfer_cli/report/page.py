@@ -58,7 +58,7 @@ def page(report: Report) -> str:
         report=report,
         facts=_facts(report),
         # The progress of a sweep comes first as long as something is left to do.
-        sweeps_first=any(each.running or each.left for each in report.standings),
+        sweeps_first=any(standing.running or standing.left for standing in report.standings),
         tasks=tasks,
     )
 
@@ -75,7 +75,7 @@ def analyses_page(
     """
     sections = []
     for name, finding in findings.items():
-        embedded = [picture(*each) for each in pictures.get(name, {}).items()]
+        embedded = [picture(*shows) for shows in pictures.get(name, {}).items()]
         sections.append(Section(name, title_of(name, finding), shown_finding(finding, embedded)))
     views = {finding.view.kind for finding in findings.values() if finding.view is not None}
     scripts = [asset("attention.js")] if "attention" in views else []
@@ -90,11 +90,11 @@ def document(template: str, title: str, scripts: Sequence[str] = (), **values: o
         title=title,
         policy=_policy(running),
         style=Html(asset("page.css")),
-        scripts=[Html(each) for each in running],
+        scripts=[Html(script) for script in running],
         **values,
     )
     # Nothing steers what is around it, wherever it comes from.
-    return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
+    return _UNUSUAL.sub(lambda match: shown(match[0]), made).strip() + "\n"
 
 
 def asset(name: str) -> str:
@@ -104,7 +104,7 @@ def asset(name: str) -> str:
 
 def _policy(scripts: Sequence[str]) -> str:
     """Return what the page may do: run these very scripts, and reach nothing."""
-    digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()) for each in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in scripts)
     allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
@@ -113,7 +113,6 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _facts(report: Report) -> list[str]:
-    """Return how much there is, in a few words each."""
     groups = [group for task in report.tasks for group in task.groups]
     states = Counter(run.status for group in groups for run in group.runs)
     if not states:
@@ -147,7 +146,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("environment", "Environment", task_sections.environment_section(task)),
     ]
     sections = [
-        Section(f"{address}-at-{name}", title, found) for name, title, found in parts if found
+        Section(f"{address}-at-{name}", title, content) for name, title, content in parts if content
     ]
     first = task_sections.take(task) + task_sections.best_sentence(task, names)
     return Section(address, task.name, first, sections)
@@ -162,7 +161,7 @@ def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
 
 def _charts(task_id: str, charts: Sequence[Chart | None], names: Sequence[str] = ()) -> Html | None:
     """Return charts side by side; above them the groups to choose from, where there are names."""
-    found = [chart for chart in charts if chart is not None]
-    if not found:
+    drawn = [chart for chart in charts if chart is not None]
+    if not drawn:
         return None
-    return render("charts.html", task_id=task_id, charts=found, names=names)
+    return render("charts.html", task_id=task_id, charts=drawn, names=names)

@@ -33,7 +33,7 @@ _TESTS = {
     MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
     BOOTSTRAP: "a bootstrap over items and seeds",
 }
-UNTOLD = "–"  # noqa: RUF001 - the page has this dash for what is not there, too
+UNTOLD = formats.NOTHING
 _OTHER = {"test": "validation", "validation": "test"}
 
 
@@ -69,8 +69,8 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
     """
     split, _, name = task.measure.partition("/")
     asked = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
-    known = dict.fromkeys(each for group in task.groups for each in group.measures)
-    slices = [each for each in known if each.startswith(f"{split}/accuracy/slice/")]
+    known = dict.fromkeys(measure for group in task.groups for measure in group.measures)
+    slices = [measure for measure in known if measure.startswith(f"{split}/accuracy/slice/")]
     shown = [*dict.fromkeys([*asked, *slices])]
     rows = [_row(task, group, shown) for group in task.groups]
     columns = [
@@ -78,7 +78,7 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
             title,
             tuple(row[title] for row in rows),
             title in shown,
-            formats.unit(task, title).strip() if title in shown else "",
+            task.metric(title).shown_unit.strip() if title in shown else "",
         )
         for title in rows[0]
     ]
@@ -87,38 +87,38 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
 
 def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
     """Yield what is written in each row of some columns."""
-    return zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
+    return zip(*([cell.text for cell in column.cells] for column in columns), strict=True)
 
 
 def measures_beside(task: TaskRuns) -> list[str]:
     """Return what the best is chosen by, the task's measure, and another: for a wide table."""
     split, _, name = task.measure.rpartition("/")
-    known = {each for group in task.groups for each in group.measures}
+    known = {measure for group in task.groups for measure in group.measures}
     # Not the loss: another metric says the same in better words.
-    others = [f"{split}/{each.name}" for each in task.metrics
-              if each.unit != "nats" and each.name != name and "/" not in each.name]  # fmt: skip
-    more = [each for each in others if each in known][:1]
+    names = [metric.name for metric in task.metrics if metric.unit != "nats"]
+    others = [f"{split}/{other}" for other in names if other != name and "/" not in other]
+    more = [other for other in others if other in known][:1]
     return [task.chosen_by, task.measure, f"validation/{name}", *more]
 
 
-def compared(task: TaskRuns, group: Group, found: Comparison) -> tuple[str, str, str]:
+def compared(task: TaskRuns, group: Group, comparison: Comparison) -> tuple[str, str, str]:
     """Return the size of a group's tested difference, its interval or "", and its p, as written."""
-    times = formats.times(task, found.measure)
-    size = formats.number(times * abs(found.difference), _like(group, found, times))
-    points = " points" if formats.unit(task, found.measure) else ""
-    return size + points, _interval(group, found, times), _probability(found).text
+    times = task.metric(comparison.measure).shown_times
+    size = formats.number(times * abs(comparison.difference), _like(group, comparison, times))
+    points = " points" if task.metric(comparison.measure).shown_unit else ""
+    return size + points, _interval(group, comparison, times), _probability(comparison).text
 
 
 def is_baseline(group: Group, task: TaskRuns) -> bool:
     """Return whether others are compared with a group."""
-    others = {each.against.baseline for each in task.groups if each.against is not None}
+    others = {other.against.baseline for other in task.groups if other.against is not None}
     return group.label == task.baseline or group.label in others
 
 
 def remarks(task: TaskRuns) -> list[str]:
     """Return the lines below a table in text: `explanations`, and the analyses."""
-    found = Counter(each.name for run in task.runs for each in run.analyses)
-    named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items())]
+    counts = Counter(analysis.name for run in task.runs for analysis in run.analyses)
+    named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(counts.items())]
     analyses = [f"analyses, which --html shows: {', '.join(named)}"] if named else []
     return [*explanations(task), *analyses]
 
@@ -131,11 +131,11 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
             f"{best} best {task.choice.measure} ({end} is better) of what learnt anything; the "
             "test split decides nothing"
         )
-    spreads = [each for group in task.groups for each in group.measures.values()]
-    if any(each.deviation is not None for each in spreads):
+    spreads = [spread for group in task.groups for spread in group.measures.values()]
+    if any(spread.deviation is not None for spread in spreads):
         yield "± is the standard deviation over the finished runs of a group"
     untold = any(group.against is not None and group.against.p is None for group in task.groups)
-    if untold or any(1 < len(each.values) < FEWEST_SEEDS for each in spreads):
+    if untold or any(1 < len(spread.values) < FEWEST_SEEDS for spread in spreads):
         yield (
             "of two runs the mean is shown alone; an interval, or a p, takes three seeds or more "
             "on both sides, or one on each"
@@ -146,7 +146,7 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     yield from task.notes
 
 
-def own(task: TaskRuns) -> str:
+def name_of_best(task: TaskRuns) -> str:
     """Return what tells the best run from others: its group, and its seed where there are some."""
     if task.best is None:
         return ""
@@ -172,7 +172,7 @@ def holds_best(task: TaskRuns, group: Group) -> bool:
 
 
 def _group_of_best(task: TaskRuns) -> Group:
-    return next(each for each in task.groups if holds_best(task, each))
+    return next(group for group in task.groups if holds_best(task, group))
 
 
 def apart(report: Report) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
     row = {GROUP: Cell(group.label)}
     mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
     row |= {
-        measure: _spread(group.measures.get(measure), mark, formats.times(task, measure))
+        measure: _spread(group.measures.get(measure), mark, task.metric(measure).shown_times)
         for measure in measures
     }
     if task.baseline is not None:
@@ -205,60 +205,60 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
     }
 
 
-def _spread(found: Spread | None, mark: str = "", times: float = 1) -> Cell:
-    if found is None:
+def _spread(spread: Spread | None, mark: str = "", times: float = 1) -> Cell:
+    if spread is None:
         return Cell()
-    found = formats.scaled(found, times)
-    value = found.mean if math.isfinite(found.mean) else None
-    return Cell(formats.spread(found) + mark, value)
+    spread = formats.scaled(spread, times)
+    value = spread.mean if math.isfinite(spread.mean) else None
+    return Cell(formats.spread(spread) + mark, value)
 
 
-def _mean(found: Spread | None, words: Callable[[float], str]) -> Cell:
-    return Cell() if found is None else replace(_spread(found), text=words(found.mean))
+def _mean(spread: Spread | None, words: Callable[[float], str]) -> Cell:
+    return Cell() if spread is None else replace(_spread(spread), text=words(spread.mean))
 
 
 def _difference(group: Group, task: TaskRuns) -> Cell:
     """Return the difference that was tested, else that of the means."""
-    found = group.against
-    if found is not None:
-        times = formats.times(task, found.measure)
-        size = formats.signed(times * found.difference, _like(group, found, times))
-        return Cell(f"{size} {_interval(group, found, times)}".rstrip(), found.difference)
+    comparison = group.against
+    if comparison is not None:
+        times = task.metric(comparison.measure).shown_times
+        size = formats.signed(times * comparison.difference, _like(group, comparison, times))
+        return Cell(f"{size} {_interval(group, comparison, times)}".rstrip(), comparison.difference)
     if is_baseline(group, task):
         return Cell("baseline", 0)
-    base = next((each for each in task.groups if each.label == task.baseline), None)
+    base = next((other for other in task.groups if other.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
         return Cell()
-    times = formats.times(task, task.measure)
+    times = task.metric(task.measure).shown_times
     mean = times * group.measures[task.measure].mean
     difference = mean - times * base.measures[task.measure].mean
     text = formats.signed(difference, mean)
     return Cell(text, difference, "Of the means: not compared by item")
 
 
-def _like(group: Group, found: Comparison, times: float) -> float:
+def _like(group: Group, comparison: Comparison, times: float) -> float:
     """Return a number of the measure that was compared: differences have as many decimals."""
-    known = group.measures.get(found.measure)
-    return times * ((found.low if known is None else known.mean) or 0.0)
+    known = group.measures.get(comparison.measure)
+    return times * ((comparison.low if known is None else known.mean) or 0.0)
 
 
-def _interval(group: Group, found: Comparison, times: float) -> str:
-    if found.low is None or found.high is None:
+def _interval(group: Group, comparison: Comparison, times: float) -> str:
+    if comparison.low is None or comparison.high is None:
         return ""
-    like = _like(group, found, times)
-    ends = (formats.signed(times * each, like) for each in (found.low, found.high))
+    like = _like(group, comparison, times)
+    ends = (formats.signed(times * end, like) for end in (comparison.low, comparison.high))
     return f"[{', '.join(ends)}]"
 
 
-def _probability(found: Comparison | None) -> Cell:
-    if found is None:
+def _probability(comparison: Comparison | None) -> Cell:
+    if comparison is None:
         return Cell()
-    if found.p is None:
+    if comparison.p is None:
         return Cell(UNTOLD, None, "fewer than three seeds say next to nothing about chance")
-    if found.corrected is None:
-        return Cell(formats.probability(found.p), found.p)
-    note = f"p {formats.probability(found.p)} before the correction"
-    return Cell(formats.probability(found.corrected), found.corrected, note)
+    if comparison.corrected is None:
+        return Cell(formats.probability(comparison.p), comparison.p)
+    note = f"p {formats.probability(comparison.p)} before the correction"
+    return Cell(formats.probability(comparison.corrected), comparison.corrected, note)
 
 
 def _runs(group: Group) -> Cell:
@@ -269,15 +269,15 @@ def _runs(group: Group) -> Cell:
 
 
 def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
-    found = [group.against for group in task.groups if group.against is not None]
-    corrected = sum(each.corrected is not None for each in found)
-    items = {f"{each.items:,}" for each in found}
-    tests = {each.test for each in found}
+    comparisons = [group.against for group in task.groups if group.against is not None]
+    corrected = sum(comparison.corrected is not None for comparison in comparisons)
+    items = {f"{comparison.items:,}" for comparison in comparisons}
+    tests = {comparison.test for comparison in comparisons}
     how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
-    drawn = any(each.low is not None for each in found)
+    drawn = any(comparison.low is not None for comparison in comparisons)
     interval = f", with its {CONFIDENCE} % interval" if drawn else ""
     several = f"; corrected for {corrected} comparisons (Holm; --csv has both)" * (corrected > 0)
-    if found:
+    if comparisons:
         yield (
             f"difference to {baseline}{interval}; p by {how}, "
             f"paired on the same {' or '.join(sorted(items))} items{several}"

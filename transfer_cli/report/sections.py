@@ -57,6 +57,9 @@ def register_section(name: str, render: Render) -> None:
     SECTIONS[name] = render
 
 
+# --- where heads look, and words with colours --------------------------------------------------
+
+
 def attention_viewer(data: Mapping[str, Any]) -> Html:
     """Return the viewer of what `analysis.attention.attention_view` gives to it."""
     numbers = _numbers(data["heads"], data["kinds"])
@@ -73,10 +76,10 @@ def _numbers(heads: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Ht
     columns = [PageColumn(kinds.get(name, name), is_number=True) for name in measures]
     rows = [
         [
-            Cell(f"{each['block']}.{each['head']}", 1000 * each["block"] + each["head"]),
-            *(_head_cell(each[name], is_share=name in kinds) for name in measures),
+            Cell(f"{head['block']}.{head['head']}", 1000 * head["block"] + head["head"]),
+            *(_head_cell(head[name], is_share=name in kinds) for name in measures),
         ]
-        for each in heads
+        for head in heads
     ]
     return table("Heads", [PageColumn("head"), *columns], rows, [False] * len(rows))
 
@@ -115,7 +118,7 @@ def _text(text: Mapping[str, Any]) -> Html:
     if text["explained"] != text["prediction"]:
         heading += f", explained: {text['explained']}"
     names = map(_called, scores)
-    rows = zip(text["words"], *(map(formats.number, found) for found in scores.values()),
+    rows = zip(text["words"], *(map(formats.number, values) for values in scores.values()),
                strict=True)  # fmt: skip
     residue = (
         f"Integrated gradients after {text['steps']} steps lack {formats.number(text['residue'])} "
@@ -124,7 +127,7 @@ def _text(text: Mapping[str, Any]) -> Html:
     numbers = table(heading, ["word", *(PageColumn(name, is_number=True) for name in names)], rows)
     return _TEXT.format(
         heading=heading,
-        lines=joined(_line(name, text["words"], found) for name, found in scores.items()),
+        lines=joined(_line(name, text["words"], values) for name, values in scores.items()),
         numbers=details("Numbers", joined([numbers, Html("<p>{}</p>").format(residue)]),
                         is_open=False),
     )  # fmt: skip
@@ -147,6 +150,8 @@ def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
     )
     return _LINE.format(method=_called(method), words=Html(" ").join(shaded))
 
+
+# --- sections ----------------------------------------------------------------------------------
 
 MOST_RUNS = 20
 """Of one analysis on one page."""
@@ -182,24 +187,24 @@ class Pictures:
     def embedded(self, shows: str, path: Path) -> Html:
         """Return a picture with its caption; in its place, why there is none."""
         try:
-            found = read_picture(path)
+            content = read_picture(path)
         except (OSError, UnreadableError) as error:
             return note(f"{path.name} is not shown: {reason(error)}")
-        if len(found) > self._room:
+        if len(content) > self._room:
             return note(f"{path.name} is not shown: the page has no room for more pictures")
-        self._room -= len(found)
-        return picture(shows, found)
+        self._room -= len(content)
+        return picture(shows, content)
 
 
 def analysis_sections(
     task: TaskRuns, names: Sequence[str], pictures: Pictures
 ) -> Iterator[tuple[str, str, Html]]:
     """Yield name, title and content of the section of each analysis that runs of a task have."""
-    known = {each.name for run in task.runs for each in run.analyses}
+    known = {analysis.name for run in task.runs for analysis in run.analyses}
     for name in sorted(known)[:MOST_ANALYSES]:
-        found = list(islice(_of_runs(task, names, name, pictures), MOST_RUNS))
-        title = title_of(name, Finding.from_json(found[0].content))
-        yield f"analysis-{name}", title, _section(name, found)
+        analyses = list(islice(_of_runs(task, names, name, pictures), MOST_RUNS))
+        title = title_of(name, Finding.from_json(analyses[0].content))
+        yield f"analysis-{name}", title, _section(name, analyses)
 
 
 def title_of(name: str, finding: Finding) -> str:
@@ -222,33 +227,36 @@ def _of_runs(
     task: TaskRuns, names: Sequence[str], name: str, pictures: Pictures
 ) -> Iterator[RunAnalysis]:
     for group, called in zip(task.groups, names, strict=True):
-        found = ((run, each) for run in group.runs for each in run.analyses if each.name == name)
-        for run, each in found:
-            embedded = {what: pictures.embedded(what, at) for what, at in each.pictures.items()}
-            yield RunAnalysis(run.name, called, each.content, embedded)
+        stored = ((run, analysis) for run in group.runs for analysis in run.analyses)
+        for run, analysis in stored:
+            if analysis.name == name:
+                shown = {
+                    what: pictures.embedded(what, at) for what, at in analysis.pictures.items()
+                }
+                yield RunAnalysis(run.name, called, analysis.content, shown)
 
 
-def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
+def _section(name: str, analyses: Sequence[RunAnalysis]) -> Html:
     if name in SECTIONS:
         try:
-            return joined([SECTIONS[name](found)])
+            return joined([SECTIONS[name](analyses)])
         except Exception as error:  # others' code, on files that anybody may have written
             why = f"{type(error).__name__}: {error}"
-            return note(f"Shown plainly: its own section ends in {why}") + _of_all(found)
-    return _of_all(found)
+            return note(f"Shown plainly: its own section ends in {why}") + _of_all(analyses)
+    return _of_all(analyses)
 
 
-def _of_all(found: Sequence[RunAnalysis]) -> Html:
-    """Return what an analysis found of each run."""
+def _of_all(analyses: Sequence[RunAnalysis]) -> Html:
     made = [
-        shown_finding(Finding.from_json(each.content), each.pictures.values()) for each in found
+        shown_finding(Finding.from_json(analysis.content), analysis.pictures.values())
+        for analysis in analyses
     ]
     if len(made) == 1:
         return made[0]
-    is_open = len(found) <= _OPEN
+    is_open = len(analyses) <= _OPEN
     return joined(
-        details(f"{each.group}: {each.run}", part, is_open=is_open)
-        for each, part in zip(found, made, strict=True)
+        details(f"{analysis.group}: {analysis.run}", part, is_open=is_open)
+        for analysis, part in zip(analyses, made, strict=True)
     )
 
 
@@ -260,23 +268,23 @@ def _painted(finding: Finding) -> Iterator[Html]:
     if finding.values:
         pairs = [(_cut(name), _cell(value)) for name, value in finding.values.items()]
         yield table("Values", ["what", "value"], pairs[:MOST_ROWS])
-    for each in finding.tables:
-        if not each.rows or not each.columns:
+    for shown_table in finding.tables:
+        if not shown_table.rows or not shown_table.columns:
             continue
-        if each.title:
-            yield Html("<h3>{}</h3>").format(each.title)
-        yield from _shaded(each) if each.is_shaded else _table(each)
+        if shown_table.title:
+            yield Html("<h3>{}</h3>").format(shown_table.title)
+        yield from _shaded(shown_table) if shown_table.is_shaded else _table(shown_table)
     yield from map(note, finding.notes)
 
 
-def _table(found: FindingTable) -> Iterator[Html]:
-    rows = found.rows[:MOST_ROWS]
+def _table(shown: FindingTable) -> Iterator[Html]:
+    rows = shown.rows[:MOST_ROWS]
     columns = [PageColumn(_cell(title), is_number=_are_numbers(values))
-               for title, *values in zip(found.columns, *rows, strict=True)]  # fmt: skip
+               for title, *values in zip(shown.columns, *rows, strict=True)]  # fmt: skip
     shown_rows = ([_cell(value) for value in row[:MOST_COLUMNS]] for row in rows)
-    yield table(found.title or "FindingTable", columns[:MOST_COLUMNS], shown_rows)
-    if len(rows) < len(found.rows):
-        yield note(f"{len(found.rows) - len(rows):,} rows are left out.")
+    yield table(shown.title or "Table", columns[:MOST_COLUMNS], shown_rows)
+    if len(rows) < len(shown.rows):
+        yield note(f"{len(shown.rows) - len(rows):,} rows are left out.")
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -284,14 +292,14 @@ def _are_numbers(values: Sequence[Any]) -> bool:
     return bool(there) and all(map(is_number, there))
 
 
-def _shaded(found: FindingTable) -> Iterator[Html]:
+def _shaded(shown: FindingTable) -> Iterator[Html]:
     """Yield a table whose numbers have a share of a colour behind them."""
-    corner, *names = found.columns
+    corner, *names = shown.columns
     rows = [
         (name, [(_cell(value), min(1.0, max(0.0, value or 0.0))) for value in values])
-        for name, *values in found.rows
+        for name, *values in shown.rows
     ]
-    yield macro("shades.html", "shades", found.title, corner, names, rows)
+    yield macro("shades.html", "shades", shown.title, corner, names, rows)
 
 
 def _cell(value: Any) -> str:

@@ -53,22 +53,22 @@ def as_page(report: Report, width: int | None) -> Page:
     said: set[str] = set()
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [
-        *(list(_standing(each, in_tables)) for each in report.standings),
+        *(list(_standing(standing, in_tables)) for standing in report.standings),
         [Line(why) for why in results_table.apart(report)],
-        *(list(_task(each, width, said)) for each in report.tasks),
+        *(list(_task(task, width, said)) for task in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
-        *(list(_best(each, len(report.tasks))) for each in report.tasks),
+        *(list(_best(task, len(report.tasks))) for task in report.tasks),
     ]
     return Page(*[block for part in parts if part for block in (BLANK, *part)][1:])
 
 
 def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
-    """Yield which run to take, why, and what to type next."""
     if task.best is None:
         return
     of_task = f" of {task.name}" if tasks > 1 else ""
     head = Piece(f"best run by validation{of_task}:", "heading")
-    yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {results_table.own(task)}")
+    name = results_table.name_of_best(task)
+    yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {name}")
     for line in results_table.why_best(task):
         yield Entry(["  "], [Piece(line, "note")], 2)
     for what, line in commands(task.best.run).items():
@@ -76,31 +76,31 @@ def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
 
 
 def _standing(
-    found: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
+    sweep: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
 ) -> Iterator[Renderable]:
     """Yield the progress of a sweep, and its failed jobs that are in no table."""
     pieces: list[Piece | str] = [
-        Piece(f"{found.done} done", "good"), ", ",
-        Piece(f"{found.running} running", "mark" if found.running else ""), ", ",
-        Piece(f"{found.left} left"),
+        Piece(f"{sweep.done} done", "good"), ", ",
+        Piece(f"{sweep.running} running", "mark" if sweep.running else ""), ", ",
+        Piece(f"{sweep.left} left"),
     ]  # fmt: skip
-    if found.failed:
-        pieces += [", ", Piece(f"{len(found.failed)} failed", "bad")]
-    if found.pruned:
-        pieces += [", ", Piece(f"{found.pruned} pruned")]
-    yield Line(Piece(f"sweep {found.path}", "heading"), ": ", *pieces, _to_go(found))
-    yield Line("  ", Piece(printable(found.command), "note"))
-    for number, overrides, reason in found.failed:
-        if (found.path.resolve(), number) not in in_tables:
+    if sweep.failed:
+        pieces += [", ", Piece(f"{len(sweep.failed)} failed", "bad")]
+    if sweep.pruned:
+        pieces += [", ", Piece(f"{sweep.pruned} pruned")]
+    yield Line(Piece(f"sweep {sweep.path}", "heading"), ": ", *pieces, _to_go(sweep))
+    yield Line("  ", Piece(printable(sweep.command), "note"))
+    for number, overrides, reason in sweep.failed:
+        if (sweep.path.resolve(), number) not in in_tables:
             what = f"{printable(overrides)}  failed: {printable(reason)}"
             yield Entry([f"  job {number}  "], [Piece(what, "bad")], 10)
 
 
-def _to_go(found: SweepProgress) -> str:
-    is_idle = found.left > 0 and not found.running
+def _to_go(sweep: SweepProgress) -> str:
+    is_idle = sweep.left > 0 and not sweep.running
     said = ", and nobody is at work on it" if is_idle else ""
-    if found.seconds_left is not None:
-        about = formats.duration(float(round(found.seconds_left)))
+    if sweep.seconds_left is not None:
+        about = formats.duration(float(round(sweep.seconds_left)))
         said += f"; about {about} {'if taken up again' if is_idle else 'to go'}"
     return said
 
@@ -119,7 +119,8 @@ def _task(task: TaskRuns, width: int | None, said: set[str]) -> Iterator[Rendera
             table.append([Piece(f"{BEST} {name}", "mark"), Piece(measured, "mark"), *others])
         else:
             table.append([Piece(f"  {name}", "name"), measured, *others])
-    titles = [Column(printable(each.heading), right=each.title != FOLDER) for each in columns[1:]]
+    titles = [Column(printable(column.heading), right=column.title != FOLDER)
+              for column in columns[1:]]  # fmt: skip
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
     lines = [line for line in results_table.remarks(task) if line not in said]
     said.update(lines)
@@ -136,46 +137,49 @@ def _fitting(
 ) -> tuple[list[ResultColumn], list[str]]:
     """Return the columns for which there is room, and the titles of the others."""
     needed = {
-        each.title: max(len(printable(each.heading)), *(len(cell.text) for cell in each.cells))
-        for each in columns
+        column.title: max(map(len, (printable(column.heading), *(c.text for c in column.cells))))
+        for column in columns
     }
     needed[GROUP] = min(needed[GROUP] + 2, _NARROWEST_NAME)
     if FOLDER in needed:
         needed[FOLDER] = min(needed[FOLDER], _NARROWEST_FOLDER)
-    further = [each.title for each in columns if each.is_measure][1:]
+    further = [column.title for column in columns if column.is_measure][1:]
     left_out: list[str] = []
-    for title in (each for each in (*_LEAST_IMPORTANT, *further) if each in needed):
-        room = [size + 2 for each, size in needed.items() if each not in left_out]
+    for title in (other for other in (*_LEAST_IMPORTANT, *further) if other in needed):
+        room = [size + 2 for other, size in needed.items() if other not in left_out]
         if width is None or sum(room) - 2 <= width:
             break
         left_out.append(title)
-    return [each for each in columns if each.title not in left_out], left_out
+    return [column for column in columns if column.title not in left_out], left_out
 
 
 def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
-    found: dict[str, list[Run]] = {}
+    by_reason: dict[str, list[Run]] = {}
     for run in task.runs:
         if run.shortfall is not None:
-            found.setdefault(run.shortfall, []).append(run)
-    if found:
+            by_reason.setdefault(run.shortfall, []).append(run)
+    if by_reason:
         yield Line("  came to nothing, or not to an end:")
-    for what, runs in found.items():
-        own = f"{' '.join(runs[0].overrides)}  " if runs[0].overrides and len(runs) == 1 else ""
+    for what, runs in by_reason.items():
+        overrides = f"{' '.join(runs[0].overrides)}  ".lstrip() if len(runs) == 1 else ""
         names = listed((run.name for run in runs), _MOST_NAMED)
-        yield Entry(["    "], [f"{names}  ", own, Piece(what, "bad")], 4)
+        yield Entry(["    "], [f"{names}  ", overrides, Piece(what, "bad")], 4)
 
 
 def _errors(task: TaskRuns) -> Iterator[Renderable]:
     if task.errors:
         most = f", the first {MOST_ERRORS}" if len(task.errors) > MOST_ERRORS else ""
         yield Line(f"  wrong in most runs ({task.measure.partition('/')[0]}{most}):")
-    for each in task.errors[:MOST_ERRORS]:
-        said = ", ".join(f"{label} {count}" for label, count in each.predicted.items())
-        text = " ".join(each.text.split())
+    for error in task.errors[:MOST_ERRORS]:
+        said = ", ".join(f"{label} {count}" for label, count in error.predicted.items())
+        text = " ".join(error.text.split())
         if len(text) > _MOST_CHARACTERS:
             text = f"{text[:_MOST_CHARACTERS]} ..."
-        answer = Piece(printable(f"is {each.label}, said {said}"), "note")
-        yield Entry([f"    {each.wrong} of {each.runs}  "], [f"{text}  ", answer], 14)
+        answer = Piece(printable(f"is {error.label}, said {said}"), "note")
+        yield Entry([f"    {error.wrong} of {error.runs}  "], [f"{text}  ", answer], 14)
+
+
+# --- files for other programs ------------------------------------------------------------------
 
 
 def as_csv(report: Report) -> str:
@@ -185,7 +189,7 @@ def as_csv(report: Report) -> str:
     written = io.StringIO()
     writer = csv.DictWriter(written, list(names), restval="", lineterminator="\n")
     writer.writerow({name: _cell(name) for name in names})
-    writer.writerows({name: _cell(value) for name, value in each.items()} for each in records)
+    writer.writerows({name: _cell(value) for name, value in record.items()} for record in records)
     return written.getvalue()
 
 
@@ -199,7 +203,7 @@ def as_markdown(report: Report) -> str:
     parts = [*map(markdown_text, results_table.apart(report))]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
-        parts += ["Not shown:", "\n".join(f"- {markdown_text(each)}" for each in report.problems)]
+        parts += ["Not shown:", "\n".join(f"- {markdown_text(why)}" for why in report.problems)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -225,9 +229,10 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         **group.measures, "flops": group.flops, "seconds": group.seconds, "joules": group.joules,
         "memory_bytes": group.memory,
     }  # fmt: skip
-    for name, found in spreads.items():
+    for name, spread in spreads.items():
         if name.count("/") < 2 or "/slice/" in name:
-            record |= {name: found and found.mean, f"{name} deviation": found and found.deviation}
+            mean, deviation = (None, None) if spread is None else (spread.mean, spread.deviation)
+            record |= {name: mean, f"{name} deviation": deviation}
     against = {} if group.against is None else vars(group.against)
     return record | {f"against {name}": value for name, value in against.items()}
 
@@ -242,7 +247,7 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
     columns = results_table.results_table(task)
     yield f"### {markdown_text(task.name)}"
     yield ""
-    yield markdown_row(markdown_text(each.heading) for each in columns)
+    yield markdown_row(markdown_text(column.heading) for column in columns)
     yield markdown_row(["---", *["---:"] * (len(columns) - 1)])
     for group, (name, *cells) in zip(task.groups, results_table.texts(columns), strict=True):
         first = f"**{markdown_code(name)}** \\*" if group.is_best else markdown_code(name)
@@ -258,8 +263,8 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
         yield from (f"- {line}" for line in remarks)
     if task.best is not None:
         yield ""
-        own = markdown_text(results_table.own(task))
-        yield f"**Best run by validation**: {markdown_code(str(task.best.run.path))} {own}"
+        label = markdown_text(results_table.name_of_best(task))
+        yield f"**Best run by validation**: {markdown_code(str(task.best.run.path))} {label}"
         yield ""
         yield from (f"- {markdown_text(line)}" for line in results_table.why_best(task))
         yield from (

@@ -56,12 +56,12 @@ def write_analysis(
     with writing(folder):
         folder.mkdir(exist_ok=True)
     others = {f"{shows}.png": picture for shows, picture in pictures.items()} | dict(files)
-    for end, found in others.items():
+    for end, data in others.items():
         place = folder / f"{name}-{end}"
         with writing(place):
             place.parent.mkdir(exist_ok=True)
             with replaced_file(place) as temporary:
-                temporary.write_bytes(found)
+                temporary.write_bytes(data)
     # After its pictures, since there is no analysis without it.
     path = folder / f"{name}.json"
     write_text(path, text)
@@ -74,14 +74,14 @@ def write_analysis(
 
 
 def _check_files(name: str, files: Iterable[str]) -> None:
-    for each in files:
-        if not _OTHER.fullmatch(each) or each.endswith(".png"):
-            raise RunError(f"analysis {name!r}: {each!r} cannot be the end of a file's name")
+    for ending in files:
+        if not _OTHER.fullmatch(ending) or ending.endswith(".png"):
+            raise RunError(f"analysis {name!r}: {ending!r} cannot be the end of a file's name")
 
 
 def _beside(folder: Path, name: str) -> dict[str, Path]:
     """Return the pictures and other files of an analysis, by the ends of their names."""
-    beside = (each for pattern in ("*", "*/*") for each in folder.glob(f"{name}-{pattern}"))
+    beside = (path for pattern in ("*", "*/*") for path in folder.glob(f"{name}-{pattern}"))
     ends = {path.relative_to(folder).as_posix().removeprefix(f"{name}-"): path for path in beside}
     return {end: path for end, path in ends.items() if path.is_file() and _OTHER.fullmatch(end)}
 
@@ -92,10 +92,10 @@ def _checked(
     """Return the text of the file, if it can be read back."""
     if not RunDirectory.holds_run(run):
         raise RunError(f"analysis {name!r}: there is no run at {run}")
-    for each in (name, *pictures):
-        if not NAME.fullmatch(each):
+    for word in (name, *pictures):
+        if not NAME.fullmatch(word):
             raise RunError(
-                f"analysis {name!r}: {each!r} cannot be a file's name; take up to 50 lower-case "
+                f"analysis {name!r}: {word!r} cannot be a file's name; take up to 50 lower-case "
                 "letters, digits and underscores, a letter first"
             )
     try:

@@ -138,7 +138,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             for child in sorted(temporary.iterdir()):
                 child.rename(folder / child.name)
         return
-    above = next(each for each in folder.absolute().parents if each.exists())
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
     with _filled(above / _beside(folder).name) as temporary:
         yield temporary
         folder.parent.mkdir(parents=True, exist_ok=True)

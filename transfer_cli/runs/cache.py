@@ -63,15 +63,15 @@ def kept(
     Raises:
         OSError: The folder cannot be written; see `refused`.
     """
-    found = sound(entry, read)
-    if found is not None:
-        return found
+    stored = sound(entry, read)
+    if stored is not None:
+        return stored
     with ExitStack() as held:
         try:
             held.enter_context(locked(entry))
-            found = sound(entry, read)  # another run may have been faster
-            if found is not None:
-                return found
+            stored = sound(entry, read)  # another run may have been faster
+            if stored is not None:
+                return stored
             _clear(entry)
             sweep(entry.parent, held=entry.name)
         except OSError as error:
@@ -112,7 +112,6 @@ def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
         return
     try:
         if not is_there(entry):
-            remove(entry)  # it may be one of an early version, without a seal
             make()
     finally:
         lock.release()
@@ -146,9 +145,9 @@ def _checksum(path: Path) -> str:
     raw, size = words.data.cast("B"), 0
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while found := file.readinto(raw):
-            raw[found:] = bytes(len(raw) - found)
-            size += found
+        while num_bytes := file.readinto(raw):
+            raw[num_bytes:] = bytes(len(raw) - num_bytes)
+            size += num_bytes
             digest.update(words.sum(1).tobytes())
             digest.update(words.sum(0).tobytes())
     digest.update(str(size).encode())
@@ -175,25 +174,21 @@ def _lock_of(path: Path) -> Lock:
 
 
 def _clear(entry: Path) -> None:
-    """Remove a damaged entry, under its lock."""
     if entry.exists():
-        if (entry / _SEAL).exists():
-            log.warning("%s in the cache is damaged and is made again", entry)
-        else:
-            log.info("%s in the cache has no checksums and is made again", entry)
+        log.warning("%s in the cache is damaged and is made again", entry)
         remove(entry)
 
 
 def sweep(folder: Path, held: str = "") -> None:
     """Remove what killed runs left in a folder of entries; of one the lock may be held here."""
     for leftover in folder.glob(".*"):
-        found = _LEFTOVER.fullmatch(leftover.name)
-        if found is None:
+        match = _LEFTOVER.fullmatch(leftover.name)
+        if match is None:
             continue
-        if found[1] == held:
+        if match[1] == held:
             remove(leftover)
             continue
-        lock = _lock_of(folder / found[1])
+        lock = _lock_of(folder / match[1])
         if lock.take():
             try:
                 remove(leftover)

@@ -71,7 +71,7 @@ def write(
         _write_state(state, temporary / STATE)
         files = _fingerprints(temporary)
         if best is not None:
-            earlier = [each for each in find_all(folder.parent) if each != folder]
+            earlier = [checkpoint for checkpoint in find_all(folder.parent) if checkpoint != folder]
             files |= _take_along(best, temporary, earlier[:-1])
         _write_meta(temporary, step, files)
         for path in (*temporary.rglob("*"), temporary):
@@ -97,7 +97,9 @@ def restore_best(checkpoint: Path, folder: Path, step: int) -> None:
     """
     with writing(folder), replaced_folder(folder) as temporary:
         _copy_files(checkpoint / BEST, temporary)
-        known = {name.removeprefix(f"{BEST}/"): each for name, each in _best_of(checkpoint).items()}
+        known = {
+            name.removeprefix(f"{BEST}/"): entry for name, entry in _best_of(checkpoint).items()
+        }
         _write_meta(temporary, step, known)
 
 
@@ -138,7 +140,7 @@ def _take_along(best: Path, temporary: Path, older: Sequence[Path]) -> dict[str,
         known = _fingerprints(best)
         _write_meta(best, meta["step"], known)
     files = {f"{BEST}/{name}": fingerprint for name, fingerprint in known.items()}
-    twins = (each / BEST for each in reversed(older) if _has_its_sizes(each, files))
+    twins = (old / BEST for old in reversed(older) if _has_its_sizes(old, files))
     _copy_files(best, temporary / BEST, next(twins, None))
     return files
 
@@ -194,24 +196,24 @@ def step_of(checkpoint: Path) -> int:
 
 def find_all(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first, without looking at their files."""
-    return [found for found in _folders(folder) if (found / META).is_file()]
+    return [checkpoint for checkpoint in _folders(folder) if (checkpoint / META).is_file()]
 
 
 def newest_good(folder: Path) -> Path | None:
     """Return the newest undamaged checkpoint of a run, None without one; log damaged ones."""
     problem, left = None, find_all(folder)
     while left:
-        found = left.pop()
+        last = left.pop()
         if problem is not None:
-            log.warning("%s; trying step %d, with %d more left", problem, step_of(found), len(left))
+            log.warning("%s; trying step %d, with %d more left", problem, step_of(last), len(left))
         try:
-            verify(found)
+            verify(last)
         except _LaterFormatError:
             raise
         except CheckpointError as error:
             problem = error
         else:
-            return found
+            return last
     if problem is not None:
         best = folder / BEST
         cure = f"begin a new run with its best weights by init_from={best}, or " * _is_whole(best)
@@ -233,10 +235,10 @@ def whole_best(folder: Path) -> Path:
     except CheckpointError as error:
         checkpoints = find_all(folder)[::-1]
         files = _best_of(checkpoints[0]) if checkpoints else {}
-        for each in checkpoints if files else ():
-            if _has_its_sizes(each, files) and _is_whole(each, files):
-                log.warning("%s; taking their copy in %s", error, each / BEST)
-                return each / BEST
+        for checkpoint in checkpoints if files else ():
+            if _has_its_sizes(checkpoint, files) and _is_whole(checkpoint, files):
+                log.warning("%s; taking their copy in %s", error, checkpoint / BEST)
+                return checkpoint / BEST
         raise CheckpointError(
             f"{error}, and no checkpoint holds a whole copy; restore one from elsewhere"
         ) from error
@@ -246,8 +248,8 @@ def whole_best(folder: Path) -> Path:
 def hash_of(name: str, folder: Path) -> str | None:
     """Return the hash of a file in the list of a checkpoint or a finished model; None: no list."""
     with suppress(CheckpointError):
-        found = (_read_meta(folder)["files"] or {}).get(name, {}).get("blake2b")
-        return found if isinstance(found, str) else None
+        hexadecimal = (_read_meta(folder)["files"] or {}).get(name, {}).get("blake2b")
+        return hexadecimal if isinstance(hexadecimal, str) else None
     return None
 
 
@@ -255,9 +257,9 @@ def copy_of(name: str, model: Path, checkpoints: Path) -> Path | None:
     """Return a whole copy, among a run's checkpoints, of a damaged file of its finished model."""
     with suppress(CheckpointError, OSError):
         wanted = _read_meta(model)["files"].get(name)
-        for each in sorted(checkpoints.glob(f"*/{name}")):
-            if each.is_file() and _fingerprint(each) == wanted:
-                return each
+        for copy in sorted(checkpoints.glob(f"*/{name}")):
+            if copy.is_file() and _fingerprint(copy) == wanted:
+                return copy
     return None
 
 
@@ -272,9 +274,9 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     """
     if not keep:
         return
-    found = _folders(folder)
-    whole = [each for each in found if step_of(each) <= newest and _has_its_sizes(each)]
-    for old in found:
+    checkpoints = _folders(folder)
+    whole = [path for path in checkpoints if step_of(path) <= newest and _has_its_sizes(path)]
+    for old in checkpoints:
         if old not in whole[-keep:]:
             remove(old)
 
@@ -307,19 +309,19 @@ def remove(folder: Path) -> None:
 def clear_leftovers(folder: Path) -> None:
     """Repair what a killed process left among the checkpoints. The caller holds the lock."""
     for path in folder.glob(".*"):
-        found = _LEFTOVER.fullmatch(path.name)
-        if found is None:
+        match = _LEFTOVER.fullmatch(path.name)
+        if match is None:
             continue
-        place = folder / found[1]
-        if found[2] == "old" and not place.exists():
+        place = folder / match[1]
+        if match[2] == "old" and not place.exists():
             path.rename(place)
         else:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _folders(folder: Path) -> list[Path]:
-    found = (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
-    return sorted(found, key=step_of)
+    folders = (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
+    return sorted(folders, key=step_of)
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -341,10 +343,10 @@ def verify(folder: Path, names: Collection[str] | None = None) -> None:
         for path in folder.glob("*.safetensors") if files is None else ():
             with safe_open(path, framework="pt"):
                 pass
-        for each, known in (files or {}).items():
-            if _fingerprint(folder / each) != known:
+        for name, known in (files or {}).items():
+            if _fingerprint(folder / name) != known:
                 raise CheckpointError(
-                    f"{folder / each} is damaged: its content is not what was written, by its hash "
+                    f"{folder / name} is damaged: its content is not what was written, by its hash "
                     f"in {folder / META}"
                 )
     except (OSError, SafetensorError) as error:
@@ -405,7 +407,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         if type(meta["format"]) is not int:
             raise TypeError(f"format is {meta['format']!r}")  # noqa: TRY301 - as the next lines do
         if meta["files"] is not None:
-            meta["files"] = {each: dict(known) for each, known in meta["files"].items()}
+            meta["files"] = {name: dict(known) for name, known in meta["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise CheckpointError(f"{folder / META} is damaged: {reason}") from error
@@ -422,20 +424,20 @@ def _check_sizes(folder: Path, names: Collection[str] | None = None) -> dict[str
     """Return a checkpoint's list, of `names` alone, if all exist in their sizes; reads no file."""
     files: dict[str, Any] | None = _read_meta(folder)["files"]
     if files is not None and names is not None:
-        missing = [each for each in names if each not in files]
+        missing = [name for name in names if name not in files]
         if missing:
             raise CheckpointError(f"{folder / META} is damaged: it does not list {missing[0]}")
-        files = {each: files[each] for each in names}
+        files = {name: files[name] for name in names}
     try:
         # Looked up among the files in the folder: a hostile list could name any file.
         there = dict(_files(folder))
-        for each, known in (files or {}).items():
-            if each not in there:
-                raise CheckpointError(f"{folder} is damaged: {each} is missing")
-            found = there[each].stat().st_size
-            if found != known.get("bytes"):
+        for name, known in (files or {}).items():
+            if name not in there:
+                raise CheckpointError(f"{folder} is damaged: {name} is missing")
+            size = there[name].stat().st_size
+            if size != known.get("bytes"):
                 raise CheckpointError(
-                    f"{folder / each} is damaged: {found} bytes instead of {known.get('bytes')}"
+                    f"{folder / name} is damaged: {size} bytes instead of {known.get('bytes')}"
                 )
     except OSError as error:
         raise CheckpointError(str(error)) from error
@@ -445,12 +447,12 @@ def _check_sizes(folder: Path, names: Collection[str] | None = None) -> dict[str
 def _has_its_sizes(folder: Path, files: Mapping[str, Any] | None = None) -> bool:
     """Return whether a checkpoint has all files in their sizes; also whether it lists `files`."""
     try:
-        found = _check_sizes(folder)
+        listed_files = _check_sizes(folder)
     except _LaterFormatError:
         raise
     except CheckpointError:
         return False
-    return files is None or files.items() <= (found or {}).items()
+    return files is None or files.items() <= (listed_files or {}).items()
 
 
 def _is_whole(folder: Path, names: Collection[str] | None = None) -> bool:

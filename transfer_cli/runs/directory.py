@@ -253,10 +253,10 @@ class RunDirectory:
     def read_presets(self) -> dict[str, str]:
         """Return the option that was chosen for each config group."""
         try:
-            found = read_json(self.presets)
+            presets = read_json(self.presets)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.presets} is missing or damaged: {error}") from error
-        return {group: str(option) for group, option in found.items()}
+        return {group: str(option) for group, option in presets.items()}
 
     def set_status(self, status: str, reason: str | None = None) -> None:
         """Write `status.json`."""
@@ -283,7 +283,7 @@ def check_is_folder(path: Path, key: str) -> None:
 def like(path: Path) -> str:
     """Return ". Did you mean 'x'?" for the folder beside a path that is called most like it."""
     with suppress(OSError):
-        beside = (each.name for each in path.parent.iterdir() if each.is_dir())
+        beside = (sibling.name for sibling in path.parent.iterdir() if sibling.is_dir())
         return nearest(path.name, beside, 0.6).replace(" ", ". ", 1)
     return ""
 
@@ -296,7 +296,7 @@ def find_folder(path: Path, key: str) -> None:
     if not path.is_dir():
         cure = like(path)
         is_name = _PUBLISHED.fullmatch(str(path)) and not (path.parts[1:] and path.parent.is_dir())
-        if "," in str(path) and all(Path(each).is_dir() for each in str(path).split(",")):
+        if "," in str(path) and all(Path(part).is_dir() for part in str(path).split(",")):
             cure = f"; several are written as a list, {key}=[A,B]"
         elif is_name and not cure:
             cure = f"; for the published model of that name type {key}={HUB}{path}"
@@ -311,8 +311,8 @@ def find_model(path: Path, key: str) -> tuple[Path, Path]:
     find_folder(path, key)
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
         # A finished model may be of another build than its checkpoints; then they have their own.
-        own = (path.parent / "model.json").is_file()
-        return path, path.parent if own else path.parent.parent / MODEL
+        has_own = (path.parent / "model.json").is_file()
+        return path, path.parent if has_own else path.parent.parent / MODEL
     model = path / MODEL if (path / MODEL).is_dir() else path
     if not (model / "model.json").is_file():
         _refuse_pickles(path.iterdir(), key)

@@ -32,13 +32,13 @@ _ROUND = ("python", "transfer-cli", "torch", "numpy", "tokenizers")
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a result."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            numbers[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            numbers[package] = "not installed"
+    return numbers
 
 
 def environment() -> dict[str, Any]:
@@ -74,8 +74,8 @@ def visible_gpus() -> list[str]:
     """Return the names that CUDA has for the GPUs a job could use, without importing torch."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
-        found = [name.strip() for name in given.split(",") if name.strip()]
-        return [] if "-1" in found else found
+        names = [name.strip() for name in given.split(",") if name.strip()]
+        return [] if "-1" in names else names
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -101,12 +101,12 @@ def ran_on(device: "torch.device", processes: int) -> dict[str, Any]:
         name = f"cuda ({torch.cuda.get_device_name(device)})"
     elif name == "cpu":
         name = f"cpu ({torch.backends.cpu.get_cpu_capability()})"
-    own = versions()
+    all_versions = versions()
     return {
         "threads": torch.get_num_threads(),
         "processes": processes,
         "device": name,
-        **{package: own[package] for package in _ROUND},
+        **{package: all_versions[package] for package in _ROUND},
     }
 
 

@@ -84,7 +84,7 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write a run's `items.jsonl`, whole."""
     # No score is no key.
     stored = ({k: v for k, v in asdict(item).items() if v is not None} for item in items)
-    lines = [json.dumps(each, ensure_ascii=False) for each in stored]
+    lines = [json.dumps(fields, ensure_ascii=False) for fields in stored]
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
@@ -98,8 +98,8 @@ def read_items(path: Path, split: str) -> Iterator[Item]:
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnreadableError("it is no plain file")  # to open a pipe could wait for ever
     # Nearly half of the lines need not be parsed.
-    others = tuple(f'{{"split": "{each}"' for each in _SPLITS if each != split)
-    found = 0
+    others = tuple(f'{{"split": "{name}"' for name in _SPLITS if name != split)
+    count = 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for number in itertools.count(1):
             # Of a line that is too long no more than its beginning, which is no JSON.
@@ -114,8 +114,8 @@ def read_items(path: Path, split: str) -> Iterator[Item]:
                 raise UnreadableError(f"line {number}: {error}") from error
             if item.split != split:
                 continue
-            found += 1
-            if found > MOST_ITEMS:
+            count += 1
+            if count > MOST_ITEMS:
                 raise UnreadableError(f"it has more than {MOST_ITEMS:,} examples of {split}")
             yield item
 
@@ -124,19 +124,19 @@ def _item(line: str) -> Item:
     # Not by `parse_json`, which takes five times as long: nothing here is nested, and what an item
     # does not have is not looked at.
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"it is not JSON ({getattr(error, 'msg', error)})") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise UnreadableError("it is no JSON object")
     for name, kinds in _FIELDS:
-        value = found.get(name)
+        value = fields.get(name)
         if type(value) not in kinds:
             raise UnreadableError(f"its {name} is no {kinds[0].__name__}: {str(value)[:40]!r}")
         if type(value) is int and not 0 <= value <= MAX_WHOLE_NUMBER:
             raise UnreadableError(f"its {name} is below 0, or has more than 64 bits")
-    score = found.get("score")
+    score = fields.get("score")
     if score is not None and (type(score) not in (float, int) or not 0 <= score <= 1):
         raise UnreadableError(f"its score is not between 0 and 1: {str(score)[:40]!r}")
-    values: dict[str, Any] = {name: found[name] for name, _ in _FIELDS}
+    values: dict[str, Any] = {name: fields[name] for name, _ in _FIELDS}
     return Item(**values, score=score)

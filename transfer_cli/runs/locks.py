@@ -83,19 +83,18 @@ class Lock:
         return (self._by_system and not is_shared(self._path)) or self._become_holder()
 
     def _become_holder(self) -> bool:
-        """Make the file that says who holds the lock."""
         self._own = f"{_machine()} {os.getpid()} {_started(os.getpid())} {secrets.randbits(64)}"
         while True:
             try:
                 handle = os.open(self._holder, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
-                found = _read(self._holder)
-                if found is None:
+                holder = _read(self._holder)
+                if holder is None:
                     continue  # released in this moment
-                if not self._is_dead(found):
+                if not self._is_dead(holder):
                     self._own = ""
                     return False
-                self._remove(found)
+                self._remove(holder)
             else:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
                     file.write(self._own)
@@ -103,31 +102,31 @@ class Lock:
                 beat.start()
                 return True
 
-    def _is_dead(self, found: str) -> bool:
+    def _is_dead(self, holder: str) -> bool:
         """Return whether a holder has died; that of another machine is watched for a while."""
-        if _is_of_this_machine(found):
+        if _is_of_this_machine(holder):
             # Here the system's lock would have been held by one that lives.
-            return self._by_system or not _lives(found)
-        if found:  # else its maker is about to write it
+            return self._by_system or not _lives(holder)
+        if holder:  # else its maker is about to write it
             log.warning(
                 "%s is held by a process of another machine (%s); looking for %.0f s whether it "
                 "lives",
-                self._path, found.partition(" ")[0], PATIENCE_SECONDS,
+                self._path, holder.partition(" ")[0], PATIENCE_SECONDS,
             )  # fmt: skip
         seen, until = _beat_of(self._holder), time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
             time.sleep(min(_LOOK_SECONDS, PATIENCE_SECONDS / 4))
-            if _read(self._holder) != found or _beat_of(self._holder) != seen:
+            if _read(self._holder) != holder or _beat_of(self._holder) != seen:
                 return False
         return True
 
-    def _remove(self, found: str) -> None:
+    def _remove(self, holder: str) -> None:
         """Remove the file of a dead holder, and never that of who was quicker to do the same.
 
         Whoever makes a folder of that holder's name may do it, so it stays the dead one's file
         between the look and the removal.
         """
-        name = hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
+        name = hashlib.blake2b(holder.encode(), digest_size=8).hexdigest()
         ours = self._holder.with_name(f"{self._holder.name}.{name}")
         try:
             ours.mkdir()
@@ -138,7 +137,7 @@ class Lock:
             time.sleep(_MOMENT)
             return
         try:
-            if _read(self._holder) == found:
+            if _read(self._holder) == holder:
                 self._holder.unlink(missing_ok=True)
         finally:
             ours.rmdir()
@@ -187,11 +186,11 @@ def is_held(path: Path) -> bool:
     if system is False:
         return True
     holder = holder_of(path)
-    found = _read(holder)
-    if found is None or (system and _is_of_this_machine(found)):
+    text = _read(holder)
+    if text is None or (system and _is_of_this_machine(text)):
         return False
-    if _is_of_this_machine(found):
-        return _lives(found)
+    if _is_of_this_machine(text):
+        return _lives(text)
     return time.time() - (_beat_of(holder) or 0) < PATIENCE_SECONDS
 
 
@@ -243,14 +242,13 @@ def _started(process: int) -> str:
     return "-"
 
 
-def _is_of_this_machine(found: str) -> bool:
-    return found.partition(" ")[0] == _machine()
+def _is_of_this_machine(holder: str) -> bool:
+    return holder.partition(" ")[0] == _machine()
 
 
-def _lives(found: str) -> bool:
-    """Return whether a holder of this machine lives."""
+def _lives(holder: str) -> bool:
     try:
-        _, process, started, _ = found.split()
+        _, process, started, _ = holder.split()
         os.kill(int(process), 0)
     except PermissionError:
         return True  # somebody else's

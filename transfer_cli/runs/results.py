@@ -126,7 +126,7 @@ class Results:
             for split, measured in _mappings(stored, "measures").items()
         }
         labels, examples = stored.get("labels"), mapping(stored, "examples")
-        known = {each.name for each in fields(cls)} - {"expected", "more"}
+        known = {entry.name for entry in fields(cls)} - {"expected", "more"}
         return cls(
             command=str(stored.get("command") or ""),
             presets={key: str(value) for key, value in mapping(stored, "presets").items()},
@@ -163,18 +163,18 @@ class Results:
 
 def merged(several: Iterable[Iterable[Metric]]) -> tuple[Metric, ...]:
     """Return the metrics of several runs, each name once: the first declaration counts."""
-    found: dict[str, Metric] = {}
+    by_name: dict[str, Metric] = {}
     for metrics in several:
         for metric in metrics:
-            found.setdefault(metric.name, metric)
-    return tuple(found.values())
+            by_name.setdefault(metric.name, metric)
+    return tuple(by_name.values())
 
 
 Record = TypeVar("Record", Parameters, Seen, Cost)
 
 
 def _counts(kind: type[Record], stored: Mapping[str, Any]) -> Record:
-    return kind(**{each.name: _count(stored, each.name) for each in fields(kind)})
+    return kind(**{entry.name: _count(stored, entry.name) for entry in fields(kind)})
 
 
 def _count(stored: Mapping[str, Any], key: str) -> int | None:
@@ -183,17 +183,16 @@ def _count(stored: Mapping[str, Any], key: str) -> int | None:
 
 
 def _mappings(stored: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
-    """Return the mappings that a mapping of a file holds."""
-    found = mapping(stored, key).items()
-    return {name: value for name, value in found if isinstance(value, dict)}
+    values = mapping(stored, key).items()
+    return {name: value for name, value in values if isinstance(value, dict)}
 
 
 def _metrics(stored: Any, measures: Measures) -> tuple[Metric, ...]:
     """Return the metrics that a run declares; damaged ones are left out."""
     if not isinstance(stored, list):
         return undeclared(measures)
-    found = []
+    metrics = []
     for record in stored:
         with suppress(ValueError):
-            found.append(Metric.from_json(record))
-    return tuple(found)
+            metrics.append(Metric.from_json(record))
+    return tuple(metrics)

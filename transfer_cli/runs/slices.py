@@ -71,22 +71,24 @@ class Slice:
         Raises:
             DataError: Its file cannot be read or is of other examples, or there is no such column.
         """
-        found = np.ones(len(texts), np.bool_)
+        member_N = np.ones(len(texts), np.bool_)
         if self.length is not None:
             least, most = self.length
-            words = np.array([sum(map(_num_words, each)) for each in texts], int)
-            found &= (words >= least) & (words <= (most if most is not None else words))
+            words = np.array([sum(map(_num_words, example)) for example in texts], int)
+            member_N &= (words >= least) & (words <= (most if most is not None else words))
         if self.regex is not None:
             pattern = re.compile(self.regex)
-            found &= np.array([any(map(pattern.search, each)) for each in texts], np.bool_)
+            member_N &= np.array([any(map(pattern.search, example)) for example in texts], np.bool_)
         if self.word is not None:
-            firsts = (each[0].lower().split()[:1] for each in texts)
-            found &= np.array([first == [self.word] for first in firsts], np.bool_)
+            firsts = (example[0].lower().split()[:1] for example in texts)
+            member_N &= np.array([first == [self.word] for first in firsts], np.bool_)
         if self.column is not None:
-            found &= np.array([cell == str(self.value) for cell in column(self.column)], np.bool_)
+            member_N &= np.array(
+                [cell == str(self.value) for cell in column(self.column)], np.bool_
+            )
         if self.file is not None:
-            found &= self._wrong(Path(self.file).expanduser(), split, len(texts))
-        return found
+            member_N &= self._wrong(Path(self.file).expanduser(), split, len(texts))
+        return member_N
 
     def _wrong(self, path: Path, split: str, count: int) -> npt.NDArray[np.bool_]:
         try:
@@ -99,9 +101,9 @@ class Slice:
                 f"{path} is of {len(items):,} examples of {split}, and here are {count:,}; have "
                 "it written by a run on the same data: evaluate run=RUN split=all each=FILE"
             )
-        found = np.zeros(count, np.bool_)
-        found[[item.index for item in items if item.wrong > 0]] = True
-        return found
+        wrong_N = np.zeros(count, np.bool_)
+        wrong_N[[item.index for item in items if item.wrong > 0]] = True
+        return wrong_N
 
 
 def _num_words(text: str) -> int:
@@ -110,10 +112,10 @@ def _num_words(text: str) -> int:
 
 def scores(members: Mapping[str, npt.NDArray[np.bool_]], items: Sequence[Item]) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     for name, member_N in members.items():
         right = [1 - item.wrong for item in items if member_N[item.index]]
-        found[f"count/slice/{name}"] = len(right)
+        measures[f"count/slice/{name}"] = len(right)
         if right:
-            found[f"accuracy/slice/{name}"] = sum(right) / len(right)
-    return found
+            measures[f"accuracy/slice/{name}"] = sum(right) / len(right)
+    return measures

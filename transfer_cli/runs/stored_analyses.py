@@ -34,7 +34,7 @@ def read_analyses(folder: Path, problems: list[str]) -> Iterator[StoredAnalysis]
     """Yield the analyses in a folder by name; add why others cannot be read to `problems`."""
     try:
         names = sorted(
-            found[1] for path in folder.iterdir() if (found := _FILE.fullmatch(path.name))
+            match[1] for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))
         )
     except FileNotFoundError:
         return
@@ -53,15 +53,17 @@ def read_analyses(folder: Path, problems: list[str]) -> Iterator[StoredAnalysis]
 
 def read_picture(path: Path) -> bytes:
     """Return the bytes of a PNG."""
-    found = read_bytes(path, MOST_PICTURE_BYTES)
-    check_picture(found, path.name)
-    return found
+    picture = read_bytes(path, MOST_PICTURE_BYTES)
+    check_picture(picture, path.name)
+    return picture
 
 
 def _pictures(folder: Path, name: str) -> dict[str, Path]:
     pattern = re.compile(rf"{name}-({NAME.pattern})\.png")
-    found = ((pattern.fullmatch(path.name), path) for path in sorted(folder.glob(f"{name}-*.png")))
-    return dict([(match[1], path) for match, path in found if match][:MOST_PICTURES])
+    matches = (
+        (pattern.fullmatch(path.name), path) for path in sorted(folder.glob(f"{name}-*.png"))
+    )
+    return dict([(match[1], path) for match, path in matches if match][:MOST_PICTURES])
 
 
 def check_picture(picture: bytes, shows: str) -> None:
@@ -71,6 +73,6 @@ def check_picture(picture: bytes, shows: str) -> None:
     _check_size(len(picture), MOST_PICTURE_BYTES)
 
 
-def _check_size(found: int, most: int) -> None:
-    if found > most:
+def _check_size(size_bytes: int, most: int) -> None:
+    if size_bytes > most:
         raise UnreadableError(f"it is larger than {most // 2**10:,} KiB")

@@ -117,9 +117,9 @@ class SweepDirectory:
             UnreadableError: The file is damaged.
             OSError: It is not there.
         """
-        found = read_json(self.path / SWEEP)
+        content = read_json(self.path / SWEEP)
         try:
-            request = SweepRequest(**{**found, "words": tuple(map(str, found["words"]))})
+            request = SweepRequest(**{**content, "words": tuple(map(str, content["words"]))})
         except (KeyError, TypeError) as error:
             raise UnreadableError(f"it is not what a sweep writes: {error}") from error
         check_kinds(request)
@@ -142,8 +142,8 @@ class SweepDirectory:
 
         A job that is recorded as running while nobody runs it was stopped: its command was killed.
         """
-        found = [self._read(path) for path in self.path.glob("job-*.json")]
-        return sorted((job for job in found if job is not None), key=lambda job: job.number)
+        jobs = [self._read(path) for path in self.path.glob("job-*.json")]
+        return sorted((job for job in jobs if job is not None), key=lambda job: job.number)
 
     def job(self, number: int) -> SweepJob | None:
         """Return one of them, without looking at the others."""
@@ -156,9 +156,13 @@ class SweepDirectory:
         if not _JOB.fullmatch(path.name):
             return None
         try:
-            found = read_json(path)
-            known = {name: found[name] for name in SweepJob.__dataclass_fields__ if name in found}
-            lists = {name: tuple(map(str, found.get(name, ()))) for name in ("overrides", "words")}
+            content = read_json(path)
+            known = {
+                name: content[name] for name in SweepJob.__dataclass_fields__ if name in content
+            }
+            lists = {
+                name: tuple(map(str, content.get(name, ()))) for name in ("overrides", "words")
+            }
             job = SweepJob(**{**known, **lists})
             job.outcome = JobState(job.outcome)
             check_kinds(job)

@@ -13,8 +13,8 @@ def nested(value: Any, *keys: str) -> Any:
 
 def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     """Return the mapping below some keys; an empty one where there is none."""
-    found = nested(value, *keys)
-    return found if isinstance(found, dict) else {}
+    below = nested(value, *keys)
+    return below if isinstance(below, dict) else {}
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:

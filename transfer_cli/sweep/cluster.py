@@ -1,8 +1,8 @@
 """Runs the jobs of a sweep by submitit: on a cluster under Slurm, or as a try on this machine.
 
-A job there is the command that it would be here, in a process of its own. It leaves word in its
-files, so the sweep can be ended meanwhile. One whose time is up is saved and begun again as often
-as `hydra.launcher.max_num_timeout` says.
+A job there is the same command as here, in its own process. It writes its outcome into its files,
+so the sweep may end meanwhile. A job that runs out of time is saved and begun again as often as
+`hydra.launcher.max_num_timeout` says.
 """
 
 import importlib

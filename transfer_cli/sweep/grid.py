@@ -29,7 +29,7 @@ _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 """Parts whose options are all their classes' own."""
 
 _SCHEME = "adaptation"
-"""The key whose values in a preset of `sweep` are all that there are: some do not fit each run."""
+"""A preset of `sweep` lists every value of this key; some do not fit every run."""
 
 _DECIDE = ("data", "tokenizer", "streams")
 """The parts of a config that decide how text is encoded."""
@@ -71,8 +71,8 @@ class Planner(ABC):
                 for part in _added_to(words):
                     check_options(config[part], part)
             except TransferError as error:
-                own = " ".join(word for word in words if word not in common)
-                where = f" (in the job {own})" if len(all_jobs) > 1 else ""
+                differing = " ".join(word for word in words if word not in common)
+                where = f" (in the job {differing})" if len(all_jobs) > 1 else ""
                 raise ConfigError(f"{error}{where}") from error
             configs.append(config)
         return configs
@@ -96,7 +96,7 @@ class Grid(Planner):
         configs = self.composed(all_jobs)
         if not self.jobs.makes_runs:
             numbered = enumerate(map(tuple, all_jobs))
-            self.launch([SweepJob(number, own, own) for number, own in numbered], None)
+            self.launch([SweepJob(number, words, words) for number, words in numbered], None)
             return
         # Raises before anything is written.
         shares = shares_of(configs[0])
@@ -140,7 +140,7 @@ def words_of(override: Override, config_dir: Path | None = None) -> list[str]:
         values = list(override.sweep_string_iterator())
     else:
         values = [override.get_value_element_as_str()]
-    return [f"{key}={each}" for each in values]
+    return [f"{key}={choice}" for choice in values]
 
 
 def _added_to(words: Sequence[str]) -> set[str]:
@@ -155,12 +155,12 @@ def _added_to(words: Sequence[str]) -> set[str]:
 def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
     """Say which swept keys have text or tokenizer prepared more than once, and how often."""
     plain: list[Any] = [OmegaConf.to_container(config, resolve=True) for config in configs]
-    deciding = [dict(flat({part: each.get(part) for part in _DECIDE})) for each in plain]
-    keys = sorted({key for each in deciding for key in each})
-    differ = [key for key in keys if len({json.dumps(each.get(key)) for each in deciding}) > 1]
+    deciding = [dict(flat({part: values.get(part) for part in _DECIDE})) for values in plain]
+    keys = sorted({key for values in deciding for key in values})
+    differ = [key for key in keys if len({json.dumps(values.get(key)) for values in deciding}) > 1]
     if not differ:
         return
-    times = len({json.dumps([each.get(key) for key in differ]) for each in deciding})
+    times = len({json.dumps([values.get(key) for key in differ]) for values in deciding})
     verb = "change" if len(differ) > 1 else "changes"
     log.info(
         "%s %s the data: it is prepared %d times, once for all jobs that agree in this",

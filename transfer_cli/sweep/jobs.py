@@ -1,4 +1,4 @@
-"""Runs a command as the jobs of a sweep, and remembers what became of each."""
+"""Runs a command as the jobs of a sweep, and records the outcome of each."""
 
 import contextlib
 import logging
@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from transfer_cli.config.compose import composed
+from transfer_cli.config.compose import composed, without_hydras
 from transfer_cli.config.flags import Request
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
@@ -114,24 +114,24 @@ class Jobs:
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
         following = 1 + max((job.number for job in known.values()), default=-1)
-        found = []
+        asked = []
         common = shared(jobs)
         for words in map(_of_the_run, jobs):
-            own = tuple(word for word in words if word not in common)
-            job = known.get(_identity(own, words))
+            overrides = tuple(word for word in words if word not in common)
+            job = known.get(_identity(overrides, words))
             if job is None:
-                job = SweepJob(following, own, words)
+                job = SweepJob(following, overrides, words)
                 following += 1
                 directory.write_job(job)
             elif set(job.words) != set(words) and job.outcome != JobState.RUNNING:
                 # What a resume may change was changed; a run that gets longer is not done.
-                job = replace(job, overrides=own or job.overrides, words=words, outcome=(
+                job = replace(job, overrides=overrides or job.overrides, words=words, outcome=(
                     job.outcome if _lengths(job.words) == _lengths(words) else JobState.LEFT
                 ))  # fmt: skip
                 directory.write_job(job)
-            found.append(job)
-        self.done += [job for job in found if self._is_done(job)]
-        return [job for job in found if not self._is_done(job)]
+            asked.append(job)
+        self.done += [job for job in asked if self._is_done(job)]
+        return [job for job in asked if not self._is_done(job)]
 
     def _is_done(self, job: SweepJob) -> bool:
         """Return whether nothing is left to do: its run may have been removed since."""
@@ -152,27 +152,25 @@ class Jobs:
         """Run one job in this process."""
         if self.stopped is not None:
             return
-        made = composed(self.command, self.request, job.words)
-        config = made.config
-        with self.at_work(job) as ours, made.typed.at_work():
-            if ours is not None:
-                if OmegaConf.is_dict(config.get("run")):  # the command makes a run directory
-                    config.run.dir = str(self.directory.run(job.number))
-                    config.resume = "auto" if self.resumes else None
-                    for key in ONCE:
-                        OmegaConf.update(config, key, self.request.value_of(key) or config[key])
-                self._work(job, config)
+        made = composed(self.command, self.request, self._overrides_of(job))
+        typed = replace(made.typed, overrides=tuple(without_hydras(job.words)))
+        with self.at_work(job) as claim, typed.at_work():
+            if claim is not None:
+                self._work(job, made.config)
 
     def words_of(self, job: SweepJob) -> list[str]:
         """Return what follows the name of the command where a job is a process of its own."""
-        words = [*self.request.flags, *job.words]
+        return [*self.request.flags, *self._overrides_of(job)]
+
+    def _overrides_of(self, job: SweepJob) -> list[str]:
+        """Return the overrides of a job, and those that say where its run is and how to go on."""
         if not self.makes_runs:
-            return words
+            return list(job.words)
         where = quoted(str(self.directory.run(job.number)))
         once = [word for word in self.request.overrides if word.partition("=")[0] in ONCE]
         # A cluster may begin a job again, which then goes on.
         resume = ["resume=auto"] if self.resumes or self.on_cluster else []
-        return [*words, f"run.dir={where}", *resume, *once]
+        return [*job.words, f"run.dir={where}", *resume, *once]
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
@@ -226,12 +224,12 @@ class Jobs:
             job.outcome = JobState.DONE
 
     def read_files(self, folder: Path) -> None:
-        """Read from their files what became of jobs that ran in other processes."""
+        """Read the outcomes of jobs that ran in other processes from their files."""
         self.sweep_dir = folder
-        found = self.directory.jobs()
-        if not any(job.outcome != JobState.LEFT for job in found):
+        jobs = self.directory.jobs()
+        if not any(job.outcome != JobState.LEFT for job in jobs):
             raise SweepError(f"no job has left word in {folder}; see what its launcher wrote")
-        self.done = found
+        self.done = jobs
 
 
 def _announce(job: SweepJob) -> None:
@@ -270,6 +268,5 @@ def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
 
 
 def _lengths(words: Iterable[str]) -> set[str]:
-    """Return the overrides that say how long a run is."""
     keys = ("loop.steps", "loop.epochs", "loop.patience")
     return {word for word in words if word.partition("=")[0] in keys}

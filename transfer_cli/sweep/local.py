@@ -121,6 +121,6 @@ def settings_of(node: Any) -> SweepConfig:
             "sweep.isolate: one process has one job at a time; leave sweep.workers out, or "
             "sweep.isolate"
         )
-    found: Any = OmegaConf.to_object(node)
-    settings: SweepConfig = found
+    made: Any = OmegaConf.to_object(node)
+    settings: SweepConfig = made
     return settings

@@ -96,9 +96,9 @@ class SideBySide:
                     self._collect(len(left))
                     left += self._come_free()
             except BaseException:
-                for each in self._running:
-                    each.process.kill()
-                    each.stack.close()
+                for running in self._running:
+                    running.process.kill()
+                    running.stack.close()
                 raise
         if self._told is not None:
             not_begun = len(left) + len(self._elsewhere)
@@ -148,19 +148,18 @@ class SideBySide:
             process.send_signal(self._told)
 
     def _collect(self, left: int) -> None:
-        """Record the jobs that have ended since the last look."""
-        for each in [each for each in self._running if each.process.poll() is not None]:
-            self._running.remove(each)
-            self._slots.append(each.slot)
-            code = each.process.returncode
-            job = each.job
+        for ended in [ended for ended in self._running if ended.process.poll() is not None]:
+            self._running.remove(ended)
+            self._slots.append(ended.slot)
+            code = ended.process.returncode
+            job = ended.job
             # One that has only just started has no handler yet, and dies of the signal itself.
             stopped = self._told is not None and code == -self._told
             job.outcome = JobState.STOPPED if stopped else OUTCOMES.get(code, JobState.FAILED)
-            job.reason = None if job.outcome == JobState.DONE else _reason(each, code)
-            each.stack.close()
-            each.reason.unlink(missing_ok=True)
-            self._pass_warnings_on(each)
+            job.reason = None if job.outcome == JobState.DONE else _reason(ended, code)
+            ended.stack.close()
+            ended.reason.unlink(missing_ok=True)
+            self._pass_warnings_on(ended)
             if job.outcome == JobState.FAILED:
                 self.jobs.report(job, None)
             self._say_where_it_stands(job, left)
@@ -170,9 +169,9 @@ class SideBySide:
         if not todo or self._told is not None:
             return
         seconds = [
-            each.seconds
-            for each in self.jobs.done
-            if each.seconds and each.outcome == JobState.DONE
+            done.seconds
+            for done in self.jobs.done
+            if done.seconds and done.outcome == JobState.DONE
         ]
         guess = ""
         if seconds:
@@ -186,8 +185,8 @@ class SideBySide:
         with self.jobs.directory.log(ended.job.number).open("rb") as file:
             file.seek(ended.log_begin)
             lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
-        found = (line.partition(_WARNING) for line in lines)
-        for text in dict.fromkeys(text for begin, _, text in found if text and not begin):
+        parts = (line.partition(_WARNING) for line in lines)
+        for text in dict.fromkeys(text for begin, _, text in parts if text and not begin):
             jobs = self.jobs.warned.setdefault(text, [])
             if not jobs:
                 log.warning("job %d: %s", ended.job.number, printable(text))
@@ -213,15 +212,15 @@ class SideBySide:
 
     def _tell(self, number: int) -> None:
         self._told = self._told or number
-        for each in self._running:
+        for running in self._running:
             with contextlib.suppress(ProcessLookupError):
-                each.process.send_signal(number)
+                running.process.send_signal(number)
 
     def stop(self) -> None:
         """Have the running jobs save and end, and wait until they have."""
         self._tell(signal.SIGUSR1)
-        for each in self._running:
-            each.process.wait()
+        for running in self._running:
+            running.process.wait()
 
 
 def environment_of(
@@ -235,16 +234,18 @@ def environment_of(
         gpus: The GPUs of this machine.
         gpus_each: How many a job takes. If there are too few, jobs share them in turn.
     """
-    found = dict(os.environ)
+    variables = dict(os.environ)
     package = str(Path(transfer_cli.__file__).parents[1])
-    found["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables["PYTHONPATH"] = os.pathsep.join(
+        [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     if threads is not None:
-        found["OMP_NUM_THREADS"] = str(threads)
+        variables["OMP_NUM_THREADS"] = str(threads)
     if gpus:
         first = slot * gpus_each
         mine = [gpus[(first + n) % len(gpus)] for n in range(gpus_each)]
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
-    return found
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    return variables
 
 
 def _reason(ended: _Running, code: int) -> str:

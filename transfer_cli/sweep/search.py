@@ -52,12 +52,12 @@ class Search(Planner):
 
     def run(self) -> None:
         """Run trials until there are as many as were asked for."""
-        swept = [each for each in self.overrides if each.is_sweep_override()]
+        swept = [override for override in self.overrides if override.is_sweep_override()]
         fixed = [
             word
-            for each in self.overrides
-            if not each.is_sweep_override()
-            for word in self.words_of(each)
+            for override in self.overrides
+            if not override.is_sweep_override()
+            for word in self.words_of(override)
         ]
         if not swept:
             raise ConfigError(
@@ -67,7 +67,7 @@ class Search(Planner):
         if not self.jobs.makes_runs:
             raise ConfigError("sweep: only pretrain and finetune can be searched")
         _need_optuna()
-        space = {each.get_key_element(): self._distribution(each) for each in swept}
+        space = {override.get_key_element(): self._distribution(override) for override in swept}
         corners = [[*fixed, *_words(low)] for low in _corners(space)]
         configs = self.composed(corners)
         shares = shares_of(configs[0])
@@ -99,13 +99,12 @@ class Search(Planner):
         return made
 
     def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
-        """Return the settings with the direction in which their measure is better."""
         if settings.direction != AUTO:
             return settings
-        found = _MEASURE.fullmatch(settings.objective)
-        if found is None:  # a cost, for example
+        measure = _MEASURE.fullmatch(settings.objective)
+        if measure is None:  # a cost, for example
             return replace(settings, direction="minimize")
-        metric = require(found["name"], self.jobs.metrics(config), "sweep.objective")
+        metric = require(measure["name"], self.jobs.metrics(config), "sweep.objective")
         return replace(settings, direction="maximize" if metric.higher_is_better else "minimize")
 
     def _say_what_is_unwise(self) -> None:
@@ -155,21 +154,22 @@ class Search(Planner):
         return Path(study).expanduser() if study else self.folder / STUDY
 
     def _open(self, seed: int) -> "Study":
-        """Return the study, new or as it was left."""
         from optuna import samplers
         from optuna.distributions import distribution_to_json
 
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._file):
             study = open_study(self._file, direction=self._settings.direction)
-            space = {key: distribution_to_json(each) for key, each in self._space.items()}
+            space = {
+                key: distribution_to_json(distribution) for key, distribution in self._space.items()
+            }
             asked = {"space": space, **self._aim}
-            found = study.user_attrs.get("search")
-            if found is None:
+            begun = study.user_attrs.get("search")
+            if begun is None:
                 study.set_user_attr("search", asked)
-            elif found != asked:
+            elif begun != asked:
                 raise ConfigError(
-                    f"sweep.study: {self._file} is of another search: {_difference(found, asked)}; "
+                    f"sweep.study: {self._file} is of another search: {_difference(begun, asked)}; "
                     "type what it was begun with, or choose another run.dir or sweep.study"
                 )
             # Every command that joins proposes other values, though all have the same seed.
@@ -190,7 +190,7 @@ class Search(Planner):
         with locked(self._file):
             known = {job.number: job for job in directory.jobs()}
             trials = study.get_trials(deepcopy=False)
-            found = [
+            todo = [
                 known[trial.number]
                 for trial in trials
                 if trial.state == TrialState.RUNNING
@@ -199,19 +199,19 @@ class Search(Planner):
                 and not directory.is_claimed(trial.number)
             ][: self._shares.workers]
             for _ in range(
-                min(self._shares.workers - len(found), self._settings.trials - len(trials))
+                min(self._shares.workers - len(todo), self._settings.trials - len(trials))
             ):
                 trial = study.ask(dict(self._space))
-                own = tuple(_words(trial.params))
+                proposed = tuple(_words(trial.params))
                 fixed = [word for word in self._fixed if not names_run(word)]
-                job = SweepJob(trial.number, own, (*fixed, *own))
+                job = SweepJob(trial.number, proposed, (*fixed, *proposed))
                 directory.write_job(job)
                 if self._settings.prune and self._settings.objective.startswith("validation/"):
                     # Found by the run itself, wherever it is started.
                     study_file = {"study": str(self._file.absolute()), "number": trial.number}
                     write_json(trial_file(directory.run(job.number)), {**study_file, **self._aim})
-                found.append(job)
-        return found
+                todo.append(job)
+        return todo
 
     def _tell(self, study: "Study", number: int) -> bool:
         """Report the end of a trial to the study; return whether it failed."""
@@ -250,11 +250,11 @@ class Search(Planner):
         By those the sweep names its best run itself.
         """
         trials = study.get_trials(deepcopy=False)
-        fit = [each for each in trials if each.value is not None and self._learnt(each.number)]
+        fit = [trial for trial in trials if trial.value is not None and self._learnt(trial.number)]
         if not fit:
             return
         sign = -1 if self._settings.direction == "maximize" else 1
-        best = min(fit, key=lambda each: sign * (each.value or 0.0))
+        best = min(fit, key=lambda trial: sign * (trial.value or 0.0))
         log.info(
             "best of %d trials: %d with %s %.6g: %s",
             len(trials), best.number, self._settings.objective, best.value,
@@ -264,10 +264,10 @@ class Search(Planner):
     def _learnt(self, number: int) -> bool:
         """Return whether the run of a trial is there, and is not one that learnt nothing."""
         try:
-            found = Results.read(RunDirectory(self.jobs.directory.run(number)).results)
+            results = Results.read(RunDirectory(self.jobs.directory.run(number)).results)
         except (OSError, UnreadableError):
             return False
-        return found.failed is None
+        return results.failed is None
 
 
 def value_at(results: Results, key: str) -> float:
@@ -276,7 +276,7 @@ def value_at(results: Results, key: str) -> float:
     Raises:
         KeyError: There is none; the message names the nearest one.
     """
-    known = {each: value for each, value in flat(results.as_json()) if is_number(value)}
+    known = {name: value for name, value in flat(results.as_json()) if is_number(value)}
     for split, measures in results.measures.items():
         known |= {f"{split}/{name}": value for name, value in measures.items()}
     if key not in known:
@@ -302,10 +302,12 @@ def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
 
     known: dict[str, Any] = dict(space)
     ends = {
-        key: each.choices if isinstance(each, CategoricalDistribution) else (each.low, each.high)
-        for key, each in known.items()
+        key: distribution.choices
+        if isinstance(distribution, CategoricalDistribution)
+        else (distribution.low, distribution.high)
+        for key, distribution in known.items()
     }
-    return [{key: found[at] for key, found in ends.items()} for at in (0, -1)]
+    return [{key: values[at] for key, values in ends.items()} for at in (0, -1)]
 
 
 def _words(params: Mapping[str, Any]) -> list[str]:
@@ -317,7 +319,6 @@ def _words(params: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Return the first thing in which two searches differ."""
     for key in ("objective", "direction"):
         if found.get(key) != asked[key]:
             return f"its {key} is {found.get(key)}, not {asked[key]}"
@@ -333,7 +334,7 @@ def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 
 
 def _range(stored: str) -> str:
-    found = json.loads(stored)["attributes"]
-    if "choices" in found:
-        return ", ".join(map(str, found["choices"]))
-    return f"{found['low']} to {found['high']}" + (" (log)" if found.get("log") else "")
+    bounds = json.loads(stored)["attributes"]
+    if "choices" in bounds:
+        return ", ".join(map(str, bounds["choices"]))
+    return f"{bounds['low']} to {bounds['high']}" + (" (log)" if bounds.get("log") else "")

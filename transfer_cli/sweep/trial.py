@@ -38,8 +38,10 @@ class Trial:
         from optuna.trial import Trial as OptunaTrial
 
         self._study = open_study(study, direction=direction)
-        found = [each for each in self._study.get_trials(deepcopy=False) if each.number == number]
-        self._trial = OptunaTrial(self._study, found[0]._trial_id) if found else None
+        trials = [
+            trial for trial in self._study.get_trials(deepcopy=False) if trial.number == number
+        ]
+        self._trial = OptunaTrial(self._study, trials[0]._trial_id) if trials else None
         self._measure = objective.partition("/")[2]
 
     def is_hopeless(self, step: int, measures: Mapping[str, float]) -> bool:
@@ -75,11 +77,11 @@ def trial_file(run: Path) -> Path:
 def trial_of(run: Path) -> Trial | None:
     """Return the trial of a run; None if it is none."""
     with suppress(OSError, UnreadableError, TypeError, ImportError):
-        found = TrialRecord(**read_json(trial_file(run.absolute())))
-        check_kinds(found)
+        record = TrialRecord(**read_json(trial_file(run.absolute())))
+        check_kinds(record)
         # A search made it; none is begun where somebody's file says so.
-        if Path(found.study).is_file():
-            return Trial(Path(found.study), found.number, found.objective, found.direction)
+        if Path(record.study).is_file():
+            return Trial(Path(record.study), record.number, record.objective, record.direction)
     return None
 
 

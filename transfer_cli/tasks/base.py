@@ -130,7 +130,7 @@ class Task(ABC):
     def as_node(self) -> dict[str, Any]:
         """Return the config node that this task is built from, with its labels beside it."""
         left_out = ("labels",) if self.fitted else ("labels", "fitted")
-        names = [each.name for each in dataclasses.fields(self) if each.name not in left_out]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
         return self.node(**{name: getattr(self, name) for name in names})
 
     @property
@@ -272,7 +272,7 @@ class Task(ABC):
         return {}
 
     def check_combines(self, other: "Task", first: str, path: str) -> None:
-        """Raise unless the answers of another run can be combined with those of this one.
+        """Raise `CheckpointError` unless another run's answers can be combined with those of this.
 
         They can if it has the same task, and the same labels in any order.
 
@@ -280,9 +280,6 @@ class Task(ABC):
             other: The task of the other run.
             first: The name of this run.
             path: The name of the other run.
-
-        Raises:
-            CheckpointError: They cannot.
         """
         if not self.combines:
             raise CheckpointError(f"run: answers of several runs on {self.name} cannot be combined")
@@ -324,10 +321,10 @@ class Task(ABC):
 
     def cells(self, answer: Answer) -> list[Any]:
         """Return a value for each of `cell_names`."""
-        found = (self.written(answer)[name] for name in self.fields)
+        values = (self.written(answer)[name] for name in self.fields)
         return [
-            json.dumps(each, ensure_ascii=False) if isinstance(each, list | dict) else each
-            for each in found
+            json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+            for value in values
         ]
 
     # --- a run ------------------------------------------------------------------------------
@@ -361,8 +358,8 @@ def mean_by_label(
         if theirs != labels:
             values_C = values_C[[theirs.index(label) for label in labels]]
         mean_C += values_C / len(parts)
-    found: list[float] = mean_C.tolist()
-    return found
+    means: list[float] = mean_C.tolist()
+    return means
 
 
 def no_better(
@@ -395,16 +392,16 @@ def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -
     """
     if node is None and not labels:
         return None
-    found: Task = build(node or {TARGET: CLASSIFICATION}, key, Task, labels=labels)
-    return found
+    task: Task = build(node or {TARGET: CLASSIFICATION}, key, Task, labels=labels)
+    return task
 
 
 def by_example(data: Encoded, rows: Rows) -> dict[int, dict[int, Mapping[str, Any]]]:
     """Return rows grouped by the example that they belong to."""
-    found: dict[int, dict[int, Mapping[str, Any]]] = {}
+    by_number: dict[int, dict[int, Mapping[str, Any]]] = {}
     for row in sorted(rows):
-        found.setdefault(int(data.example_of[row]), {})[row] = rows[row]
-    return found
+        by_number.setdefault(int(data.example_of[row]), {})[row] = rows[row]
+    return by_number
 
 
 @dataclass(frozen=True)
@@ -418,7 +415,6 @@ class TextsTask(Task):
     truncate: Truncate = field(default="longest_first", kw_only=True)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
-        """See `Task`."""
         return replace(super().read(record, text, pair, name), line=record.line)
 
     def targets(self, examples: Sequence[Any]) -> Mapping[str, Any] | None:

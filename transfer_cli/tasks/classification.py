@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,24 +33,17 @@ class ClassificationTask(TextsTask):
             labels and answers) or, of two labels, `f1`, that of the second one.
     """
 
-    name: ClassVar[str] = "classification"
-    objective: ClassVar[str] = "classification"
-    head: ClassVar[str] = "class"
-    example: ClassVar[type] = Example
-    files: ClassVar[str | None] = "transfer_cli.tasks.table.Table"
-    fields: ClassVar[tuple[str, ...]] = ("label", "probabilities")
-    export_head: ClassVar[str | None] = "sequence_classification"
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "classification", "classification", "class", Example
+    fields = ("label", "probabilities")
+    files, export_head = "transfer_cli.tasks.table.Table", "sequence_classification"
+    combines = can_fail = True
 
     judged_by: Literal["error_rate", "matthews", "f1"] = "error_rate"
 
     def labels_of(self, example: Example) -> Sequence[str]:
-        """See `Task`."""
         return () if example.label is None else (self.labels[example.label],)
 
     def check(self, train: Sequence[Example], where: str) -> None:
-        """See `Task`."""
         labels = self.labels
         if 2 * len(labels) > len(train) >= FEW_ROWS:
             raise DataError(
@@ -63,8 +56,8 @@ class ClassificationTask(TextsTask):
                 f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
                 "Name another label column."
             )
-        found = {example.label for example in train}
-        missing = [repr(label) for number, label in enumerate(labels) if number not in found]
+        given = {example.label for example in train}
+        missing = [repr(label) for number, label in enumerate(labels) if number not in given]
         if missing:
             raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
 
@@ -74,7 +67,6 @@ class ClassificationTask(TextsTask):
 
     @classmethod
     def sample(cls) -> tuple["ClassificationTask", Sequence[Example]]:
-        """See `Task`."""
         return cls(("number", "place")), (
             Example("Where is it ?", 1),
             Example("How many rivers are there ?", 0),
@@ -83,15 +75,13 @@ class ClassificationTask(TextsTask):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the probability of each label."""
-        (found,) = rows.values()
-        return {"probabilities": found["probabilities"]}
+        (row,) = rows.values()
+        return {"probabilities": row["probabilities"]}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
-        """See `Task`."""
-        (found,) = rows.values()
+        (row,) = rows.values()
         (expected,) = self.labels_of(data.examples[example]) or ("",)
-        return Result(expected, self.labels[found["label"]], found["probability"])
+        return Result(expected, self.labels[row["label"]], row["probability"])
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities, in the order of our labels."""
@@ -99,17 +89,14 @@ class ClassificationTask(TextsTask):
         return {"probabilities": mean_by_label(self.labels, parts)}
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         label, *shares = self.cells(answer)
         return {"label": label, "probabilities": dict(zip(self.labels, shares, strict=True))}
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        """See `Task`."""
         return ("label", *(f"probability/{label}" for label in self.labels))
 
     def cells(self, answer: Answer) -> list[Any]:
-        """See `Task`."""
         shares_C = np.asarray(answer["probabilities"])
         return [self.labels[int(shares_C.argmax())], *shares_C.round(DECIMALS).tolist()]
 

@@ -96,13 +96,14 @@ class Glue(LabelledSource):
     def submission(self) -> Submission:
         """See `TaskData`; test sets have a header, that of CoLA as well."""
         files = self._files.answers
-        texts = tuple("sentence" if isinstance(each, int) else each for each in self._files.texts)
+        texts = tuple(
+            "sentence" if isinstance(column, int) else column for column in self._files.texts
+        )
         bounds = None if self._files.labels else (0.0, 5.0)
         return Submission({"": files} if isinstance(files, str) else files, texts, bounds)
 
     @property
     def kind(self) -> type[Task]:
-        """See `TaskData`."""
         return ClassificationTask if self._files.labels else RegressionTask
 
     def given(self, data_dir: Path) -> LabelledData:
@@ -110,7 +111,7 @@ class Glue(LabelledSource):
         folder = Path(self.folder).expanduser()
         paths = {split: folder / file for split, file in self._files.splits.items()}
         splits = {split: tuple(self._examples(path)) for split, path in paths.items()}
-        empty = next((split for split, found in splits.items() if not found), None)
+        empty = next((split for split, examples in splits.items() if not examples), None)
         if empty is not None:
             raise DataError(f"{paths[empty]} has no rows.")
         labels, judge = self._files.labels, self._files.judged_by
@@ -125,7 +126,9 @@ class Glue(LabelledSource):
         files, short, disputed = self._files, 0, 0
         rows = self._rows(path)
         header = [] if isinstance(files.label, int) else next(rows, (1, []))[1]
-        *texts, label = (self._place(each, header, path) for each in (*files.texts, files.label))
+        *texts, label = (
+            self._place(column, header, path) for column in (*files.texts, files.label)
+        )
         for line, cells in rows:
             if len(cells) <= max(*texts, label):
                 if not files.may_be_short:

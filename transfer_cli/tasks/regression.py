@@ -52,31 +52,21 @@ class RegressionTask(TextsTask):
         scale: Their standard deviation.
     """
 
-    name: ClassVar[str] = "regression"
-    objective: ClassVar[str] = "regression"
-    head: ClassVar[str] = "class"
-    example: ClassVar[type] = NumberExample
-    files: ClassVar[str | None] = f"{__name__}.NumberTable"
-    fields: ClassVar[tuple[str, ...]] = ("value",)
-    expected: ClassVar[str] = "value"
-    export_head: ClassVar[str | None] = "sequence_classification"
-    scores_answers: ClassVar[bool] = True
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "regression", "regression", "class", NumberExample
+    fields, expected = ("value",), "value"
+    files, export_head = f"{__name__}.NumberTable", "sequence_classification"
+    scores_answers = combines = can_fail = True
 
     mean: float = 0.0
     scale: float = 1.0
 
     def labels_of(self, example: NumberExample) -> Sequence[str]:
-        """See `Task`."""
         return () if example.value is None else (shown(example.value),)
 
     def unlabelled(self, example: NumberExample) -> NumberExample:
-        """See `Task`."""
         return replace(example, value=None)
 
     def check(self, train: Sequence[NumberExample], where: str) -> None:
-        """See `Task`."""
         values = _values(train)
         if np.ptp(values) == 0:
             raise DataError(
@@ -88,7 +78,7 @@ class RegressionTask(TextsTask):
         """Return the fifth of all numbers that each one is in."""
         values = _values(examples)
         bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
-        return [int(each) for each in np.searchsorted(bounds, values, side="right")]
+        return [int(fifth) for fifth in np.searchsorted(bounds, values, side="right")]
 
     def facts(self, train: Sequence[NumberExample]) -> dict[str, float]:
         """Return the mean and the deviation of the numbers."""
@@ -96,13 +86,11 @@ class RegressionTask(TextsTask):
         return {"mean": float(values.mean()), "scale": float(values.std())}
 
     def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
-        """See `TextsTask`."""
         values = [example.value for example in examples]
         return {"value": np.array(values, dtype=np.float64)} if all_known(values, "number") else {}
 
     @classmethod
     def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:
-        """See `Task`."""
         return cls(mean=3.5, scale=2.0), (
             NumberExample("Where is it ?", 1.0),
             NumberExample("How many rivers are there ?", 4.5),
@@ -111,32 +99,31 @@ class RegressionTask(TextsTask):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the number."""
-        (found,) = rows.values()
-        return {"value": float(found["value"])}
+        (row,) = rows.values()
+        return {"value": float(row["value"])}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; an answer within half a deviation is right, one two deviations off wrong."""
-        (found,) = rows.values()
-        expected, predicted = data.examples[example].value, float(found["value"])
+        (row,) = rows.values()
+        expected, predicted = data.examples[example].value, float(row["value"])
         off = abs(predicted - expected) / self.scale
         score = min(1.0, max(0.0, (2 - off) / 1.5))
         return Result(shown(expected), shown(predicted), score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
-        said = [float(found["value"]) for own in rows.values() for found in own.values()]
+        predicted = [float(row["value"]) for windows in rows.values() for row in windows.values()]
         given = [data.examples[example].value for example in rows]
-        found = {"pearson": correlation(said, given)}
-        found["spearman"] = correlation(average_ranks(said), average_ranks(given))
-        return {name: value for name, value in found.items() if value is not None}
+        correlations = {
+            "pearson": correlation(predicted, given),
+            "spearman": correlation(average_ranks(predicted), average_ranks(given)),
+        }
+        return {name: value for name, value in correlations.items() if value is not None}
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        """Return the mean of the numbers."""
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         return {"value": float(shown(answer["value"]))}
 
     def failure(
@@ -160,7 +147,7 @@ def correlation(
     first: Sequence[float] | npt.NDArray[Any], second: Sequence[float] | npt.NDArray[Any]
 ) -> float | None:
     """Return Pearson's correlation; None where it is undefined: one side is constant."""
-    one, other = (np.asarray(each, dtype=np.float64) for each in (first, second))
+    one, other = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
     one, other = one - one.mean(), other - other.mean()
@@ -176,7 +163,7 @@ def average_ranks(values: Sequence[float]) -> npt.NDArray[Any]:
 
 def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
     """Return the numbers of examples that have one."""
-    return np.array([each.value for each in examples], dtype=np.float64)
+    return np.array([example.value for example in examples], dtype=np.float64)
 
 
 @dataclass(kw_only=True)
@@ -188,7 +175,6 @@ class NumberTable(Table):
     most_labels: ClassVar[float] = math.inf
 
     def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> float:
-        """Return the number in a row."""
         text = plain_number(super().label_in(record, columns, name, labels))
         problem = problem_of(text)
         if problem is not None:
@@ -205,7 +191,6 @@ class NumberTable(Table):
     def of_rows(
         self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
     ) -> list[NumberExample]:
-        """See `Table`."""
         return [NumberExample(row.text, row.label, row.pair, row.line) for row in rows]
 
     def check(self, task: Task, train: Sequence[NumberExample], where: str) -> None:
@@ -263,13 +248,11 @@ class Regression(SequenceObjective):
             raise ValueError(f"clip is {list(self.clip)}, expected [LOWEST, HIGHEST]")
 
     def unit_of(self, task: Task | None) -> tuple[float, float]:
-        """See `SequenceObjective`."""
         if not self.standardise or not isinstance(task, RegressionTask):
             return 0.0, 1.0
         return task.mean, task.scale
 
     def left_out_of_exports(self, task: Task | None) -> tuple[str, ...]:
-        """See `SequenceObjective`."""
         bounded = self.clip is not None
         return ("objective.clip, so that answers are not bounded",) if bounded else ()
 
@@ -288,7 +271,7 @@ class Regression(SequenceObjective):
         """Return the scores: a number has no temperature."""
         return scores_BN
 
-    def sureness(self, scores_BN: Tensor) -> Tensor:
+    def confidence(self, scores_BN: Tensor) -> Tensor:
         """Return 1: a number does not say how sure it is."""
         return torch.ones_like(scores_BN[:, 0])
 
@@ -297,7 +280,6 @@ class Regression(SequenceObjective):
         return (target_BN - scores_BN).square().sum(1)
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """See `Objective`."""
         mean, scale = self.unit_of(self.info.task)
         target_B = ((batch["value"] - mean) / scale).float()
         measure = F.mse_loss if self.loss == "mse" else F.huber_loss
@@ -314,6 +296,5 @@ class Regression(SequenceObjective):
         return {"value": self.values(outputs)}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return each text's number and the predicted one."""
         both = zip(batch["value"].tolist(), self.values(outputs).tolist(), strict=True)
-        return [(shown(wanted), shown(said)) for wanted, said in both]
+        return [(shown(wanted), shown(predicted)) for wanted, predicted in both]

@@ -17,7 +17,7 @@ from transfer_cli.tasks.choice.readers import ChoiceExample
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
-from transfer_cli.tasks.multilabel.task import LabelsExample, MultilabelTask
+from transfer_cli.tasks.multilabel import LabelsExample, MultilabelTask
 from transfer_cli.tasks.regression import NumberExample, RegressionTask
 from transfer_cli.tasks.sources import LabelledSource
 from transfer_cli.tasks.span.readers import SpanExample
@@ -50,29 +50,28 @@ _TOLD = {
 Splits = Mapping[str, Sequence[Any]]
 
 
+def _made(rows: Mapping[str, Sequence[tuple[Any, ...]]], example: Callable[..., Any]) -> Splits:
+    """Return an example of each row of each split."""
+    return {split: [example(*row) for row in part] for split, part in rows.items()}
+
+
 def _questions(world: int) -> tuple[tuple[str, ...], Splits]:
     """Questions about one name each: what kind of thing is it?"""
     kinds, questions = sample.questions(world)
-    return kinds, {
-        split: [Example(text, kind) for text, kind in rows] for split, rows in questions.items()
-    }
+    return kinds, _made(questions, Example)
 
 
 def _pairs(world: int) -> tuple[tuple[str, ...], Splits]:
     """Pairs of questions: do both ask about things of one kind?"""
-    return ("different", "same"), {
-        split: [Example(text, int(is_same), pair) for text, pair, is_same in rows]
-        for split, rows in sample.pairs(world).items()
-    }
+    pairs = sample.pairs(world)
+    labels = ("different", "same")
+    return labels, _made(pairs, lambda text, pair, is_same: Example(text, int(is_same), pair))
 
 
 def _numbers(world: int) -> tuple[tuple[str, ...], Splits]:
     """Questions about one name each: how large is it?"""
     kinds, questions = sample.questions(world)
-    return (), {
-        split: [NumberExample(text, _SIZES[kinds[kind]]) for text, kind in rows]
-        for split, rows in questions.items()
-    }
+    return (), _made(questions, lambda text, kind: NumberExample(text, _SIZES[kinds[kind]]))
 
 
 def _labels(world: int) -> tuple[tuple[str, ...], Splits]:
@@ -80,57 +79,45 @@ def _labels(world: int) -> tuple[tuple[str, ...], Splits]:
     kinds, questions = sample.questions(world)
     labels = tuple(sorted(set(chain.from_iterable(_TRAITS.values()))))
     numbers = [tuple(labels.index(trait) for trait in _TRAITS[kind]) for kind in kinds]
-    return labels, {
-        split: [LabelsExample(text, numbers[kind]) for text, kind in rows]
-        for split, rows in questions.items()
-    }
+    return labels, _made(questions, lambda text, kind: LabelsExample(text, numbers[kind]))
 
 
 def _text_pairs(world: int) -> tuple[tuple[str, ...], Splits]:
     """Questions about one name each, answered by a few words."""
     kinds, questions = sample.questions(world)
-    return (), {
-        split: [TextToTextExample(text, _TOLD[kinds[kind]]) for text, kind in rows]
-        for split, rows in questions.items()
-    }
+    return (), _made(questions, lambda text, kind: TextToTextExample(text, _TOLD[kinds[kind]]))
 
 
 def _spans(world: int) -> tuple[tuple[str, ...], Splits]:
     """Questions answered by a name in a text: which of the names is it?"""
-    return (), {
-        split: [
-            SpanExample(question, text, (answer,), text.index(answer)) if answer
-            else SpanExample(question, text, ())
-            for question, text, answer in rows
-        ]
-        for split, rows in sample.spans(world).items()
-    }  # fmt: skip
+
+    def span(question: str, text: str, answer: str) -> SpanExample:
+        if not answer:
+            return SpanExample(question, text, ())
+        return SpanExample(question, text, (answer,), text.index(answer))
+
+    return (), _made(sample.spans(world), span)
 
 
 def _tags(world: int) -> tuple[tuple[str, ...], Splits]:
     """Questions whose names are to be tagged: a name is an entity of the type that it has."""
     sentences = sample.tags(world)
     labels = schemes.labels_of(chain.from_iterable(tags for _, tags in sentences["train"]), "bio")
-    return labels, {
-        split: [TagExample.of_words(words, [*map(labels.index, tags)]) for words, tags in rows]
-        for split, rows in sentences.items()
-    }
+    return labels, _made(
+        sentences, lambda words, tags: TagExample.of_words(words, [*map(labels.index, tags)])
+    )
 
 
 def _choices(world: int) -> tuple[tuple[str, ...], Splits]:
     """Choices: which of the sentences is about the one name in the context?"""
-    return (), {
-        split: [ChoiceExample(context, choices, label=right) for context, choices, right in rows]
-        for split, rows in sample.choices(world).items()
-    }
+    choices = sample.choices(world)
+    return (), _made(choices, lambda text, among, right: ChoiceExample(text, among, "", right))
 
 
 def _dialog(world: int) -> tuple[tuple[str, ...], Splits]:
     """Dialogs: what is said of the name that is asked about?"""
-    return (), {
-        split: [DialogExample(*turn, label=len(turn[2]) - 1) for turn in turns]
-        for split, turns in sample.dialogs(world).items()
-    }
+    turns = sample.dialogs(world)
+    return (), _made(turns, lambda *turn: DialogExample(*turn, label=len(turn[2]) - 1))
 
 
 SAMPLES: Mapping[
@@ -177,7 +164,6 @@ class EmbeddedSample(LabelledSource):
 
     @property
     def kind(self) -> type[Task]:
-        """See `TaskData`."""
         return type(self._task)
 
     def given(self, data_dir: Path) -> LabelledData:

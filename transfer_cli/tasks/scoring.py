@@ -21,26 +21,26 @@ def normalised(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact(given: str, said: str) -> float:
+def exact(given: str, predicted: str) -> float:
     """Return 1 if two answers are equal, else 0."""
-    return float(normalised(given) == normalised(said))
+    return float(normalised(given) == normalised(predicted))
 
 
-def f1(given: str, said: str) -> float:
+def f1(given: str, predicted: str) -> float:
     """Return the F1 of the words of two answers; of no words at all, whether both have none."""
-    words, others = normalised(given).split(), normalised(said).split()
+    words, others = normalised(given).split(), normalised(predicted).split()
     if not words or not others:
         return float(words == others)
     same = sum((Counter(words) & Counter(others)).values())
     return 2 * same / (len(words) + len(others))
 
 
-def best_of(score: Callable[[str, str], float], answers: Sequence[str], said: str) -> float:
+def best_of(score: Callable[[str, str], float], answers: Sequence[str], predicted: str) -> float:
     """Return the score against the answer that people gave which fits best.
 
     Those of which nothing is left are not counted; where there are no others, "" is right.
     """
-    return max(score(given, said) for given in counted(answers))
+    return max(score(given, predicted) for given in counted(answers))
 
 
 def counted(answers: Sequence[str]) -> list[str]:
@@ -75,12 +75,12 @@ def best_threshold(
 _WORD = re.compile(r"\w+")
 
 
-def rouge_l(given: str, said: str) -> float:
+def rouge_l(given: str, predicted: str) -> float:
     """Return the F1 of the longest common subsequence of words (Lin 2004, section 3).
 
     Words are runs of letters and digits, without case. Of no words at all, whether both have none.
     """
-    words, others = (_WORD.findall(each.lower()) for each in (given, said))
+    words, others = (_WORD.findall(text.lower()) for text in (given, predicted))
     if not words or not others:
         return float(words == others)
     longest = [0] * (len(others) + 1)

@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 
 from transfer_cli.config.build import build
 from transfer_cli.data.columns import ANY, Wanted
-from transfer_cli.data.drawing import hold_out, keep_few
+from transfer_cli.data.drawing import hold_out, keep_few, say_overlap
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
-from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
@@ -36,18 +35,13 @@ class LabelledSource(TaskData):
 
     @abstractmethod
     def given(self, data_dir: Path) -> LabelledData:
-        """Return the splits that there are, all of whose labels are among those of `train`.
-
-        Raises:
-            DataError: A file is missing or broken.
-        """
+        """Return the splits that there are, all of whose labels are among those of `train`."""
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
         """Raise `DataError` unless something can be learnt from the training examples."""
         task.check(train, where)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """See `TaskData`."""
         data = self.given(data_dir)
         task: Task = build(data.task, "data", Task, labels=data.labels)
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
@@ -123,12 +117,10 @@ class LabelledFiles(LabelledSource):
 
     @property
     def kind(self) -> type[Task]:
-        """See `TaskData`."""
         return self.task
 
     @property
     def share(self) -> float:
-        """See `LabelledSource`."""
         return self.validation_share
 
     @property

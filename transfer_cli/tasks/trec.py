@@ -54,16 +54,13 @@ class Trec(LabelledSource):
 
     @property
     def kind(self) -> type[Task]:
-        """See `TaskData`."""
         return ClassificationTask
 
     @property
     def share(self) -> float:
-        """See `LabelledSource`."""
         return self.validation
 
     def given(self, data_dir: Path) -> LabelledData:
-        """See `LabelledSource`."""
         labels = FINE_LABELS if self.fine else COARSE_LABELS
         paths = {split: catalog.find_trec(split, data_dir) for split in catalog.TREC}
         splits = {

@@ -65,8 +65,8 @@ def right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: 
         max_iter=100, max_eval=100, tolerance_grad=3e-4,
     ).step(penalised)  # fmt: skip
     others = _sparse_rows(scored, numbers, rarity)
-    said_N = (others.times(weight_VC) + bias_C).argmax(1)
-    return int((said_N == _labels(scored)).sum())
+    predicted_N = (others.times(weight_VC) + bias_C).argmax(1)
+    return int((predicted_N == _labels(scored)).sum())
 
 
 def _labels(examples: Sequence[Example]) -> Tensor:
@@ -116,11 +116,11 @@ def _sparse_rows(
     """
     columns, values, starts = list[int](), list[float](), list[int]()
     for example in examples:
-        own = Counter(numbers[term] for term in _terms(example) if term in numbers)
-        raw = [rarity[number] * (1 + math.log(count)) for number, count in own.items()]
+        counts = Counter(numbers[term] for term in _terms(example) if term in numbers)
+        raw = [rarity[number] * (1 + math.log(count)) for number, count in counts.items()]
         length = math.hypot(*raw)
         starts.append(len(columns))
-        columns += own
+        columns += counts
         values += [value / length for value in raw]
     return _Sparse(
         torch.tensor(columns, dtype=torch.int64),

@@ -29,9 +29,6 @@ def check_edit(edit: Edit) -> None:
 
     Args:
         edit: Any edit that a model of three blocks has room for.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     loaded_tensors_keep_their_names(edit)
     new_parameters_are_reported(edit)
@@ -151,10 +148,10 @@ def no_tensor_is_needed(edit: Edit) -> None:
         model = TransferModel(Backbone(SHAPE, VOCABULARY), {}).eval()
     claim(edit(model, SPECIAL) == reported, "reports other names on the meta device")
     shapes = {name: tensor.shape for name, tensor in real.state_dict().items()}
-    found = model.state_dict()
-    same = shapes == {name: tensor.shape for name, tensor in found.items()}
+    state = model.state_dict()
+    same = shapes == {name: tensor.shape for name, tensor in state.items()}
     claim(same, "adds other tensors on the meta device")
-    strays = {name for name, tensor in found.items() if tensor.device.type != "meta"}
+    strays = {name for name, tensor in state.items() if tensor.device.type != "meta"}
     claim(not strays, f"{_some(strays)} is not on the model's device")
 
 

@@ -38,9 +38,6 @@ def check_objective(objective: Objective, info: TaskInfo, batch: Batch) -> None:
         objective: Any objective, not yet bound.
         info: What it would be told about a run.
         batch: Two examples or more, of different lengths, not yet prepared.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     case = make_case(objective, info, batch)
     preparing_repeats(case)
@@ -95,16 +92,16 @@ def counts_match_what_contributes(case: ObjectiveCase) -> None:
     objective, batch = case.objective, _prepared(case, case.batch)
     encoded, counts, names = Encoding(case.model, batch), objective.counts(batch), objective.weights
     sums = objective.loss_sums(case.model, batch, encoded)
-    for where, found in (("counts", counts), ("loss_sums", sums)):
-        same = found.keys() == names.keys()
-        claim(same, f"{where} names {sorted(found)}, weights {sorted(names)}")
+    for where, terms in (("counts", counts), ("loss_sums", sums)):
+        same = terms.keys() == names.keys()
+        claim(same, f"{where} names {sorted(terms)}, weights {sorted(names)}")
     (gradient_BTD,) = torch.autograd.grad(torch.stack([*sums.values()]).sum(), encoded.top)
     contributes_BT = gradient_BTD.any(-1).view_as(batch["mask"])
     for row in range(size(batch)):
-        own = objective.counts(_rows(batch, [row]))
+        alone = objective.counts(_rows(batch, [row]))
         claim(
-            bool(contributes_BT[row].any()) == any(own.values()),
-            f"example {row} has the counts {own}, which is not what contributes to the loss",
+            bool(contributes_BT[row].any()) == any(alone.values()),
+            f"example {row} has the counts {alone}, which is not what contributes to the loss",
         )
     if "target" in batch and batch["target"].shape == batch["tokens"].shape:
         has_target_BT = batch["target"] != IGNORE
@@ -151,10 +148,14 @@ def declared_modules_learn(case: ObjectiveCase) -> None:
     case.model.zero_grad()
     torch.stack([*_losses(case, _prepared(case, case.batch)).values()]).sum().backward()
     for name, part in case.model.heads.named_modules():
-        own = dict(part.named_parameters(recurse=False))
-        gradients = {each: value.grad for each, value in own.items()}
-        without = [each for each, found in gradients.items() if found is None or not found.any()]
-        learns = not without or (without == ["bias"] and len(own) > 1)
+        parameters = dict(part.named_parameters(recurse=False))
+        gradients = {parameter: value.grad for parameter, value in parameters.items()}
+        without = [
+            parameter
+            for parameter, gradient in gradients.items()
+            if gradient is None or not gradient.any()
+        ]
+        learns = not without or (without == ["bias"] and len(parameters) > 1)
         claim(learns, f"heads.{name}.{''.join(without[:1])} gets no gradient")
     case.model.zero_grad()
 
@@ -163,15 +164,19 @@ def outcomes_add_up(case: ObjectiveCase) -> None:
     """Claim: the results of single examples, if there are any, add up to metric sums and counts."""
     batch = _prepared(case, case.batch)
     encoded = Encoding(case.model, batch)
-    found = case.objective.example_results(case.model, batch, encoded)
-    if found is None:
+    results = case.objective.example_results(case.model, batch, encoded)
+    if results is None:
         return
-    for name, value in {"loss": found.loss, "targets": found.targets, **found.predicted}.items():
-        axes = value.shape[:1] if name in found.predicted else value.shape
+    for name, value in {
+        "loss": results.loss,
+        "targets": results.targets,
+        **results.predicted,
+    }.items():
+        axes = value.shape[:1] if name in results.predicted else value.shape
         claim(axes == (size(batch),), f"example_results has no {name} for each example")
     total = case.objective.metric_sums(case.model, batch, encoded)["loss"]
-    _close(found.loss.sum(), total.sum(), "the losses of example_results and metric_sums differ")
-    targets, counts = int(found.targets.sum()), case.objective.counts(batch)
+    _close(results.loss.sum(), total.sum(), "the losses of example_results and metric_sums differ")
+    targets, counts = int(results.targets.sum()), case.objective.counts(batch)
     claim(targets in counts.values(), f"there are {targets} targets, and counts are {counts}")
 
 
@@ -207,14 +212,14 @@ def _rows(batch: Batch, rows: list[int] | range) -> Batch:
 def _padded(batch: Batch, pad: int) -> Batch:
     """Return the batch with more padding; other values of each position become IGNORE there."""
     fillers, shape = {"tokens": pad, "mask": False, "segment": 0}, batch["tokens"].shape
-    found = dict(batch)
+    padded = dict(batch)
     for key, value in batch.items():
         if value.shape[: len(shape)] == shape:
             before_T = (0, 0) * (value.dim() - len(shape))
-            found[key] = torch.nn.functional.pad(
+            padded[key] = torch.nn.functional.pad(
                 value, (*before_T, 0, EXTRA_PADDING), value=fillers.get(key, IGNORE)
             )
-    return found
+    return padded
 
 
 def _equal(left: Batch, right: Batch) -> bool:

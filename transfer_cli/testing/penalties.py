@@ -54,9 +54,6 @@ def check_penalty(penalty: Penalty) -> None:
 
     Args:
         penalty: Any penalty, with a strength above 0; it is started anew for each claim.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     nothing_inherited_is_refused(penalty)
     the_start_costs_nothing(make_case(penalty))
@@ -80,9 +77,9 @@ def make_case(penalty: Penalty, *, frozen: bool = False) -> PenaltyCase:
         return {n: draw(p.shape, generator=generator) for n, p in model.named_parameters()}
 
     def fisher(sequences: int, kind: str) -> dict[str, Tensor]:
-        return {name: 0.1 + each for name, each in drawn(torch.rand, sequences).items()}
+        return {name: 0.1 + value for name, value in drawn(torch.rand, sequences).items()}
 
-    away = {name: DISTANCE * each for name, each in drawn(torch.randn, 1).items()}
+    away = {name: DISTANCE * value for name, value in drawn(torch.randn, 1).items()}
     penalty.start(Start(model, frozenset(away), fisher))
     return PenaltyCase(penalty, model, away)
 
@@ -115,7 +112,9 @@ def elsewhere_it_pulls_back(case: PenaltyCase) -> None:
     case.walk(1.0)
     value, gradients = case.value(), case.gradients()
     claim(value > 0, f"the penalty is {value} away from the start")
-    slopes = {name: float((each * case.away[name]).sum()) for name, each in gradients.items()}
+    slopes = {
+        name: float((gradient * case.away[name]).sum()) for name, gradient in gradients.items()
+    }
     for name, along in slopes.items():
         claim(along >= 0, f"the gradient of {name} pushes it away from the start")
     slope = sum(slopes.values())

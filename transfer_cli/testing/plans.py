@@ -5,9 +5,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.adaptation import Adaptation, select
 from transfer_cli.adaptation.plans import Plan, Stage
-from transfer_cli.adaptation.selection import select
 from transfer_cli.errors import TransferError
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -34,9 +33,6 @@ def check_plan(
         models: Layer groups of models that it is for, by what they are; none: `example_models`.
         total: Steps of a run for which its stages are short enough.
         steps_per_epoch: Of that run.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     for what, groups in (models or example_models()).items():
         try:
@@ -99,9 +95,6 @@ def check_schedule(schedule: Callable[[int, int], float], totals: Sequence[int] 
     Args:
         schedule: What `schedule` would be.
         totals: Steps of the runs that it is tried on.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     for total in totals:
         forwards = [schedule(step, total) for step in range(total)]
@@ -126,9 +119,6 @@ def check_layer_scale(scale: LayerScale, names: Sequence[str] | None = None) -> 
         scale: What `adaptation.layer_scale` would be.
         names: Names of the groups of a model that it is for, from the bottom to the top, with one
             for each depth; none: models of 1, 3 and 16 blocks.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
     usual = [
         ["embeddings", *(f"block.{number}" for number in range(depth)), "head.class"]

@@ -54,17 +54,14 @@ def check_task(task: type[Task], objective: Objective, tokenizer: Tokenizer) -> 
         task: The class of any task.
         objective: What trains for it, not yet bound.
         tokenizer: Any.
-
-    Raises:
-        AssertionError: A claim does not hold; the message says which.
     """
-    found, examples = task.sample()
+    sample, examples = task.sample()
     claim(objective.task == task.name, f"the objective is for {objective.task}, not {task.name}")
     direction = objective.direction or "causal"
-    batch = _all(found.encode(examples, tokenizer, LENGTH, direction))
-    info = TaskInfo(tokenizer, found.labels, task=found)
+    batch = _all(sample.encode(examples, tokenizer, LENGTH, direction))
+    info = TaskInfo(tokenizer, sample.labels, task=sample)
     check_objective(objective, info, batch)
-    asked = _Asked(found, examples, make_case(objective, info, batch), tokenizer, direction)
+    asked = _Asked(sample, examples, make_case(objective, info, batch), tokenizer, direction)
     it_is_built_again_from_what_is_stored(asked)
     examples_survive_json(asked)
     rows_belong_to_examples(asked)
@@ -143,11 +140,11 @@ def results_are_told(asked: _Asked) -> None:
             raise AssertionError("the objective has no example_results")
         rows: Rows = dict(enumerate(row_by_row(noted.predicted, len(data))))
         apart = by_example(data, rows)
-        for at, own in apart.items():
-            found = asked.task.result(data, at, own)
-            claim(0 <= found.probability <= 1, f"a probability is {found.probability}")
-            claim(found.score is None or 0 <= found.score <= 1, f"a score is {found.score}")
-            claim(isinstance(found.expected, str), "what would have been right is no text")
+        for at, windows in apart.items():
+            result = asked.task.result(data, at, windows)
+            claim(0 <= result.probability <= 1, f"a probability is {result.probability}")
+            claim(result.score is None or 0 <= result.score <= 1, f"a score is {result.score}")
+            claim(isinstance(result.expected, str), "what would have been right is no text")
         scores = asked.task.scores(data, apart)
         numbers = all(isinstance(value, int | float) for value in scores.values())
         claim(numbers, f"scores are no numbers: {scores}")
@@ -159,9 +156,9 @@ def results_are_told(asked: _Asked) -> None:
 def _answers(asked: _Asked, data: Encoded, batches: Sequence[np.ndarray]) -> list[Any]:
     rows: dict[int, Any] = {}
     for indices in batches:
-        found = asked.said(asked.case.objective.predictions, data.batch(indices))
-        claim(bool(found), "the objective has no predictions")
-        rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
+        predictions = asked.said(asked.case.objective.predictions, data.batch(indices))
+        claim(bool(predictions), "the objective has no predictions")
+        rows |= zip(map(int, indices), row_by_row(predictions, len(indices)), strict=True)
     apart = by_example(data, rows)
     return [asked.task.answer(data, at, apart[at]) for at in range(len(asked.examples))]
 

@@ -59,8 +59,8 @@ class CheckpointWriter:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights to be stored, unsharded, on the CPU."""
-        own = self._run.model.state_dict()
-        return {n: full_tensor(own[n]).cpu() for n in own if n not in self._run.leave_out}
+        state = self._run.model.state_dict()
+        return {n: full_tensor(state[n]).cpu() for n in state if n not in self._run.leave_out}
 
     def save_best(self, step: int) -> None:
         """Keep the weights as they are after a step, in place of the best so far."""
@@ -129,23 +129,23 @@ class CheckpointWriter:
     def newest(self) -> Path | None:
         """Return the newest complete checkpoint, as the main process has found it."""
         folder = self._directory.checkpoints
-        found = checkpoint.newest_good(folder) if distributed.is_main() else None
-        name = distributed.broadcast_text(found.name if found is not None else "")
+        newest = checkpoint.newest_good(folder) if distributed.is_main() else None
+        name = distributed.broadcast_text(newest.name if newest is not None else "")
         return folder / name if name else None
 
-    def fill(self, found: Path, state: dict[str, Any]) -> None:
+    def fill(self, folder: Path, state: dict[str, Any]) -> None:
         """Fill model, optimizer and stages from a sharded or an unsharded checkpoint."""
-        step, in_parts = self._run.step, checkpoint.is_in_parts(found)
+        step, in_parts = self._run.step, checkpoint.is_in_parts(folder)
         if in_parts or self._run.blueprint.sharded:
             from transfer_cli.engine.distributed import sharded
 
             if in_parts:
-                state = sharded.load(found, self._run.model, state)
+                state = sharded.load(folder, self._run.model, state)
             else:
                 state = {**state, "step": sharded.shard_state(state["step"], step)}
         step.load_state_dict(state["step"])
         if not in_parts:
-            self._read_weights(found)
+            self._read_weights(folder)
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write `model/`; with `adaptation.store=merged` every mergeable edit is merged."""
@@ -172,7 +172,7 @@ class CheckpointWriter:
     def _write_parts(self, tensors: Mapping[str, Tensor]) -> None:
         """Write each head that is a model itself into a folder of its own, beside `model/`."""
         plan = self._run.blueprint
-        for loss in plan.losses:
+        for loss in plan.network.losses:
             for name, part in loss.objective.parts_of(plan.model.backbone.shape).items():
                 described = replace(
                     plan.description(), shape=part.shape, objective=part.objective, edits={}
@@ -190,13 +190,12 @@ class CheckpointWriter:
         if run.blueprint.sharded:
             from transfer_cli.engine.distributed.sharded import shard_like
 
-            own = run.model.state_dict()
-            tensors = {n: shard_like(t, own[n]) if n in own else t for n, t in tensors.items()}
+            state = run.model.state_dict()
+            tensors = {n: shard_like(t, state[n]) if n in state else t for n, t in tensors.items()}
         load_strictly(run.model, tensors, folder, run.leave_out)
 
 
 def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
-    """Return what writes tensors into the folder that it is given."""
     return lambda folder: save_tensors(tensors, folder / WEIGHTS)
 
 
@@ -209,8 +208,9 @@ def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset())
         without: Names of edits that the weights beside it do not hold.
     """
     base = None
-    if run.blueprint.start is not None and run.base_hash is not None:
-        weights = run.blueprint.start.weights.resolve()
+    start = run.blueprint.start.pretrained
+    if start is not None and run.base_hash is not None:
+        weights = start.weights.resolve()
         base = Base(str(weights), os.path.relpath(weights, folder.resolve()), run.base_hash)
     description = run.blueprint.description(base, without=without)
     write_description(description, folder)

@@ -40,7 +40,7 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
     """Return what became of each example of a split, as `noting` has noted it; all call this."""
     outcomes = each.gathered() if each is not None else []
     if data.task is None:
-        return [_item(split.name, found.index, [found], BLANK, "") for found in outcomes]
+        return [_item(split.name, outcome.index, [outcome], BLANK, "") for outcome in outcomes]
     encoded = encoded_of(split)
     with_texts = len(encoded.examples) <= MOST_TEXTS
     if outcomes and not with_texts:
@@ -48,15 +48,15 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
             "items.jsonl: no texts of the %s split, which has more than %s examples",
             split.name, f"{MOST_TEXTS:,}",
         )  # fmt: skip
-    rows = {found.index: found for found in outcomes}
+    rows = {outcome.index: outcome for outcome in outcomes}
     items = []
-    predicted = {index: found.predicted for index, found in rows.items()}
-    for number, own in by_example(encoded, predicted).items():
-        is_predicted = all(own.values())
-        result = data.task.result(encoded, number, own) if is_predicted else BLANK
+    predicted = {index: outcome.predicted for index, outcome in rows.items()}
+    for number, rows_of_example in by_example(encoded, predicted).items():
+        is_predicted = all(rows_of_example.values())
+        result = data.task.result(encoded, number, rows_of_example) if is_predicted else BLANK
         texts = data.task.texts(encoded.examples[number]) if with_texts else ()
-        found = [rows[row] for row in own]
-        items.append(_item(split.name, number, found, result, shortened(" / ".join(texts))))
+        outcome = [rows[row] for row in rows_of_example]
+        items.append(_item(split.name, number, outcome, result, shortened(" / ".join(texts))))
     return items
 
 
@@ -96,8 +96,8 @@ def _item(split: str, index: int, rows: Sequence[Outcome], result: Result, text:
         predicted=result.predicted,
         probability=_rounded(result.probability),
         text=text,
-        loss=_rounded(sum(found.loss for found in rows)),
-        targets=sum(found.targets for found in rows),
+        loss=_rounded(sum(row.loss for row in rows)),
+        targets=sum(row.targets for row in rows),
         score=None if result.score is None else _rounded(result.score),
     )
 

@@ -14,9 +14,6 @@ from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
 
-MOST_JUDGED = 1000
-"""Training examples by which a run is judged to have failed."""
-
 MOST_CHARACTERS = 100
 """Of a text: a table's cell shows no more."""
 
@@ -30,8 +27,8 @@ def hyperparameters(config: DictConfig, presets: Mapping[str, str]) -> dict[str,
     Lists and paths are left out, and so is what only names the run or says where it works.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    found = {key: _shown(value) for key, value in flat(plain) if _is_listed(key, value)}
-    return found | {group: _shown(option) for group, option in presets.items()}
+    values = {key: _shown(value) for key, value in flat(plain) if _is_listed(key, value)}
+    return values | {group: _shown(option) for group, option in presets.items()}
 
 
 def _is_listed(key: str, value: Any) -> bool:

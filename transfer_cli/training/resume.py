@@ -17,8 +17,9 @@ from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE, state_of_today
-from transfer_cli.engine import distributed, handlers
+from transfer_cli.engine import distributed
 from transfer_cli.engine.loop import Progress
+from transfer_cli.engine.metrics_logger import rewind
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, FinishedError, RunError, between
 from transfer_cli.model.weights import DESCRIPTION, read_description
@@ -39,8 +40,8 @@ def as_before(directory: RunDirectory, config: DictConfig, *, strict: bool) -> I
     What else differs from then is said in one line: the run goes on, and is no longer bit for bit
     the one without a break.
     """
-    found = json.dumps(_surroundings(directory)) if distributed.is_main() else ""
-    then: dict[str, Any] | None = json.loads(distributed.broadcast_text(found))
+    surroundings = json.dumps(_surroundings(directory)) if distributed.is_main() else ""
+    then: dict[str, Any] | None = json.loads(distributed.broadcast_text(surroundings))
     asked = config.threads or (then or {}).get("threads")
     with computing_threads(asked):
         if distributed.is_main():
@@ -59,9 +60,9 @@ def _surroundings(directory: RunDirectory) -> dict[str, Any] | None:
 
     Where there is no checkpoint it is empty.
     """
-    for found in reversed(checkpoint.find_all(directory.checkpoints)):
+    for folder in reversed(checkpoint.find_all(directory.checkpoints)):
         try:
-            read: dict[str, Any] = read_json(found / RECORD)
+            read: dict[str, Any] = read_json(folder / RECORD)
             between("threads", int(read["threads"]), 1, MOST_THREADS)
         except FileNotFoundError:
             return None
@@ -86,7 +87,7 @@ def _compare(then: dict[str, Any] | None, now: dict[str, Any], *, strict: bool) 
         )  # fmt: skip
 
 
-def take_up(
+def restore(
     run: TrainingRun,
     directory: RunDirectory,
     checkpoints: CheckpointWriter,
@@ -105,12 +106,12 @@ def take_up(
         _begin_anew(directory)
         return 0.0
     state = checkpoint.read_state(newest)
-    patience, minutes = run.blueprint.loop.patience, run.blueprint.loop.minutes
+    patience, minutes = run.blueprint.course.loop.patience, run.blueprint.course.loop.minutes
     with checkpoint.fitting(newest):
         state = state_of_today(state)
         progress.load_state_dict(state["progress"])
         run.step.stages.load_ends(state["step"]["stages"])
-        total = run.blueprint.sizes.total_steps
+        total = run.blueprint.course.sizes.total_steps
         ended = progress.has_ended(total, run.step.stages, patience, minutes)
     if ended and directory.read_status() == "finished":
         more = [] if progress.step < total else [f"loop.steps={2 * progress.step}"]
@@ -128,7 +129,7 @@ def take_up(
                 checkpoint.remove(directory.best)
             else:
                 checkpoint.restore_best(newest, directory.best, progress.best_step)
-            handlers.rewind(directory, state["records"])
+            rewind(directory, state["records"])
         if course := rate_ahead(directory, run.blueprint):
             log.info("resume: %s", course)
     log.info("going on after step %d", progress.step)
@@ -141,8 +142,8 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
     "" where there is nothing to say: no step was taken, or there are as many as before. A schedule
     is a function of the step and of how many there are, so the rate may jump.
     """
-    taken = [checkpoint.step_of(found) for found in checkpoint.find_all(directory.checkpoints)]
-    step, sizes = max(taken, default=0), blueprint.sizes
+    taken = [checkpoint.step_of(folder) for folder in checkpoint.find_all(directory.checkpoints)]
+    step, sizes = max(taken, default=0), blueprint.course.sizes
     loop = build(read_stored(directory.config, directory.read_command(), "resume").loop,
                  "loop", LoopConfig)  # fmt: skip
     planned, total = total_steps_of(loop, sizes.steps_per_epoch), sizes.total_steps
@@ -150,9 +151,11 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
         return ""
 
     def rate_at(number: int, steps: int) -> float:
-        stages = blueprint.adaptation.plan_stages(blueprint.groups, steps, sizes.steps_per_epoch)
-        now = next(each for each in stages if number < each.end)
-        scheduler = replace(blueprint.lr_scheduler, total=steps)
+        stages = blueprint.adaptation.plan_stages(
+            blueprint.network.groups, steps, sizes.steps_per_epoch
+        )
+        now = next(stage for stage in stages if number < stage.end)
+        scheduler = replace(blueprint.course.lr_scheduler, total=steps)
         return scheduler.get_lr(number, begin=now.begin, end=now.end, factor=now.rate)
 
     before, after, last = (
@@ -175,7 +178,7 @@ def _begin_anew(directory: RunDirectory) -> None:
     log.info("no checkpoint yet: starting from the beginning")
     if distributed.is_main():
         checkpoint.remove(directory.best)
-        handlers.rewind(directory, {})
+        rewind(directory, {})
 
 
 def _check_base(directory: RunDirectory, base_hash: str | None) -> None:

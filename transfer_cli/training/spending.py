@@ -77,17 +77,17 @@ class Spending:
     def go_on(self, directory: RunDirectory) -> None:
         """Begin with what the run has spent before; what cannot be read counts as nothing."""
         try:
-            found = read_json(directory.timing).get(SPENT)
+            earlier = read_json(directory.timing).get(SPENT)
         except (OSError, UnreadableError):
             return
-        self._earlier = found if isinstance(found, dict) else {}
+        self._earlier = earlier if isinstance(earlier, dict) else {}
 
-    def add(self, own: Flops) -> Flops:
+    def add(self, flops: Flops) -> Flops:
         """Add up what all processes have computed since last time, and their energy so far.
 
         All processes call this together.
         """
-        parts = [part for number in own for part in divmod(number, _PART)]
+        parts = [part for number in flops for part in divmod(number, _PART)]
         joules = self._meter.joules()
         silent = 0.0 if self._meter.tells else 1.0
         *summed, joules, silent = distributed.all_reduce_sum([*parts, joules, silent])
@@ -133,5 +133,5 @@ class Spending:
         """Return what was spent of something before this; None where that is not known."""
         if not self._earlier:
             return nothing
-        found = self._earlier.get(name)
-        return found if is_number(found) else None
+        value = self._earlier.get(name)
+        return value if is_number(value) else None

@@ -1,6 +1,7 @@
 """One command on several processes: start them here, or be one of those that torchrun started."""
 
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -8,15 +9,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 import transfer_cli
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import EvaluateConfig, PredictConfig
-from transfer_cli.config.stored import as_yaml
+from transfer_cli.config.stored import plain_values
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import (
@@ -61,19 +62,18 @@ def in_process_group(config: DictConfig | EvaluateConfig | PredictConfig) -> Ite
         # All processes of the machine find the same; one of them says it.
         raise PeerError(str(error), error.exit_code) from error
     with distributed.process_group(device, config.timeout_minutes):
-        composed = cast(DictConfig, config)
-        shared = [key for key in map(str, composed) if Role.PER_PROCESS not in role_of(key)]
-        _check_alike(as_yaml(OmegaConf.masked_copy(composed, shared)))
+        values = plain_values(config)
+        _check_alike({k: v for k, v in values.items() if Role.PER_PROCESS not in role_of(k)})
         yield
 
 
-def _check_alike(config: str) -> None:
-    digest = hashlib.blake2b(config.encode(), digest_size=8).hexdigest()
-    found = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
-    other = [number for number, each in enumerate(found) if each != found[0]]
+def _check_alike(config: Mapping[str, Any]) -> None:
+    digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8).hexdigest()
+    digests = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
+    other = [number for number, other_digest in enumerate(digests) if other_digest != digests[0]]
     if other:
         raise RunError(
-            f"process {other[0]} of {len(found)} has another config or version than process 0; "
+            f"process {other[0]} of {len(digests)} has another config or version than process 0; "
             "give all of them the same command line, config folders and package"
         )
 

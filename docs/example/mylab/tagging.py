@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.readers import read_table
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import Answering
@@ -24,7 +24,7 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging.readers import TagExample
-from transfer_cli.tasks.tagging.schemes import entities
+from transfer_cli.tasks.tagging.task import measures
 from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words, of_words
 
 
@@ -54,20 +54,17 @@ class Tagging(Task):
         return Sentence(words)
 
     def texts(self, example: Sentence) -> tuple[str, ...]:
-        """See `Task`."""
         return (" ".join(example.words),)
 
     def labels_of(self, example: Sentence) -> Sequence[str]:
-        """See `Task`."""
         return example.tags
 
     def encode(
         self, examples: Sequence[Sentence], tokenizer: Tokenizer, length: int, direction: Direction
     ) -> EncodedWords:
         """See `Task`; the target of a word stands at its first token."""
-        numbers = {tag: number for number, tag in enumerate(self.labels)}
         tagged = [
-            TagExample.of_words(sentence.words, [numbers[tag] for tag in sentence.tags] or None)
+            TagExample.of_words(sentence.words, [*map(self.labels.index, sentence.tags)] or None)
             for sentence in examples
         ]
         rows = encode_words(tagged, tokenizer, length, direction, Reading("first", stride=0))
@@ -76,29 +73,21 @@ class Tagging(Task):
 
     @classmethod
     def sample(cls) -> tuple["Tagging", Sequence[Sentence]]:
-        """See `Task`."""
         river = Sentence(("Where", "is", "Old", "Man", "?"), ("O", "O", "B-RIVER", "I-RIVER", "O"))
         others = (Sentence(("No", "name"), ("O", "O")), Sentence(("Rhine",), ("B-RIVER",)))
         return cls(("O", "B-RIVER", "I-RIVER")), (river, *others)
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the words, and a tag for each."""
         return {"words": list(data.examples[example].words), "tags": self._tags(data, rows)}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
-        """See `Task`; the score is the share of words with the right tag."""
-        given, said = list(data.examples[example].tags), self._tags(data, rows)
-        right = sum(one == other for one, other in zip(given, said, strict=True))
-        return Result(" ".join(given), " ".join(said), score=right / len(given))
+        return Result(" ".join(data.examples[example].tags), " ".join(self._tags(data, rows)))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the F1 of names: right where kind, first and last word are."""
-        right = count = 0
-        for example, windows in rows.items():
-            given = set(entities(data.examples[example].tags))
-            said = set(entities(self._tags(data, windows)))
-            right, count = right + len(given & said), count + len(given) + len(said)
-        return {"span_f1": 2 * right / count if count else 0.0}
+        given = [data.examples[example].tags for example in rows]
+        said = [self._tags(data, windows) for windows in rows.values()]
+        return {"span_f1": measures(given, said)["entity_f1"]}
 
     def _tags(self, data: Any, rows: Rows) -> list[str]:
         return [self.labels[number] for number in of_words(data, rows, "tags")]
@@ -111,9 +100,8 @@ class TaggedWords(LabelledFiles):
     task = Tagging
 
     def read(self, path: Path) -> list[Sentence]:
-        """See `LabelledFiles`."""
         sentences = []
-        for record in read_table(path, "jsonl"):
+        for record in json_rows(path):
             words = Tagging().read(record, "words", None, str(path)).words
             tags = record.fields.get("tags")
             if not isinstance(tags, list) or len(words) != len(tags):
@@ -131,14 +119,10 @@ class TagWords(Answering):
 
     task = "tag_words"
     head = "tags"
-    metrics = (
-        Metric("accuracy", higher_is_better=True, unit="fraction"),
-        Metric("loss", higher_is_better=False, unit="nats", per_example=True),
-    )
+    metrics = (LOSS,)
     task_metrics = (Metric("span_f1", higher_is_better=True, unit="fraction", headline=True),)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return a linear layer."""
         return {self.head: nn.Linear(backbone.shape.width, len(self.info.labels))}
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
@@ -146,14 +130,8 @@ class TagWords(Answering):
         return model.heads[self.head](encoded.top).float()
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return each row's cross-entropy."""
         logits_BCT, target_BT = outputs.transpose(1, 2), batch["target"]
         return F.cross_entropy(logits_BCT, target_BT, ignore_index=IGNORE, reduction="none").sum(1)
-
-    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the loss, and how many words have the right tag."""
-        right_BT = outputs.argmax(-1) == batch["target"]
-        return {**super().tallies(outputs, batch), "accuracy": right_BT.sum()}
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the likeliest tag at each position, `[B, T]`."""

@@ -1,3 +1,5 @@
+"""Plans, the stages of a run, and what patterns select."""
+
 import itertools
 
 import pytest
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.adaptation import Adaptation, select
 from transfer_cli.adaptation.plans import (
     AllAtOnce,
     Biases,
@@ -18,8 +20,7 @@ from transfer_cli.adaptation.plans import (
     Stage,
     TopBlocks,
 )
-from transfer_cli.adaptation.selection import select
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, SelectionError
 from transfer_cli.lengths import Length
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import SequenceHead
@@ -305,3 +306,137 @@ def test_the_published_run_trained_embeddings_and_head_to_the_end(tutorial):
     found = stages_of(Only(("embeddings", "head.*")), tutorial, 921)
 
     assert found == [(921, EMBEDDINGS_AND_HEAD)]
+
+
+SCRATCH_MODEL = tiny.model(Classification())
+SCRATCH_GROUPS = layer_groups(SCRATCH_MODEL, set())
+ALL = {name for name, _ in SCRATCH_MODEL.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        (["*"], lambda name: True),
+        (["head.*"], lambda name: name.startswith("heads.")),
+        (["head.class", "block.1"], lambda name: name.startswith(("heads.", "backbone.blocks.1."))),
+        (["block.*"], lambda name: ".blocks." in name or "final_norm" in name),
+        (["*/*norm*"], lambda name: "norm" in name),
+        (["block.*/*attention.packed.bias"], lambda name: name.endswith("attention.packed.bias")),
+        ([], lambda name: False),
+    ],
+)
+def test_patterns_match_groups_and_with_a_slash_parameters(patterns, wanted):
+    assert select(patterns, SCRATCH_GROUPS) == {name for name in ALL if wanted(name)}
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_and_all_groups():
+    with pytest.raises(SelectionError) as refused:
+        select(["head.*", "blok.2"], SCRATCH_GROUPS)
+
+    text = str(refused.value)
+    assert "'blok.2' matches no parameter. Did you mean 'block.2'?" in text
+    assert "The groups are embeddings, block.0, block.1, block.2, head.class" in text
+
+
+def test_what_an_edit_added_has_groups_of_its_own():
+    model = tiny.model(Classification())
+    model.backbone.blocks[1].sites["after_attention"] = tiny.AddedLinear(16, 16)
+
+    chosen = select(["added.*"], layer_groups(model, set()))
+
+    assert chosen == {
+        "backbone.blocks.1.sites.after_attention.weight",
+        "backbone.blocks.1.sites.after_attention.bias",
+    }
+
+
+def test_added_modules_are_no_part_of_their_block():
+    model = tiny.model(Classification())
+    model.backbone.blocks[1].sites["after_attention"] = tiny.AddedLinear(16, 16)
+
+    chosen = select(["block.*"], layer_groups(model, set()))
+
+    assert not any(".sites." in name for name in chosen)
+
+
+def test_added_is_no_group_where_nothing_was_added():
+    with pytest.raises(SelectionError, match=r"'added\.\*' matches no parameter"):
+        select(["added.*"], SCRATCH_GROUPS)
+
+
+HEAD = {name for name in ALL if name.startswith("heads.")}
+
+
+def spans(*stages, total=20, epoch=8):
+    return Adaptation(tiny.Given(*stages), Uniform()).plan_stages(SCRATCH_GROUPS, total, epoch)
+
+
+def test_one_stage_lasts_the_whole_run():
+    (span,) = Adaptation(AllAtOnce(), Uniform()).plan_stages(SCRATCH_GROUPS, 20, 8)
+
+    assert (span.begin, span.end, span.trains) == (0, 20, ALL)
+
+
+def test_stages_in_steps_and_epochs_follow_each_other_without_a_gap():
+    found = spans(
+        (("head.*",), "3 steps"),
+        (("block.2", "head.*"), "1 epoch"),
+        (("*",), "rest"),
+    )
+
+    assert [(span.begin, span.end) for span in found] == [(0, 3), (3, 11), (11, 20)]
+    assert found[0].trains == HEAD
+    assert found[0].trains < found[1].trains < found[2].trains == ALL
+
+
+def test_the_last_stage_takes_what_is_left():
+    found = spans((("head.*",), "3 steps"), (("*",), "2 steps"))
+
+    assert [(span.begin, span.end) for span in found] == [(0, 3), (3, 20)]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("20 steps", "stage 2 of 2 would last from step 20 to 20, but the run has 20"),
+        ("25 steps", "stage 1 of 2 would last from step 0 to 25, but the run has 20"),
+        ("rest", "stage 2 of 2 would last from step 20 to 20, but the run has 20"),
+    ],
+)
+def test_stages_that_are_longer_than_the_run_are_refused(first, said):
+    with pytest.raises(ConfigError, match=said):
+        spans((("head.*",), first), (("*",), "rest"))
+
+
+def test_stages_of_equal_shares_and_of_percentages():
+    equal = spans((("head.*",), "auto"), (("block.2", "head.*"), "auto"), (("*",), "auto"))
+    shares = spans((("head.*",), "20%"), (("*",), "rest"))
+
+    assert [(span.begin, span.end) for span in equal] == [(0, 6), (6, 12), (12, 20)]
+    assert [(span.begin, span.end) for span in shares] == [(0, 4), (4, 20)]
+
+
+def test_a_head_that_trains_in_any_stage_is_enough():
+    assert spans((("block.*",), "3 steps"), (("head.*",), "rest"))
+
+
+def test_an_inherited_head_may_stay_as_it_is():
+    groups = layer_groups(SCRATCH_MODEL, ALL)
+
+    (span,) = Adaptation(Only(("block.2",)), Uniform()).plan_stages(groups, 20, 8)
+
+    assert not span.trains & HEAD
+
+
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=5), st.integers(1, 60))
+def test_stages_cover_every_step_once_or_the_plan_is_refused(lengths, total):
+    stages = [(("*",), f"{length} steps") for length in lengths]
+
+    if sum(lengths[:-1]) >= total or sum(lengths) > total:
+        with pytest.raises(ConfigError, match="would last from step"):
+            spans(*stages, total=total)
+    else:
+        covered = [
+            step for span in spans(*stages, total=total) for step in range(span.begin, span.end)
+        ]
+        assert covered == list(range(total))

@@ -107,7 +107,7 @@ def test_summaries_are_of_every_head_and_do_not_depend_on_batches(found):
     heads = found.as_json()["heads"]
     alone = AttentionMaps(texts=3)(subject(attending.model(), batch=1)).as_json()["heads"]
 
-    assert [(each["block"], each["head"]) for each in heads] == [
+    assert [(head["block"], head["head"]) for head in heads] == [
         (block, head) for block in range(3) for head in range(2)
     ]
     for one, other in zip(heads, alone, strict=True):
@@ -291,13 +291,13 @@ def test_queries_of_zero_look_everywhere_alike_with_an_entropy_of_ln_t():
     entropy = sum(math.log(t) for t in range(1, length + 1)) / length
     distance = sum((t - 1) / 2 for t in range(1, length + 1)) / length
     before = sum(1 / t for t in range(2, length + 1)) / (length - 1)
-    found = summaries.means()
+    means = summaries.means()
     whole = torch.ones(3, 2, dtype=torch.float64)
-    assert_close(found["entropy"], whole * entropy, rtol=0, atol=1e-6)
-    assert_close(found["distance"], whole * distance, rtol=0, atol=1e-6)
-    assert_close(found["previous"], whole * before, rtol=0, atol=1e-6)
-    assert_close(found["first"], whole * before, rtol=0, atol=1e-6)
-    assert not found["next"].any()
+    assert_close(means["entropy"], whole * entropy, rtol=0, atol=1e-6)
+    assert_close(means["distance"], whole * distance, rtol=0, atol=1e-6)
+    assert_close(means["previous"], whole * before, rtol=0, atol=1e-6)
+    assert_close(means["first"], whole * before, rtol=0, atol=1e-6)
+    assert not means["next"].any()
 
 
 def test_a_head_that_looks_at_one_kind_of_token_has_all_of_its_share():
@@ -308,13 +308,13 @@ def test_a_head_that_looks_at_one_kind_of_token_has_all_of_its_share():
         for head, place in enumerate(places):
             maps[0, head, t, place] = 1
 
-    found = summarised(maps, batch_of(tokens))
+    means = summarised(maps, batch_of(tokens))
 
     for head, kind in enumerate(["previous", "next", "self", "first", "end"]):
-        assert found[kind][head] == pytest.approx(1)
-        assert found["entropy"][head] == 0
-    assert found["separator"] == pytest.approx([1 / 6, 3 / 6, 2 / 6, 0, 1])
-    assert found["distance"] == pytest.approx([5 / 6, 5 / 6, 0, 15 / 6, 15 / 6])
+        assert means[kind][head] == pytest.approx(1)
+        assert means["entropy"][head] == 0
+    assert means["separator"] == pytest.approx([1 / 6, 3 / 6, 2 / 6, 0, 1])
+    assert means["distance"] == pytest.approx([5 / 6, 5 / 6, 0, 15 / 6, 15 / 6])
 
 
 def test_padding_counts_nowhere_and_batches_add_up():
@@ -332,20 +332,20 @@ def test_padding_counts_nowhere_and_batches_add_up():
     for row, each in zip(rows, maps, strict=True):
         alone.add(0, each, batch_of(row))
 
-    found = HeadSummaries(1, 2, SEP)
-    found.add(0, together, batch_of(*rows))
+    summaries_together = HeadSummaries(1, 2, SEP)
+    summaries_together.add(0, together, batch_of(*rows))
 
-    assert found.num_tokens == 13
-    assert list(found.means()) == list(MEASURES)
-    for name, means in found.means().items():
+    assert summaries_together.num_tokens == 13
+    assert list(summaries_together.means()) == list(MEASURES)
+    for name, means in summaries_together.means().items():
         assert_close(means, alone.means()[name], rtol=0, atol=1e-6)
 
 
 def test_what_no_text_has_has_no_share():
-    found = summarised(torch.eye(3)[None, None], batch_of([9, 9, 9]))
+    means = summarised(torch.eye(3)[None, None], batch_of([9, 9, 9]))
 
-    assert found.keys() == set(MEASURES) - {"separator"}
-    assert found["self"] == [1]
+    assert means.keys() == set(MEASURES) - {"separator"}
+    assert means["self"] == [1]
     assert set(KINDS) < set(MEASURES)
 
 
@@ -358,9 +358,9 @@ def drawn(*shape):
 
 
 def test_heads_that_look_at_themselves_alone_mix_nothing():
-    found = rollout(np.broadcast_to(np.eye(4), (3, 2, 4, 4)))
+    mixed = rollout(np.broadcast_to(np.eye(4), (3, 2, 4, 4)))
 
-    np.testing.assert_array_equal(found, np.broadcast_to(np.eye(4), (3, 4, 4)))
+    np.testing.assert_array_equal(mixed, np.broadcast_to(np.eye(4), (3, 4, 4)))
 
 
 def test_rollout_is_the_product_of_mean_attention_and_residual_over_two():
@@ -375,18 +375,18 @@ def test_rollout_is_the_product_of_mean_attention_and_residual_over_two():
 def test_later_places_are_multiplied_from_the_left():
     maps = drawn(2, 1, 4, 4)
 
-    found = rollout(maps)
+    mixed = rollout(maps)
 
     first, second = ((maps[place, 0] + np.eye(4)) / 2 for place in (0, 1))
-    np.testing.assert_allclose(found[1], second @ first)
+    np.testing.assert_allclose(mixed[1], second @ first)
 
 
 def test_rows_of_rollout_sum_to_one_and_see_no_later_token_than_heads_do():
     maps = np.tril(drawn(5, 3, 6, 6))
-    found = rollout(maps / maps.sum(-1, keepdims=True))
+    mixed = rollout(maps / maps.sum(-1, keepdims=True))
 
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-12)
-    assert not np.triu(found, 1).any()
+    np.testing.assert_allclose(mixed.sum(-1), 1, atol=1e-12)
+    assert not np.triu(mixed, 1).any()
 
 
 def test_whole_numbers_sum_to_their_units_are_less_than_one_off_and_zero_stays():
@@ -413,10 +413,10 @@ def sequence(length, **by_position):
 def test_choices_of_an_example_are_sequences_of_their_own_without_padding():
     data = tiny.groups(4)
 
-    found = list(sequences_of(Split("test", data), [0, 3]))
+    sequences = list(sequences_of(Split("test", data), [0, 3]))
 
     batch = data.batch(np.array([0, 3]))
-    assert [(each.example, each.part) for each in found] == [
+    assert [(each.example, each.part) for each in sequences] == [
         (0, "choice 1"), (0, "choice 2"), (3, "choice 1"), (3, "choice 2"),
     ]  # fmt: skip
     rows = [
@@ -426,16 +426,16 @@ def test_choices_of_an_example_are_sequences_of_their_own_without_padding():
         )
         if mask.any()
     ]
-    assert [each.tokens.tolist() for each in found] == rows
+    assert [each.tokens.tolist() for each in sequences] == rows
 
 
 def test_windows_say_of_which_example_they_are():
     split = Split("test", tiny.Questions(examples=4), example_of=np.array([0, 1, 1, 2]))
 
-    found = list(sequences_of(split, range(4)))
+    sequences = list(sequences_of(split, range(4)))
 
-    assert [each.example for each in found] == [0, 1, 1, 2]
-    assert [each.part for each in found] == ["", "window 1 of 2", "window 2 of 2", ""]
+    assert [each.example for each in sequences] == [0, 1, 1, 2]
+    assert [each.part for each in sequences] == ["", "window 1 of 2", "window 2 of 2", ""]
 
 
 def test_blocks_of_text_keep_their_documents():

@@ -99,7 +99,7 @@ def test_steps_are_doubled_up_to_a_bound_where_scores_do_not_add_up():
 
 def test_all_methods_agree_on_a_bag_of_embeddings():
     subject = looked_at(change=bag_of_embeddings, position_kind="rotary")
-    _, text, found = of_text(subject)
+    _, text, attribution = of_text(subject)
     weight_E = subject.model.heads["class"].linear.weight[text.output]
     table_VE = subject.model.backbone.token_embedding.weight
 
@@ -108,7 +108,7 @@ def test_all_methods_agree_on_a_bag_of_embeddings():
     expected = [each_T[list(word.places)].sum().item() for word in text.words]
 
     for name in METHODS:
-        np.testing.assert_allclose(found.scores[name], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(attribution.scores[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_signs_flip_with_the_class():
@@ -128,22 +128,23 @@ def test_signs_flip_with_the_class():
     ids=str,
 )  # fmt: skip
 def test_scores_add_up_to_the_change_from_the_baseline(kind):
-    explainer, text, found = of_text(looked_at(**kind))
+    explainer, text, attribution = of_text(looked_at(**kind))
 
     every = frozenset(range(len(text.words)))
     outputs, _ = explainer.without(text, [frozenset(), every])
 
-    assert found.path.change == pytest.approx(float(outputs[0] - outputs[1]), rel=1e-3, abs=1e-4)
-    assert found.scores["integrated_gradients"].sum() == pytest.approx(found.path.change, rel=0.05)
-    assert found.path.is_complete
+    path, scores = attribution.path, attribution.scores["integrated_gradients"]
+    assert path.change == pytest.approx(float(outputs[0] - outputs[1]), rel=1e-3, abs=1e-4)
+    assert scores.sum() == pytest.approx(path.change, rel=0.05)
+    assert path.is_complete
 
 
 def test_taking_nothing_away_changes_nothing():
-    explainer, text, found = of_text(looked_at())
+    explainer, text, attribution = of_text(looked_at())
 
     outputs, shares = explainer.without(text, [frozenset(), frozenset()])
 
-    assert outputs.tolist() == pytest.approx([found.output] * 2, abs=1e-6)
+    assert outputs.tolist() == pytest.approx([attribution.output] * 2, abs=1e-6)
     assert shares[0] == shares[1]
 
 
@@ -187,14 +188,14 @@ def test_faithfulness_is_how_much_less_sure_a_model_is():
     explainer, text, _ = of_text(looked_at())
     order = list(range(len(text.words)))
 
-    found = faithfulness(explainer, text, [order, order[::-1]])
+    values = faithfulness(explainer, text, [order, order[::-1]])
 
     # Of five words a tenth is one word, and a half are two.
     _, sure = explainer.without(text, [frozenset(), frozenset({0}), frozenset({0, 1}),
                                        frozenset({2, 3, 4})])  # fmt: skip
-    assert found.shape == (2, 2, 5)
-    assert found[0, 0, [0, 4]] == pytest.approx((sure[0] - sure[1:3]).numpy(), abs=1e-6)
-    assert found[0, 1, 4] == pytest.approx(float(sure[0] - sure[3]), abs=1e-6)
+    assert values.shape == (2, 2, 5)
+    assert values[0, 0, [0, 4]] == pytest.approx((sure[0] - sure[1:3]).numpy(), abs=1e-6)
+    assert values[0, 1, 4] == pytest.approx(float(sure[0] - sure[3]), abs=1e-6)
 
 
 def test_only_wrong_answers_are_chosen():
@@ -230,7 +231,7 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     assert first == second
     assert tiny.same(before, tiny.weights_of(subject.model))
     assert subject.model.backbone.probe is None
-    assert all(each.grad is None for each in subject.model.parameters())
+    assert all(parameter.grad is None for parameter in subject.model.parameters())
 
 
 def test_texts_are_shown_as_texts():

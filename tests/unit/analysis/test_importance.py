@@ -79,19 +79,19 @@ class AlsoGenerates(MultipleChoice):
     """As dialogs do: their measures take a further pass, over the right candidates alone."""
 
     def metric_sums(self, model, batch, encoded):
-        found = super().metric_sums(model, batch, encoded)
+        sums = super().metric_sums(model, batch, encoded)
         with torch.no_grad():
             model.backbone(batch["tokens"][:, 0], batch["mask"][:, 0])
-        return found
+        return sums
 
 
 def test_what_is_generated_beside_is_no_part_of_gradients():
     objective, data = AlsoGenerates(), tiny.groups(6)
     model = lively(objective)
 
-    found = gradients(model, objective, data)
+    gradient = gradients(model, objective, data)
 
-    np.testing.assert_array_equal(found, gradients(model, tiny.bound(MultipleChoice()), data))
+    np.testing.assert_array_equal(gradient, gradients(model, tiny.bound(MultipleChoice()), data))
 
 
 def test_windows_of_an_example_are_added_up():
@@ -99,9 +99,9 @@ def test_windows_of_an_example_are_added_up():
     model = lively(objective)
     rows = gradients(model, objective, DATA)
 
-    found = gradients(model, objective, DATA, example_of=np.arange(12) // 2)
+    gradient = gradients(model, objective, DATA, example_of=np.arange(12) // 2)
 
-    np.testing.assert_allclose(found, rows[0::2] + rows[1::2])
+    np.testing.assert_allclose(gradient, rows[0::2] + rows[1::2])
 
 
 class FirstLogit(Classification):
@@ -141,22 +141,23 @@ def test_what_is_left_out_is_scored_as_evaluate_scores_it():
 
     result = Importance(most=None, random_orders=2)(subjects.subject(model, objective, DATA))
 
-    found = result.as_json()
+    content = result.as_json()
     whole = tiny.measures(model, objective, DATA)
-    assert found["values"]["error_rate"] == whole["error_rate"]
+    assert content["values"]["error_rate"] == whole["error_rate"]
     with gated(model.backbone, all_heads(model.backbone), without_feed_forward={2}):
         without = tiny.measures(model, objective, DATA)
-    entry = found["left_out"]["feed_forward"][2]
+    entry = content["left_out"]["feed_forward"][2]
     assert entry == {
         "layer": 2,
         "measure": whole["error_rate"] - without["error_rate"],
         "loss": whole["loss"] - without["loss"],
     }
-    assert [len(found["left_out"][kind]) for kind in ("heads", "blocks", "attention")] == [6, 3, 3]
-    assert np.linalg.norm(found["heads"], axis=1) == pytest.approx(np.ones(3))
-    shares = [each["heads"] for each in found["pruning"]]
+    parts = [len(content["left_out"][kind]) for kind in ("heads", "blocks", "attention")]
+    assert parts == [6, 3, 3]
+    assert np.linalg.norm(content["heads"], axis=1) == pytest.approx(np.ones(3))
+    shares = [each["heads"] for each in content["pruning"]]
     assert shares == [0, 1, 2, 3, 4, 5, 6]
-    first, last = found["pruning"][0], found["pruning"][-1]
+    first, last = content["pruning"][0], content["pruning"][-1]
     assert first["measure"] == first["random"] == whole["error_rate"]
     with gated(model.backbone, torch.zeros(3, 2)):
         assert last["loss"] == tiny.measures(model, objective, DATA)["loss"]
@@ -167,24 +168,24 @@ def test_a_language_model_is_judged_by_perplexity():
     objective = CausalLM()
     given = subjects.subject(lively(objective), objective, tiny.blocks(120), task=None)
 
-    found = Importance(left_out=["blocks"], prune=False)(given).as_json()
+    content = Importance(left_out=["blocks"], prune=False)(given).as_json()
 
-    assert found["measure"] == "token_perplexity"
-    assert len(found["left_out"]["blocks"]) == 3
-    assert found["pruning"] == []
+    assert content["measure"] == "token_perplexity"
+    assert len(content["left_out"]["blocks"]) == 3
+    assert content["pruning"] == []
 
 
 def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     objective = Classification()
     model = lively(objective)
     before = tiny.weights_of(model)
-    needs = [each.requires_grad for each in model.parameters()]
+    needs = [parameter.requires_grad for parameter in model.parameters()]
     given = subjects.subject(model, objective, DATA)
 
     first, second = (Importance(left_out=[])(given) for _ in range(2))
 
     assert first == second
     assert tiny.same(before, tiny.weights_of(model))
-    assert [each.requires_grad for each in model.parameters()] == needs
-    assert all(each.grad is None for each in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == needs
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert model.backbone.probe is None

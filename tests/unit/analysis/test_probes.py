@@ -102,9 +102,9 @@ def test_states_in_half_precision_give_the_same_accuracy():
     given, other = labelled(1000), labelled(2000, seed=5)
     halved = [Probed(each.states.half().float(), each.label) for each in (given, other)]
 
-    found = accuracy(solved(given, other, 3, linear.STRENGTHS), other)
+    share = accuracy(solved(given, other, 3, linear.STRENGTHS), other)
 
-    assert abs(accuracy(solved(*halved, 3, linear.STRENGTHS), halved[1]) - found) < 1e-3
+    assert abs(accuracy(solved(*halved, 3, linear.STRENGTHS), halved[1]) - share) < 1e-3
 
 
 def test_the_strength_is_the_one_with_the_lowest_loss_on_others():
@@ -130,10 +130,10 @@ def test_a_label_that_training_lacks_is_never_said():
 def test_scores_are_those_of_the_labels_that_occur():
     label, said = torch.tensor([0, 0, 0, 1, 1, 3]), torch.tensor([0, 0, 1, 1, 1, 0])
 
-    found = scores(said, label, 5)
+    measures = scores(said, label, 5)
 
-    assert found["accuracy"] == pytest.approx(4 / 6)
-    assert found["macro_f1"] == pytest.approx((4 / 6 + 4 / 5 + 0) / 3)
+    assert measures["accuracy"] == pytest.approx(4 / 6)
+    assert measures["macro_f1"] == pytest.approx((4 / 6 + 4 / 5 + 0) / 3)
 
 
 # --- the mix, and probes with a hidden layer ---------------------------------------------------
@@ -161,9 +161,9 @@ def corners(units, seed):
 def test_a_hidden_layer_finds_what_no_linear_probe_can():
     train, other = corners(400, 0), corners(200, 1)
 
-    said_SKN = mlp.trained(train, other, 2, [0, 1]).said(other.states)
+    predicted_SKN = mlp.trained(train, other, 2, [0, 1]).predicted(other.states)
 
-    right_SK = (said_SKN == other.label).double().mean(-1)
+    right_SK = (predicted_SKN == other.label).double().mean(-1)
     assert (right_SK[:, 0] > 0.9).all()
     assert (right_SK[:, 1] < 0.65).all()
     straight = solved(Probed(train.states[:, 0], train.label),
@@ -233,14 +233,14 @@ def test_a_word_type_has_the_same_label_in_every_split():
     train = words(range(400), [0] * 300 + [1] * 100)
     scored = words([5, 7, 5, 399], [0, 1, 1, 0])
 
-    found = relabelled({"train": train, "scored": scored}, "types", 2, seed=0)
+    relabelled_parts = relabelled({"train": train, "scored": scored}, "types", 2, seed=0)
 
-    of_type = dict(zip(WORDS, found["train"].label.tolist(), strict=True))
-    assert found["scored"].label.tolist() == [of_type[word] for word in scored.words]
+    of_type = dict(zip(WORDS, relabelled_parts["train"].label.tolist(), strict=True))
+    assert relabelled_parts["scored"].label.tolist() == [of_type[word] for word in scored.words]
     # As often as in training, which has three quarters of label 0.
-    assert found["train"].label.double().mean() == pytest.approx(0.25, abs=0.07)
+    assert relabelled_parts["train"].label.double().mean() == pytest.approx(0.25, abs=0.07)
     assert relabelled({"train": train}, "types", 2, seed=1)["train"].label.tolist() != (
-        found["train"].label.tolist()
+        relabelled_parts["train"].label.tolist()
     )
 
 
@@ -284,14 +284,14 @@ def sought(subject, words=None):
 
 
 def test_states_of_texts_are_those_of_each_layer_in_the_order_of_the_texts(subject):
-    found = states_of(subject, subject.model, sought(subject), ALL)
+    probed = states_of(subject, subject.model, sought(subject), ALL)
 
     data = subject.split.data
     batch = data.batch(np.array([7]))
     states = Encoding(subject.model, batch).states
-    assert found.states.shape == (30, 4, 16)
-    assert found.label.tolist() == data.labels
-    assert_close(found.states[7], torch.stack([each[0].mean(0) for each in states]))
+    assert probed.states.shape == (30, 4, 16)
+    assert probed.label.tolist() == data.labels
+    assert_close(probed.states[7], torch.stack([state[0].mean(0) for state in states]))
 
 
 def test_layer_0_is_the_same_for_models_with_the_same_embeddings(subject):
@@ -310,13 +310,13 @@ class Words(tiny.Questions):
     """Each third token is read as a word."""
 
     def batch(self, indices):
-        found = super().batch(indices)
+        batch = super().batch(indices)
         starts = np.cumsum([0, *(len(row) // 3 for row in self.rows)])
-        word = torch.full_like(found["tokens"], IGNORE)
+        word = torch.full_like(batch["tokens"], IGNORE)
         for row, at in enumerate(indices):
             count = len(self.rows[at]) // 3
             word[row, 2 : 3 * count : 3] = torch.arange(count) + starts[at]
-        return {**found, "word": word}
+        return {**batch, "word": word}
 
 
 def test_states_of_words_are_those_where_they_are_read():
@@ -326,22 +326,22 @@ def test_states_of_words_are_those_where_they_are_read():
     tokens = [token for row in data.rows for token in row[2::3]]
     split = SoughtSplit(made.split, [token % 3 for token in tokens], [f"w{t}" for t in tokens])
 
-    found = states_of(made, made.model, split, ALL)
+    probed = states_of(made, made.model, split, ALL)
 
-    assert found.words == [f"w{token}" for token in tokens]
-    assert found.label.tolist() == [token % 3 for token in tokens]
+    assert probed.words == [f"w{token}" for token in tokens]
+    assert probed.label.tolist() == [token % 3 for token in tokens]
     states = Encoding(made.model, data.batch(np.array([4]))).states
     first = sum(len(row) // 3 for row in data.rows[:4])
-    assert_close(found.states[first, 2], states[2][0, 2])
+    assert_close(probed.states[first, 2], states[2][0, 2])
 
 
 def test_of_many_units_some_are_taken_from_all_over_the_split(subject):
     split = sought(subject)
 
-    found = states_of(subject, subject.model, split, LayersRead((0,), "mean", 10))
+    probed = states_of(subject, subject.model, split, LayersRead((0,), "mean", 10))
 
     rows = np.linspace(0, 29, 10).astype(int)
-    assert found.label.tolist() == [split.labels[row] for row in rows]
+    assert probed.label.tolist() == [split.labels[row] for row in rows]
 
 
 def test_a_tenth_of_training_chooses_where_nothing_else_is_left(subject):
@@ -375,18 +375,18 @@ LONGER = [" ".join(["word"] * length) for length in range(1, 61)]
 
 
 def test_lengths_are_in_six_bins_with_as_many_training_texts():
-    found = made("length", {"train": LONGER, "scored": ["word " * 11, "word " * 500, ""]})
+    data = made("length", {"train": LONGER, "scored": ["word " * 11, "word " * 500, ""]})
 
-    labels = [example.label for example in found.splits["train"]]
+    labels = [example.label for example in data.splits["train"]]
     assert [labels.count(number) for number in range(6)] == [10] * 6
-    assert found.task.labels[0] == "0 to 10"
-    assert [example.label for example in found.splits["scored"]] == [1, 5, 0]
+    assert data.task.labels[0] == "0 to 10"
+    assert [example.label for example in data.splits["scored"]] == [1, 5, 0]
 
 
 def test_bins_that_would_be_the_same_are_one():
-    found = made("length", {"train": ["a b"] * 50 + ["a b c d"] * 10})
+    data = made("length", {"train": ["a b"] * 50 + ["a b c d"] * 10})
 
-    assert found.task.labels == ("0 to 3", "4 or more")
+    assert data.task.labels == ("0 to 3", "4 or more")
 
 
 def test_content_asks_for_the_one_word_of_medium_frequency():
@@ -394,21 +394,21 @@ def test_content_asks_for_the_one_word_of_medium_frequency():
     rare = [f"the w{number} , indeed" for number in range(30) for _ in range(3)]
     asked = ["w1 !", "w1 w10", "none", "W10 is w10"]
 
-    found = made("content", {"train": [*train, *rare], "scored": asked})
+    data = made("content", {"train": [*train, *rare], "scored": asked})
 
-    assert len(found.task.labels) == 20
-    assert not {"the", "of", "lake", "indeed"} & set(found.task.labels)
-    assert [(each.text, found.task.labels[each.label]) for each in found.splits["scored"]] == [
+    assert len(data.task.labels) == 20
+    assert not {"the", "of", "lake", "indeed"} & set(data.task.labels)
+    assert [(text.text, data.task.labels[text.label]) for text in data.splits["scored"]] == [
         ("w1 !", "w1"), ("W10 is w10", "w10"),
     ]  # fmt: skip
 
 
 def test_positions_are_counted_in_words():
-    found = made("position", {"train": ["a b c d e f"] * 5, "scored": ["x, y", "  "]})
+    data = made("position", {"train": ["a b c d e f"] * 5, "scored": ["x, y", "  "]})
 
-    (only,) = found.splits["scored"]
+    (only,) = data.splits["scored"]
     assert only.words == ["x,", "y"]
-    assert [found.task.labels[number] for number in only.label] == ["0 to 0", "1 to 1"]
+    assert [data.task.labels[number] for number in only.label] == ["0 to 0", "1 to 1"]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ import sys
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+from omegaconf.errors import ReadonlyConfigError
 
+from transfer_cli.config.check import check
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.compose import compose, composed, shown
 from transfer_cli.config.flags import parse
+from transfer_cli.config.stored import with_values
 from transfer_cli.errors import ConfigError
 
 
@@ -122,3 +125,27 @@ def test_the_command_line_at_work_is_known_while_it_is():
     assert typed.overrides == ("seed=3", "model=tiny")
     assert (typed.presets["model"], typed.presets["data"]) == ("tiny", "wikitext103")
     assert CommandLine.of_this_command() == CommandLine()
+
+
+def test_a_checked_config_is_frozen_and_what_is_decided_goes_into_a_copy():
+    config = composed("finetune", parse(["init_from=RUN"])).config
+    check(config, "finetune")
+
+    decided = with_values(config, {"optimizer.lr": 0.5, "forgetting.data": {"a": 1}})
+
+    assert (decided.optimizer.lr, decided.forgetting.data) == (0.5, {"a": 1})
+    assert config.optimizer.lr == "1.0e-4*384/width"
+    assert config.forgetting.data is None
+    for each in (config, decided):
+        with pytest.raises(ReadonlyConfigError):
+            each.seed = 1
+
+
+def test_a_config_of_ones_own_may_set_what_hydra_elsewhere_reads(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text(
+        "defaults: [pretrain, {override hydra/job_logging: disabled}, _self_]\n"
+        "hydra: {run: {dir: elsewhere}}\nseed: 5\n"
+    )
+
+    assert made(["--config-dir", "own", "--config-name", "mine"]).seed == 5

@@ -17,8 +17,7 @@ from transfer_cli.config.literal import (
     as_typed,
     text_of,
     texts_of,
-    with_quoted_lists,
-    with_quoted_paths,
+    with_quotes,
 )
 from transfer_cli.errors import ConfigError
 
@@ -141,8 +140,8 @@ def test_a_path_that_is_typed_in_a_shell_is_that_path(name):
     ],
 )
 def test_texts_of_a_plain_list_need_no_quotes(typed, texts):
-    (word,) = with_quoted_lists([f"add={typed}"], ["add"])
-    other = with_quoted_lists([f"other={typed}"], ["add"])
+    (word,) = with_quotes([f"add={typed}"], ["add"])
+    other = with_quotes([f"other={typed}"], ["add"])
 
     if texts is None:
         assert word == f"add={typed}"
@@ -160,7 +159,7 @@ def test_what_is_there_is_meant_whatever_it_is_called(tmp_path, monkeypatch, nam
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
 
-    [word] = with_quoted_paths([f"run={name}"])
+    [word] = with_quotes([f"run={name}"])
 
     assert OverridesParser.create().parse_override(word).value() == name
-    assert with_quoted_paths([f"run=none{name}", "seed=1,2"]) == (f"run=none{name}", "seed=1,2")
+    assert with_quotes([f"run=none{name}", "seed=1,2"]) == (f"run=none{name}", "seed=1,2")

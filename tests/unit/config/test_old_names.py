@@ -18,8 +18,10 @@ tasks.text_to_text.data.SampleTextPairs tasks.text_to_text.data.TextPairsTable
 objectives.consistency.Consistency objectives.cross_view.CrossView objectives.distil_lm.DistilLM
 objectives.distillation.Distillation objectives.slice_heads.SliceHeads
 objectives.source_distillation.SourceDistillation tasks.choice.objective.MultipleChoice
+tasks.multilabel.objective.Multilabel tasks.multilabel.task.MultilabelTask
 tasks.regression.objective.Regression
 tasks.regression.task.NumberTable tasks.regression.task.RegressionTask
+tasks.cloze.objective.Cloze tasks.text_to_text.objective.PrefixLM
 """
 
 

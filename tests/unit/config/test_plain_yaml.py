@@ -12,21 +12,9 @@ from transfer_cli.config.stored import as_yaml
 from transfer_cli.safe_files import UnreadableError
 
 WORDS = (
-    "1e-4",
-    "12:30",
-    "yes",
-    "no",
-    "null",
-    "~",
-    "0x10",
-    "1_000",
-    "true",
-    "",
-    "-",
-    "a: b",
-    "1.0",
+    "1e-4", "12:30", "yes", "no", "null", "~", "0x10", "1_000", "true", "", "-", "a: b", "1.0",
     ".5",
-)
+)  # fmt: skip
 
 
 def read(tmp_path, text):
@@ -97,3 +85,15 @@ def test_a_file_that_another_program_wrote_is_read_too(tmp_path):
         "model.width": 64,
         "data.train": ["a.txt", "b.txt"],
     }
+
+
+def test_nested_values_are_found_by_their_full_keys_and_lists_stay_whole():
+    nested = {"seed": 0, "loop": {"batch": 8, "empty": {}}, "betas": [0.9, {"a": 1}], "none": None}
+
+    assert list(flat(nested)) == [
+        ("seed", 0), ("loop.batch", 8), ("betas", [0.9, {"a": 1}]), ("none", None),
+    ]  # fmt: skip
+
+
+def test_keys_can_begin_with_a_word_and_need_not_be_texts():
+    assert list(flat({1: 2}, "stages.")) == [("stages.1", 2)]

@@ -10,7 +10,7 @@ from tests.hub import serving
 from transfer_cli.data.hub_client import located
 from transfer_cli.data.text import TextFiles
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.tasks.multilabel.task import LabelsTable
+from transfer_cli.tasks.multilabel import LabelsTable
 from transfer_cli.tasks.table import HubTable
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -13,12 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.batch import with_facts, with_rows
-from transfer_cli.engine.cost import TOKEN, count, pairs_seen, prices_of, training_flops
-from transfer_cli.engine.lanes import Lanes
+from transfer_cli.engine.carried_memory import CarriedMemory
+from transfer_cli.engine.cost import count, pairs_seen, prices_of, training_flops
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.patterns import window_mask
+from transfer_cli.model.products import TOKEN
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.objectives.beside_main_head import CrossView
@@ -155,7 +156,7 @@ def test_the_head_of_a_language_model_is_counted_at_scored_positions(shape, sche
 def test_a_memory_is_counted():
     objective = CausalLM()
     step = step_of("xl", "full", objective)
-    step._lanes = Lanes(step.model.backbone.shape, 7, 7, 9, torch.device("cpu"))
+    step._lanes = CarriedMemory(step.model.backbone.shape, 7, 7, 9, torch.device("cpu"))
     batch = batch_of(objective)
     step([{"main": batch}], 0)
 

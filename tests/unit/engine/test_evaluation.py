@@ -127,7 +127,7 @@ def noted(model, objective, data, batch=16, order=None):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_single_examples_are_noted_once_and_change_no_measure(case):
+def test_single_examples_are_noted_once_and_add_up_to_the_measure_which_they_do_not_change(case):
     model, objective, data = at_work(case)
     order = np.random.default_rng(0).permutation(len(data))
 
@@ -138,14 +138,6 @@ def test_single_examples_are_noted_once_and_change_no_measure(case):
     )
     assert (scores.measures, scores.tables) == (plain.measures, plain.tables)
     assert [each.index for each in outcomes] == list(range(len(data)))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_single_losses_add_up_to_the_measure(case):
-    model, objective, data = at_work(case)
-
-    scores, outcomes = noted(model, objective, data)
-
     total, targets = (sum(getattr(each, name) for each in outcomes) for name in ("loss", "targets"))
     assert total / targets == pytest.approx(scores.measures["loss"], rel=1e-6)
 

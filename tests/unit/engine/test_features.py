@@ -5,7 +5,7 @@ from torch import nn
 
 from tests import tiny
 from transfer_cli.adaptation.plans import Only
-from transfer_cli.data.sampler import micro_batches
+from transfer_cli.data.sampler import StepSampler, micro_batches
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding
@@ -36,15 +36,16 @@ def cached(data, model, layers=(-1,), **settings):
     return CachedFeatures(data, model, tiny.FP32, batch=7, layers=layers, **settings)
 
 
-def logits(model, data, batch=8):
-    """Return the logits of the examples in `ORDER`, batched at random."""
+def logits(model, data, batches=None):
+    """Return the logits of the examples in `ORDER`, batched at random if not otherwise."""
+    order = np.concatenate(batches := batches or micro_batches(ORDER, 8))
     found = []
-    for indices in micro_batches(ORDER, batch):
+    for indices in batches:
         view = data.batch(indices)
         encoded = Encoding(model, view)
         head = model.heads["class"]
         found.append(head(encoded.pooled(head.pooling)).detach())
-    return torch.cat(found)
+    return torch.cat(found)[np.argsort(order)]
 
 
 def calls_of(model):
@@ -63,6 +64,18 @@ def test_cached_features_give_the_logits_of_the_whole_model(pooling, direction):
     found = logits(model, cached(data, model))
 
     assert torch.allclose(found, logits(model, data), atol=1e-5)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_an_example_has_the_same_logits_in_a_batch_of_like_length(pooling, direction):
+    data = tiny.Questions(causal=direction == "causal", examples=60)
+    order = StepSampler(60, 8, 0, np.array([len(row) for row in data.rows]))
+    model = trained(pooling, direction=direction)
+
+    bucketed = logits(model, data, [order.indices(n) for n in range(order.steps_per_epoch)])
+
+    torch.testing.assert_close(bucketed, logits(model, data), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

@@ -10,7 +10,7 @@ from ignite.engine import Events
 from tests import tiny
 from tests.fake_runs import write_sweep
 from tests.records import read_metrics
-from transfer_cli.engine import handlers
+from transfer_cli.engine import handlers, metrics_logger
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, Metric, require
@@ -37,17 +37,19 @@ def validated(
 ):
     """Let the run measure these values in turn; return what was said about them."""
     left, said = iter(values), {"measures": [], "best": []}
-    handlers.attach_validation(
+    handlers.attach(
         run.trainer,
-        run.progress,
-        lambda: next(left),
-        every=Length.parse(every),
-        monitor=metrics if monitor is None else require(monitor, metrics, "loop.monitor"),
-        keep_last=keep_last,
-        patience=patience,
-        stages=run.step.stages,
-        on_measures=lambda step, found: said["measures"].append((step, found)),
-        on_best=lambda step: said["best"].append(step),
+        handlers.validation(
+            run.progress,
+            lambda: next(left),
+            every=Length.parse(every),
+            monitor=metrics if monitor is None else require(monitor, metrics, "loop.monitor"),
+            keep_last=keep_last,
+            patience=patience,
+            stages=run.step.stages,
+            on_measures=lambda step, found: said["measures"].append((step, found)),
+            on_best=lambda step: said["best"].append(step),
+        ),
     )
     return said
 
@@ -59,87 +61,56 @@ def losses(*values):
 # Validation.
 
 
-def test_validation_happens_in_its_rhythm_and_once_at_the_end():
-    run = a_run(total=7)
-    said = validated(run, losses(5, 4, 3, 2), every="2 steps")
+@pytest.mark.parametrize(
+    ("total", "every", "steps"), [(7, "2 steps", [2, 4, 6, 7]), (6, "3 steps", [3, 6])]
+)
+def test_validation_happens_in_its_rhythm_and_once_at_the_end(total, every, steps):
+    run = a_run(total)
+    said = validated(run, losses(5, 4, 3, 2), every=every)
 
     run.go()
 
-    assert [step for step, _ in said["measures"]] == [2, 4, 6, 7]
+    assert [step for step, _ in said["measures"]] == steps
 
 
-def test_an_end_that_falls_on_the_rhythm_is_measured_once():
-    run = a_run(total=6)
-    said = validated(run, losses(5, 4, 3), every="3 steps")
-
-    run.go()
-
-    assert [step for step, _ in said["measures"]] == [3, 6]
-
-
-def test_the_best_is_kept_at_each_improvement_and_only_then():
-    run = a_run(total=10)
-    said = validated(run, losses(5, 4, 4, 4.5, 3))
-
-    run.go()
-
-    assert said["best"] == [2, 4, 10]
-    assert (run.progress.best, run.progress.best_step, run.progress.waited) == (3, 10, 0)
+ACCURACY = Metric("accuracy", higher_is_better=True, headline=True)
+PEARSON = Metric("pearson", higher_is_better=True, headline=True)
+TIES = [
+    {"accuracy": accuracy, "loss": loss}
+    for accuracy, loss in ((0.8, 1.0), (0.9, 3.0), (0.9, 2.0), (0.9, 2.5))
+]
+UNDEFINED = [{"loss": 2.0}, {"loss": 1.0}, {"loss": 3.0, "pearson": -0.5}, {"loss": 0.5}]
 
 
-@pytest.mark.parametrize("monitor", ["accuracy", "macro_f1", "accuracy/animal", "exact_match"])
-def test_higher_is_better_where_the_metric_says_so(monitor):
-    run = a_run(total=6)
-    said = validated(run, [{monitor: value} for value in (0.5, 0.4, 0.6)], monitor=monitor)
-
-    run.go()
-
-    assert said["best"] == [2, 6]
-    assert run.progress.best == 0.6
-
-
-def test_lower_is_better_for_the_error_rate():
-    run = a_run(total=4)
-    said = validated(run, [{"error_rate": 9.0}, {"error_rate": 9.5}], monitor="error_rate")
-
-    run.go()
-
-    assert said["best"] == [2]
-
-
-@pytest.mark.parametrize("monitor", ["accuracy", None])
-def test_of_equal_values_that_of_the_lower_loss_is_kept(monitor):
-    run = a_run(total=8)
-    accuracies, both = (0.8, 0.9, 0.9, 0.9), (1.0, 3.0, 2.0, 2.5)
-    measured = [{"accuracy": a, "loss": b} for a, b in zip(accuracies, both, strict=True)]
-    metrics = (Metric("accuracy", higher_is_better=True, headline=True), LOSS)
-    said = validated(run, measured, monitor=monitor, metrics=metrics, patience=2)
+@pytest.mark.parametrize(
+    ("values", "options", "best", "progress"),
+    [
+        (losses(5, 4, 4, 4.5, 3), {}, [2, 4, 10], (3, 10, 0)),
+        ([{"error_rate": 9.0}, {"error_rate": 9.5}], {"monitor": "error_rate"}, [2], (9.0, 2, 1)),
+        *(
+            ([{name: value} for value in (0.5, 0.4, 0.6)], {"monitor": name}, [2, 6], (0.6, 6, 0))
+            for name in ("accuracy", "macro_f1", "accuracy/animal", "exact_match")
+        ),
+        # Of equal values that of the lower loss.
+        *(
+            (TIES, {"monitor": name, "metrics": (ACCURACY, LOSS)}, [2, 4, 6], (0.9, 6, 1))
+            for name in ("accuracy", None)
+        ),
+        # Where the last is kept, the best value still counts for patience.
+        (losses(3, 4, 5, 6), {"patience": 3, "keep_last": True}, [2, 4, 6, 8], (3, 8, 3)),
+        # What is not defined is worse than anything measured.
+        (UNDEFINED, {"monitor": None, "metrics": (PEARSON, LOSS)}, [2, 4, 6], (-0.5, 6, 1)),
+        (losses(float("inf"), 9.0), {}, [2, 4], (9.0, 4, 0)),
+    ],
+)
+def test_the_best_is_kept_at_each_improvement_and_only_then(values, options, best, progress):
+    run = a_run(total=2 * len(values))
+    said = validated(run, values, **options)
 
     run.go()
 
-    assert said["best"] == [2, 4, 6]
-    assert (run.progress.best, run.progress.best_loss, run.progress.waited) == (0.9, 2.0, 1)
-
-
-def test_where_the_last_is_kept_the_best_value_still_counts_for_patience():
-    run = a_run(total=8)
-    said = validated(run, losses(3, 4, 5, 6), patience=3, keep_last=True)
-
-    run.go()
-
-    assert said["best"] == [2, 4, 6, 8]
-    assert (run.progress.best, run.progress.best_step, run.progress.waited) == (3, 8, 3)
-
-
-def test_what_is_not_defined_is_worse_than_anything_measured():
-    run = a_run(total=8)
-    pearson = Metric("pearson", higher_is_better=True, headline=True)
-    measured = [{"loss": 2.0}, {"loss": 1.0}, {"loss": 3.0, "pearson": -0.5}, {"loss": 0.5}]
-    said = validated(run, measured, monitor=None, metrics=(pearson, LOSS))
-
-    run.go()
-
-    assert said["best"] == [2, 4, 6]
+    assert said["best"] == best
+    assert (run.progress.best, run.progress.best_step, run.progress.waited) == progress
 
 
 def test_a_value_noted_without_its_loss_by_an_earlier_version_is_beaten_by_a_better_one_alone():
@@ -169,8 +140,9 @@ def test_what_else_happens_at_the_step_that_ends_early_still_happens():
     run = a_run(total=20)
     validated(run, losses(5, 6, 7), patience=1)
     saves = []
-    handlers.attach_checkpoints(
-        run.trainer, lambda: saves.append(run.progress.step), Length.parse("2 steps")
+    handlers.attach(
+        run.trainer,
+        handlers.checkpoints(lambda: saves.append(run.progress.step), Length.parse("2 steps")),
     )
 
     run.go()
@@ -202,15 +174,6 @@ def test_a_measure_that_is_not_a_number_ends_the_run():
         run.go()
 
 
-def test_an_infinite_first_measure_can_be_beaten():
-    run = a_run(total=4)
-    said = validated(run, losses(float("inf"), 9.0))
-
-    run.go()
-
-    assert said["best"] == [2, 4]
-
-
 # Rhythms.
 
 
@@ -236,11 +199,12 @@ def test_a_resumed_run_keeps_the_rhythm():
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (9, [1])])
 def test_training_is_recorded_in_its_rhythm_and_at_the_first_step(tmp_path, every, steps):
     run = a_run(total=6)
-    logger = handlers.MetricsLogger(RunDirectory(tmp_path))
-    handlers.attach_metrics_logger(
-        run.trainer, logger, run.step.optimizer, lambda: run.step.stages.current,
+    logger = metrics_logger.MetricsLogger(RunDirectory(tmp_path))
+    recorded = handlers.records(
+        logger, run.step.optimizer, lambda: run.step.stages.current,
         every=every, several=len(run.step.losses) > 1,
     )  # fmt: skip
+    handlers.attach(run.trainer, recorded)
 
     run.go()
     logger.close()
@@ -267,7 +231,7 @@ def curve(folder, name="train/loss"):
 
 def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
     run = RunDirectory(tmp_path)
-    first = handlers.MetricsLogger(run)
+    first = metrics_logger.MetricsLogger(run)
     for step in (5, 10):
         first.write("train", step, {"loss": 1.0})
         first.write_speed("train", step, {"tokens_per_second": 9.0})
@@ -275,16 +239,16 @@ def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
     first.write("train", 15, {"loss": 1.0})
     first.write("test", 10, {"loss": 1.0})
     first.close()
-    later = handlers.MetricsLogger(run)  # of a resume that was killed, too
+    later = metrics_logger.MetricsLogger(run)  # of a resume that was killed, too
     later.write("train", 15, {"loss": 1.0})
     later.write_speed("train", 15, {"tokens_per_second": 9.0})
     later.close()
 
-    handlers.rewind(run, mark)
+    metrics_logger.rewind(run, mark)
 
     assert run.metrics.read_bytes() == before
     assert [record["step"] for record in read_metrics(run.speed)] == [5, 10]
-    again = handlers.MetricsLogger(run, purge_step=11)
+    again = metrics_logger.MetricsLogger(run, purge_step=11)
     again.write("train", 15, {"loss": 2.0})
     again.write("test", 10, {"loss": 3.0})
     again.close()
@@ -297,12 +261,12 @@ def test_the_curves_of_a_sweep_are_named_by_what_varies_also_after_a_resume(tmp_
     words = ("init_from=runs/a", "optimizer.lr=1e-3")
     sweep = write_sweep(tmp_path / "sweep", SweepJob(3, words), SweepJob(4, ("x=" + "é" * 300,)))
     run = RunDirectory(sweep.run(3))
-    handlers.MetricsLogger(run).close()
+    metrics_logger.MetricsLogger(run).close()
     # A wider grid tells jobs apart by more.
     sweep.write_job(SweepJob(3, (*words, "seed=0")))
-    again = handlers.MetricsLogger(run, purge_step=1)
+    again = metrics_logger.MetricsLogger(run, purge_step=1)
     again.write("train", 1, {"loss": 2.0})
-    long = handlers.MetricsLogger(RunDirectory(sweep.run(4)))
+    long = metrics_logger.MetricsLogger(RunDirectory(sweep.run(4)))
     again.close()
     long.close()
 
@@ -315,12 +279,12 @@ def test_the_curves_of_a_sweep_are_named_by_what_varies_also_after_a_resume(tmp_
 
 def test_a_run_that_begins_again_has_none_of_its_earlier_records(tmp_path):
     run = RunDirectory(tmp_path)
-    first = handlers.MetricsLogger(run)
+    first = metrics_logger.MetricsLogger(run)
     first.write("train", 1, {"loss": 1.0})
     first.close()
 
-    handlers.rewind(run, {})
-    again = handlers.MetricsLogger(run, purge_step=1)
+    metrics_logger.rewind(run, {})
+    again = metrics_logger.MetricsLogger(run, purge_step=1)
     again.write("train", 1, {"loss": 2.0})
     again.close()
 
@@ -332,15 +296,15 @@ def test_who_is_looking_on_forgets_what_is_written_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = RunDirectory(tmp_path)
-    first = handlers.MetricsLogger(run)
+    first = metrics_logger.MetricsLogger(run)
     first.write("train", 1, {"loss": 1.0})
     mark = first.mark()
     first.write("train", 2, {"loss": 1.0})
     first.close()
     looking_on = EventAccumulator(str(run.tensorboard)).Reload()
 
-    handlers.rewind(run, mark)
-    again = handlers.MetricsLogger(run, purge_step=2)
+    metrics_logger.rewind(run, mark)
+    again = metrics_logger.MetricsLogger(run, purge_step=2)
     again.write("train", 2, {"loss": 2.0})
     again.close()
 
@@ -352,7 +316,7 @@ def test_event_files_are_in_order_whatever_the_clock_says(tmp_path, monkeypatch)
     run = RunDirectory(tmp_path)
     for now, step in ((2000.0, 1), (1000.0, 2)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        logger = handlers.MetricsLogger(run, purge_step=step)
+        logger = metrics_logger.MetricsLogger(run, purge_step=step)
         logger.write("train", step, {"loss": float(step)})
         logger.close()
 
@@ -362,7 +326,7 @@ def test_event_files_are_in_order_whatever_the_clock_says(tmp_path, monkeypatch)
 def test_every_record_is_also_a_point_of_a_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = handlers.MetricsLogger(RunDirectory(tmp_path))
+    logger = metrics_logger.MetricsLogger(RunDirectory(tmp_path))
     logger.write("validation", 7, {"loss": 0.25, "accuracy": 0.5})
     logger.close()
 
@@ -389,8 +353,11 @@ def saved(run, every, minutes=None, *, seconds_to_save=0, **further):
         saves.append(run.progress.step)
         clock["now"] += seconds_to_save
 
-    handlers.attach_checkpoints(
-        run.trainer, save, Length.parse(every), minutes, clock=lambda: clock["now"], **further
+    handlers.attach(
+        run.trainer,
+        handlers.checkpoints(
+            save, Length.parse(every), minutes, clock=lambda: clock["now"], **further
+        ),
     )
     run.go()
     return saves
@@ -445,7 +412,7 @@ def test_without_a_terminal_progress_is_lines_in_the_log(caplog, monkeypatch):
     monkeypatch.setattr(handlers, "SECONDS_BETWEEN_LINES", 0)
     caplog.set_level(logging.INFO, handlers.__name__)
     run = a_run(total=3)
-    handlers.attach_progress(run.trainer, run.step.optimizer, 3, "examples")
+    handlers.attach(run.trainer, handlers.progress_bar(run.step.optimizer, 3, "examples"))
 
     run.go()
 
@@ -456,7 +423,7 @@ def test_without_a_terminal_progress_is_lines_in_the_log(caplog, monkeypatch):
 
 def test_progress_hands_errors_on():
     run = a_run()
-    handlers.attach_progress(run.trainer, run.step.optimizer, 20, "tokens")
+    handlers.attach(run.trainer, handlers.progress_bar(run.step.optimizer, 20, "tokens"))
     validated(run, losses(float("nan")))
 
     with pytest.raises(DivergedError):
@@ -469,35 +436,23 @@ def test_progress_hands_errors_on():
 def bounded(run, minutes, seconds_a_step=6.0):
     """Bound a run by time, each of whose steps takes so long; return the shares that were used."""
     shares = []
-    handlers.attach_time_limit(
-        run.trainer, minutes, lambda: seconds_a_step * run.progress.step, shares.append
+    handlers.attach(
+        run.trainer,
+        handlers.time_limit(minutes, lambda: seconds_a_step * run.progress.step, shares.append),
     )
     run.go()
     return shares
 
 
-def test_a_run_ends_with_the_step_by_which_its_time_is_used():
+@pytest.mark.parametrize(("minutes", "steps"), [(1, 10), (60, 20), (1e-9, 1)])
+def test_a_run_ends_with_the_step_by_which_its_time_is_used_and_takes_one(minutes, steps):
     run = a_run(total=20)
 
-    shares = bounded(run, minutes=1)
+    shares = bounded(run, minutes)
 
-    assert run.progress.step == 10
-    assert shares == pytest.approx([step / 10 for step in range(11)], abs=1e-9)
-
-
-def test_a_run_that_is_done_before_its_time_takes_all_its_steps():
-    run = a_run(total=20)
-
-    assert bounded(run, minutes=60)[-1] < 1
-    assert run.progress.step == 20
-
-
-def test_a_run_without_time_takes_a_step():
-    run = a_run(total=20)
-
-    bounded(run, minutes=1e-9)
-
-    assert run.progress.step == 1
+    assert run.progress.step == steps
+    used = [min(1.0, step / (10 * minutes)) for step in range(steps + 1)]
+    assert shares == pytest.approx(used, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -512,12 +467,14 @@ def test_a_run_without_time_takes_a_step():
 )
 def test_a_run_that_takes_long_says_so_once(seconds_a_step, limit, said):
     run, found = a_run(total=100), []
-    handlers.attach_advice(
+    handlers.attach(
         run.trainer,
-        100,
-        lambda: limit,
-        lambda *seconds: found.append(pytest.approx(seconds)),
-        clock=lambda: seconds_a_step * run.progress.step,
+        handlers.advice(
+            100,
+            lambda: limit,
+            lambda *seconds: found.append(pytest.approx(seconds)),
+            clock=lambda: seconds_a_step * run.progress.step,
+        ),
     )
 
     run.go()
@@ -549,7 +506,7 @@ def signalled(run, numbers, at=3):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stop_signal_finishes_the_step_saves_and_ends_with_code_75(number):
     run = a_run()
-    handlers.attach_progress(run.trainer, run.step.optimizer, 20, "examples")
+    handlers.attach(run.trainer, handlers.progress_bar(run.step.optimizer, 20, "examples"))
     go, saves = signalled(run, [number])
 
     with pytest.raises(StoppedError) as stopped:

@@ -5,7 +5,8 @@ import torch
 from ignite.engine import Events
 
 from tests import tiny
-from transfer_cli.data.loader import PaddingBatch, StepDataLoader, Stream
+from transfer_cli.batch import PaddingBatch
+from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.engine.loop import Progress, run_trainer
@@ -283,7 +284,7 @@ def crash_after(run, step, folder):
         run.go()
 
 
-def take_up(run, folder):
+def restore(run, folder):
     (found,) = checkpoint.find_all(folder)
     state = checkpoint.read_state(found)
     load_strictly(run.step.model, read_weights(found), found)
@@ -309,7 +310,7 @@ def test_a_stopped_run_that_goes_on_equals_the_straight_run_bit_for_bit(tmp_path
     straight = straight_run(case)
     crash_after(a_run(case), stop, tmp_path)
 
-    resumed = take_up(a_run(case, seed=99), tmp_path).go()
+    resumed = restore(a_run(case, seed=99), tmp_path).go()
 
     assert tiny.same(straight.step.model.state_dict(), resumed.step.model.state_dict())
     assert same_state(straight.step.optimizer.state_dict(), resumed.step.optimizer.state_dict())

@@ -4,7 +4,6 @@ import errno
 import os
 import resource
 import signal
-import threading
 import time
 
 import pytest
@@ -168,50 +167,7 @@ def test_a_full_disk_is_no_hindrance_and_leaves_nothing_behind(tmp_path, caplog)
     assert fetched(tmp_path)[0] == KEPT
 
 
-def test_an_error_of_whoever_computes_is_theirs(tmp_path):
-    def fail():
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        SharedStates(tmp_path, {}).fetch({}, SIZE, fail)
-
-    assert SharedStates(tmp_path, {}).fetch({}, SIZE, states).sum() == 20
-
-
 # --- side by side ------------------------------------------------------------------------------
-
-
-def test_who_comes_while_another_one_computes_waits_for_it(tmp_path, caplog):
-    caplog.set_level("INFO")
-    began, go_on, found = threading.Event(), threading.Event(), {}
-
-    def slow():
-        began.set()
-        assert go_on.wait(60)
-        return states(0.25)
-
-    def first():
-        SharedStates(tmp_path, {}).fetch({}, SIZE, slow)
-
-    def second():
-        shared = SharedStates(tmp_path, {})
-        found["states"] = shared.fetch({}, SIZE, lambda: states(9.0))
-        found["came"] = shared.came
-
-    threads = [threading.Thread(target=first), threading.Thread(target=second)]
-    threads[0].start()
-    assert began.wait(60)
-    threads[1].start()
-    deadline = time.monotonic() + 60
-    while "Waiting for another run" not in caplog.text:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    go_on.set()
-    for thread in threads:
-        thread.join(60)
-
-    assert found["came"] == [TAKEN]
-    assert torch.equal(found["states"], states(0.25))
 
 
 def _killed_while_writing(folder):

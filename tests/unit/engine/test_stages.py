@@ -231,46 +231,29 @@ def test_a_stage_ends_when_two_validations_bring_nothing_better_and_the_next_one
     assert [(span.begin, span.end) for span in run.step.stages.spans] == [(0, 4), (4, 10), (10, 20)]
 
 
-def test_the_best_weights_of_a_stage_are_back_when_the_next_one_begins():
-    run, weights = patient({1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5}, total=20)
-    stages = run.step.stages
-    run.go()
-
-    head = [name for name in weights[0] if name.startswith("heads.")]
-    assert any(not torch.equal(weights[2][name], weights[4][name]) for name in head)
-    again, seen = patient({1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5})
-    restored = {}
-
-    def after_entering(step):
-        forgotten = original(step)
-        if step == 4:
-            restored.update(tiny.weights_of(again.step.model), forgotten=forgotten)
-        return forgotten
-
-    original, again.step.stages.enter = again.step.stages.enter, after_entering
-    again.go()
-
-    for name in head:
-        assert torch.equal(restored[name], seen[2][name]), name
-    assert set(head) <= restored["forgotten"]
-    assert stages.spans == again.step.stages.spans
-
-
-def test_a_stage_that_runs_its_length_puts_its_best_weights_back_too():
-    run, weights = patient({2: 1.0, 4: 2.0, 6: 2.0, 5: 3.0})
-    entered = {}
+@pytest.mark.parametrize(
+    "values",
+    [{1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5}, {2: 1.0, 4: 2.0, 6: 2.0, 5: 3.0}],
+    ids=["ends early", "runs its length"],
+)
+def test_the_best_weights_of_a_stage_are_back_when_the_next_one_begins(values):
+    run, weights = patient(values)
+    stages, entered = run.step.stages, {}
 
     def after_entering(step):
         forgotten = original(step)
-        entered.setdefault(step, tiny.weights_of(run.step.model))
+        entered.setdefault(step, (tiny.weights_of(run.step.model), forgotten))
         return forgotten
 
-    original, run.step.stages.enter = run.step.stages.enter, after_entering
+    original, stages.enter = stages.enter, after_entering
     run.go()
 
-    begin = run.step.stages.spans[1].begin
+    begin = stages.spans[1].begin
+    restored, forgotten = entered[begin]
     head = [name for name in weights[0] if name.startswith("heads.")]
-    assert all(torch.equal(entered[begin][name], weights[2][name]) for name in head)
+    assert any(not torch.equal(weights[2][name], weights[begin][name]) for name in head)
+    assert all(torch.equal(restored[name], weights[2][name]) for name in head)
+    assert set(head) <= forgotten
 
 
 def test_a_stage_without_patience_observes_nothing():

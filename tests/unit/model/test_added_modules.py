@@ -219,19 +219,6 @@ def test_it_is_the_same_through_a_cache_and_through_a_fork_of_it(shape):
     assert_close(later[-1], backbone(texts, ALL, padded=False)[-1][:, 4:])
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_packing_and_padding_change_nothing(shape):
-    backbone = with_pals(**shape)
-    alone = backbone(TEXTS[1:, :6], ALL[1:, :6], padded=False)[-1]
-
-    padded = backbone(TEXTS, MASK)[-1]
-    packing = Packing.of(MASK, MASK.flatten().nonzero().flatten())
-    packed = packing.unpack(backbone(TEXTS, MASK, packing=packing)[-1])
-
-    assert_close(padded[1:, :6], alone)
-    assert_close(packed[MASK], padded[MASK])
-
-
 def test_it_is_an_attention_between_two_shared_projections():
     layer = with_pals(heads=4).blocks[0].sites[BESIDE_BLOCK]
     hidden = torch.randn(1, 5, 16)
@@ -345,14 +332,14 @@ def test_what_is_learned_is_the_same_through_a_cache_and_takes_no_place_in_it(sh
     assert cache.length == 10
 
 
-@each_shape
-def test_packing_and_padding_change_nothing_of_learned_keys_and_values(shape):
-    backbone = with_prefix(**shape)
+@pytest.mark.parametrize("edited", [with_pals, with_prefix])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_packing_and_padding_change_nothing(shape, edited):
+    backbone = edited(**shape)
     alone = backbone(TEXTS[1:, :6], ALL[1:, :6], padded=False)[-1]
 
     padded = backbone(TEXTS, MASK)[-1]
-    rows = MASK.flatten().nonzero().flatten()
-    packing = Packing.of(MASK, rows)
+    packing = Packing.of(MASK, MASK.flatten().nonzero().flatten())
     packed = packing.unpack(backbone(TEXTS, MASK, packing=packing)[-1])
 
     assert_close(padded[1:, :6], alone)

@@ -146,11 +146,9 @@ def test_changing_a_token_changes_bidirectional_states_before_it(residual):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-@pytest.mark.parametrize("residual", RESIDUALS)
-def test_padding_and_company_change_no_real_state_and_keep_gradients_finite(
-    side, direction, residual
-):
-    backbone = tiny.backbone(direction=direction, residual=residual)
+@pytest.mark.parametrize("shape", [*({"residual": r} for r in RESIDUALS), tiny.MODERN], ids=str)
+def test_padding_and_company_change_no_real_state_and_keep_gradients_finite(side, direction, shape):
+    backbone = tiny.backbone(direction=direction, **shape)
     tiny.lively(backbone)
     row = torch.tensor([[7, 11, 30, 8, 9]])
     alone = backbone(row, torch.ones_like(row, dtype=torch.bool))[-1]

@@ -156,38 +156,6 @@ def test_drawing_weights_does_not_depend_on_what_is_replaced():
     assert torch.equal(block.attention.output.lora["all"].down, expected)
 
 
-@pytest.mark.parametrize("kind", [LowRank, Decomposed])
-@pytest.mark.parametrize("targets", [("query", "value"), TARGETS])
-@pytest.mark.parametrize(
-    "shape",
-    [{"residual": form} for form in ("pre", "post", "tutorial")] + [tiny.MODERN],
-    ids=lambda shape: shape.get("residual", "modern"),
-)
-def test_a_merged_model_has_plain_names_and_the_same_outputs(shape, targets, kind):
-    backbone = with_lora(targets, kind=kind, **shape)
-    tiny.lively(backbone, std=0.2)
-    before = top(backbone)
-
-    merge(backbone)
-
-    assert backbone.state_dict().keys() == tiny.backbone(**shape).state_dict().keys()
-    assert not any(isinstance(module, EditedLinear) for module in backbone.modules())
-    assert_close(top(backbone), before, rtol=1e-5, atol=1e-5)
-
-
-def test_unmerging_restores_the_matrices_bit_for_bit():
-    backbone = with_lora(TARGETS)
-    tiny.lively(backbone)
-    before, parameters = tiny.weights_of(backbone), list(backbone.parameters())
-
-    replaced = merge(backbone)
-    unmerge(backbone, replaced)
-
-    assert tiny.same(backbone.state_dict(), before)
-    # An optimizer that holds the parameters still holds those of the model.
-    assert [id(p) for p in backbone.parameters()] == [id(p) for p in parameters]
-
-
 def test_merging_keeps_what_is_frozen_frozen():
     backbone = with_lora(("value",))
     backbone.blocks[0].attention.packed.weight.requires_grad_(requires_grad=False)
@@ -354,10 +322,19 @@ def test_the_factors_of_a_gated_layer_multiply_its_product():
     assert_close(out, scaled @ layer.output.weight.T)
 
 
-@pytest.mark.parametrize("lora", [(), TARGETS])
-@each_shape
-def test_a_model_with_merged_factors_has_plain_names_and_the_same_outputs(shape, lora):
-    backbone = with_factors(lora=lora, **shape)
+RESIDUALS = [{"residual": form} for form in ("pre", "post", "tutorial")]
+MERGED = [
+    *((with_lora, {"targets": targets, "kind": kind}, shape)
+      for targets in (("query", "value"), TARGETS)
+      for kind in (LowRank, Decomposed)
+      for shape in (*RESIDUALS, tiny.MODERN)),
+    *((with_factors, {"lora": lora}, shape) for lora in ((), TARGETS) for shape in SHAPES.values()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "edit", "shape"), MERGED)
+def test_a_merged_model_has_plain_names_and_the_same_outputs(make, edit, shape):
+    backbone = make(**edit, **shape)
     tiny.lively(backbone, std=0.2)
     before = top_at_real_tokens(backbone)
 
@@ -368,14 +345,15 @@ def test_a_model_with_merged_factors_has_plain_names_and_the_same_outputs(shape,
     assert_close(top_at_real_tokens(backbone), before, rtol=1e-5, atol=1e-5)
 
 
-def test_unmerging_restores_weights_and_biases_bit_for_bit():
-    backbone = with_factors(lora=("value",))
+@pytest.mark.parametrize("backbone", [with_lora(TARGETS), with_factors(lora=("value",))])
+def test_unmerging_restores_weights_and_biases_bit_for_bit(backbone):
     tiny.lively(backbone)
     before, parameters = tiny.weights_of(backbone), list(backbone.parameters())
 
     unmerge(backbone, merge(backbone))
 
     assert tiny.same(backbone.state_dict(), before)
+    # An optimizer that holds the parameters still holds those of the model.
     assert [id(p) for p in backbone.parameters()] == [id(p) for p in parameters]
 
 

@@ -25,7 +25,7 @@ from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.objectives.replaced_tokens import area_under_curve, entropy
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression, RegressionTask
 from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.span.objective import SpanExtraction
@@ -181,8 +181,8 @@ FORMULAS = {
         tiny.bound(Classification()).divergence(FIRST, SECOND),
         [kl(softmax(p), softmax(q)) for p, q in PAIRS],
     ),
-    "sureness": lambda: (
-        tiny.bound(Classification()).sureness(FIRST), [max(softmax(row)) for row in P],
+    "confidence": lambda: (
+        tiny.bound(Classification()).confidence(FIRST), [max(softmax(row)) for row in P],
     ),
     "temperature": lambda: (
         tiny.bound(Classification()).softened(FIRST, 0.4).softmax(1),
@@ -197,8 +197,8 @@ FORMULAS = {
         [sum(map(kl, map(both, p), map(both, q)))
          for p, q in PAIRS],
     ),
-    "sureness of labels": lambda: (
-        multilabel().sureness(FIRST),
+    "confidence of labels": lambda: (
+        multilabel().confidence(FIRST),
         [min(max(both(a)) for a in row) for row in P],
     ),
     "scores of labels": lambda: (

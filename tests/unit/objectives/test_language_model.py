@@ -1,14 +1,23 @@
-"""Legend: B batch, T positions."""
+"""Language models: next tokens, draws, replies."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.objectives.base import Encoding
+from transfer_cli.data.split import TextStats
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.language_model import exponential
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.replies import replies
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.testing.objectives import check_objective
 
 
 def prepared(objective, rows):
@@ -123,3 +132,170 @@ def test_logits_at_the_targets_alone_give_the_loss_and_gradients_of_all_logits(o
     torch.testing.assert_close(own, full, rtol=1e-6, atol=0)
     for found, wanted in zip(own_gradients, torch.autograd.grad(full, parameters), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+
+
+FACTS = TaskInfo(tiny.VOCABULARY, tiny.LABELS)
+NOISE = ExampleNoise(0, "train", 0)
+
+
+@pytest.mark.parametrize("data", [tiny.blocks(tokens=100), tiny.Questions()])
+def test_causal_lm_keeps_the_contract_of_objectives(data):
+    last_six = np.arange(len(data))[-6:]
+
+    check_objective(CausalLM(), FACTS, data.batch(last_six))
+
+
+def test_every_token_of_a_text_but_the_first_is_a_target_once():
+    data, objective = tiny.blocks(tokens=100, length=16), tiny.bound(CausalLM())
+
+    prepared = objective.prepare(tiny.all_of(data), NOISE)
+
+    targets = prepared["target"][prepared["target"] != IGNORE]
+    assert targets.tolist() == data.text.tokens[1:].tolist()
+    assert objective.counts(prepared) == {"loss": 100}
+
+
+def test_targets_of_labelled_texts_are_their_own_tokens():
+    cls, objective = tiny.VOCABULARY.cls, tiny.bound(CausalLM())
+    batch = tiny.rows_to_batch([[7, 8, 9, cls], [5, cls]])
+
+    target = objective.prepare(batch, NOISE)["target"]
+
+    none = IGNORE
+    assert target.tolist() == [[8, 9, none, none], [none, none, none, none]]
+
+
+@pytest.mark.parametrize("vocabulary", [48, 1000])
+def test_equal_logits_have_a_loss_of_ln_v_and_perplexities_to_match(vocabulary):
+    model, objective = tiny.model(CausalLM()), tiny.bound(CausalLM())
+    model.backbone.token_embedding.weight.data = torch.zeros(vocabulary, 16)
+    model.heads["lm"].bias.data = torch.full((vocabulary,), 0.3)
+    batch = objective.prepare(tiny.all_of(tiny.blocks(tokens=100)), NOISE)
+
+    with torch.no_grad():
+        tallies = objective.metric_sums(model, batch, Encoding(model, batch))
+    found = objective.compute_metrics(tallies, {"loss": 100}, TextStats(words=40, size_bytes=300))
+
+    assert found["loss"] == pytest.approx(math.log(vocabulary), rel=1e-6)
+    assert found["token_perplexity"] == pytest.approx(vocabulary, rel=1e-5)
+    assert found["word_perplexity"] == pytest.approx(vocabulary ** (100 / 40), rel=1e-4)
+    assert found["bits_per_byte"] == pytest.approx(100 * math.log2(vocabulary) / 300, rel=1e-6)
+
+
+def test_measures_of_a_text_without_counts_are_those_of_its_tokens():
+    found = CausalLM().compute_metrics({"loss": torch.tensor(200.0)}, {"loss": 100}, TextStats())
+
+    assert found == {"loss": 2.0, "token_perplexity": math.exp(2)}
+
+
+@given(st.floats(0, 1e6))
+def test_a_perplexity_too_large_for_a_float_is_infinite(nats):
+    expected = math.exp(nats) if nats < 700 else math.inf
+
+    assert exponential(nats) == expected
+
+
+def test_logits_are_computed_only_where_there_is_a_target(monkeypatch):
+    model, objective = tiny.model(CausalLM()), tiny.bound(CausalLM())
+    rows = []
+    head = model.heads["lm"]
+    plain = head.summed_loss
+    monkeypatch.setattr(
+        head, "summed_loss", lambda hidden, *rest: rows.append(len(hidden)) or plain(hidden, *rest)
+    )
+    batch = objective.prepare(tiny.all_of(tiny.Questions(examples=5)), NOISE)
+
+    objective.loss_sums(model, batch, Encoding(model, batch))
+
+    assert rows == [objective.counts(batch)["loss"]]
+
+
+def test_samples_show_the_likeliest_token_at_the_last_targets():
+    model, objective = tiny.model(CausalLM()), tiny.bound(CausalLM())
+    model.heads["lm"].bias.data[17] = 100.0
+    batch = objective.prepare(tiny.rows_to_batch([[7, 8, 9, 2], [5, 2]]), NOISE)
+
+    first, second = objective.samples(model, batch, Encoding(model, batch))
+
+    assert (first.tokens, first.target, first.prediction) == ([7, 8, 9, 2], [8, 9], [17, 17])
+    assert (second.tokens, second.target, second.prediction) == ([5, 2], [], [])
+
+
+TEXTS = [[7, 9, 11, 6, 8], [12, 5], [30, 31, 32, 33, 34, 35, 36, 37, 38]]
+MOST = 5
+KINDS = {
+    "learned": {}, "sinusoidal": {"position_kind": "sinusoidal"},
+    "relative_bias": {"position_kind": "relative_bias"}, "modern": tiny.MODERN,
+    "shared": {"share": "all"},
+}  # fmt: skip
+
+
+def best(logits):
+    return logits.argmax(1)
+
+
+def alone(model, text, prefix):
+    """Return the logits after a text and after each of its best continuations, read anew."""
+    said, found = list(text), []
+    prefix_1 = None if prefix is None else torch.tensor([prefix])
+    for _ in range(MOST):
+        tokens = torch.tensor([said])
+        with torch.no_grad():
+            states = model.backbone(tokens, tokens > 0, prefix_B=prefix_1)
+            top = model.readout(states)[0, -1:]
+            found.append(model.heads["lm"](top, model.backbone.token_embedding.weight)[0])
+        said.append(int(found[-1].argmax()))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_texts_of_different_lengths_get_the_reply_of_each_alone(kind, direction):
+    model = tiny.model(CausalLM(), direction=direction, **KINDS[kind])
+    tiny.lively(model.eval())
+    prefixes = None if direction == "causal" else [len(text) for text in TEXTS]
+    batch, seen = tiny.rows_to_batch(TEXTS), []
+    lengths = torch.tensor([len(text) for text in TEXTS])
+
+    def pick(logits):
+        seen.append(logits)
+        return best(logits)
+
+    replies(
+        model, batch["tokens"], torch.zeros_like(batch["tokens"]), lengths, most=MOST, pick=pick,
+        prefix_R=None if prefixes is None else torch.tensor(prefixes),
+    )  # fmt: skip
+
+    for row, text in enumerate(TEXTS):
+        expected = alone(model, text, prefixes and prefixes[row])
+        assert expected.std() > 0.05
+        torch.testing.assert_close(
+            torch.stack([each[row] for each in seen]), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_each_token_is_read_once():
+    model, read = tiny.model(CausalLM()).eval(), []
+    model.backbone.register_forward_pre_hook(lambda _, given: read.append(given[0].shape))
+    batch = tiny.rows_to_batch(TEXTS)
+
+    replies(
+        model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
+        most=MOST, pick=best,
+    )  # fmt: skip
+
+    assert read == [(3, 9), *[(3, 1)] * (MOST - 1)]
+
+
+def test_what_has_no_position_takes_passes_all_the_same():
+    model, read = tiny.model(CausalLM(), positions=10).eval(), []
+    model.backbone.register_forward_pre_hook(lambda _, given: read.append(given[0].shape))
+    batch = tiny.rows_to_batch(TEXTS)
+
+    found = replies(
+        model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
+        most=MOST, pick=best,
+    )  # fmt: skip
+
+    assert found.shape == (3, MOST)
+    assert len(read) == MOST

@@ -30,9 +30,9 @@ def at_work(*, direction="bidirectional", own=None, theirs=None, **options):
     objective = tiny.bound(RelationDistillation(("A",), **options))
     student = model_of(direction=direction, **(own or {}))
     teacher = model_of(1, direction=direction, **(theirs or {})).eval().requires_grad_(False)
-    objective.introduce([teacher.backbone.shape], "objective")
+    objective.check_teachers([teacher.backbone.shape], "objective")
     assert objective.modules(student.backbone) == {}
-    objective.lend([teacher])
+    objective.set_teachers([teacher])
     data = tiny.Questions(causal=direction == "causal", examples=6)
     return objective, student, with_facts(tiny.all_of(data))
 
@@ -58,7 +58,7 @@ def test_it_keeps_the_contract_of_objectives(direction, heads):
 @DIRECTIONS
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(direction, heads):
     objective, student, batch = at_work(direction=direction, heads=heads)
-    student.load_state_dict(objective.lent[0].state_dict())
+    student.load_state_dict(objective.teacher_models[0].state_dict())
 
     found = torch.stack([*sums(objective, student, batch).values()]).sum()
     found.backward()
@@ -78,7 +78,7 @@ def test_attention_is_compared_as_it_is_computed(direction):
             Encoding(model, batch).states  # noqa: B018 - computes them
         return shares[model.backbone.shape.depth - 1]
 
-    p, q = attention(objective.lent[0]), attention(student)
+    p, q = attention(objective.teacher_models[0]), attention(student)
     each_BAT = torch.where(p > 0, p * (p.log() - q.log()), 0).sum(-1)
     expected = each_BAT.mean(1)[batch["mask"]].sum()
 
@@ -97,7 +97,7 @@ def test_relations_of_parts_are_those_of_the_concatenated_width():
         return projections[model.backbone.shape.depth - 1].value.transpose(1, 2).flatten(2)
 
     expected = 0.0
-    for p_BTD, q_BTD in [(values(objective.lent[0]), values(student))]:
+    for p_BTD, q_BTD in [(values(objective.teacher_models[0]), values(student))]:
         for row in range(len(mask_BT)):
             relations = []
             for states_TD in (p_BTD[row][mask_BT[row]], q_BTD[row][mask_BT[row]]):
@@ -167,7 +167,7 @@ def test_any_kind_of_positions_is_compared(position_kind, heads):
     objective, student, batch = at_work(heads=heads, own=changes, theirs=changes)
     before = sums(objective, student, batch)
 
-    student.load_state_dict(objective.lent[0].state_dict())
+    student.load_state_dict(objective.teacher_models[0].state_dict())
 
     assert all(float(value.detach()) > 1e-3 for value in before.values())
     assert sum(float(v.detach()) for v in sums(objective, student, batch).values()) < 1e-4
@@ -184,7 +184,7 @@ def test_heads_that_share_keys_and_values_are_compared_as_they_are_used():
 
 def test_an_earlier_block_of_the_teacher_may_be_learnt():
     objective, student, batch = at_work(teacher_layer=0)
-    student.load_state_dict(objective.lent[0].state_dict())
+    student.load_state_dict(objective.teacher_models[0].state_dict())
     last = sums(objective, student, batch)["attention"]
     objective.teacher_layer = None
 
@@ -195,7 +195,7 @@ def test_an_earlier_block_of_the_teacher_may_be_learnt():
 def test_the_student_looks_the_way_that_its_teacher_does():
     for direction in ("causal", "bidirectional"):
         objective = RelationDistillation(("A",))
-        objective.introduce([tiny.shape(direction=direction)], "objective")
+        objective.check_teachers([tiny.shape(direction=direction)], "objective")
 
         assert objective.direction == direction
 
@@ -205,7 +205,7 @@ def refusal(own, theirs, **options):
     trunk = tiny.backbone(**own)
 
     def begin():
-        objective.introduce([tiny.shape(**theirs)], "objective")
+        objective.check_teachers([tiny.shape(**theirs)], "objective")
         objective.modules(trunk)
 
     with pytest.raises(ConfigError) as caught:
@@ -254,7 +254,7 @@ def test_options_that_cannot_work_are_refused(options, said):
 def test_without_a_teacher_it_says_that_it_cannot_be_computed():
     objective, student, batch = at_work()
     prepared = objective.prepare(batch, ExampleNoise(0))
-    objective.lend([])
+    objective.set_teachers([])
 
     with pytest.raises(RunError, match=r"^objective: .* a finished run does not hold"):
         sums(objective, student, prepared)

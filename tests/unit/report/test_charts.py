@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests import reports
 from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report import formats
-from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.contents import Spread, TaskRuns
 from transfer_cli.report.html.charts import cost_charts, label_chart, means, rate_chart
 from transfer_cli.report.html.learning_curves import (
     mean_curve,
@@ -30,7 +30,7 @@ def shown(report):
 
 
 def traces(chart, role, view=0):
-    return [each for each in chart.views[view].traces if each["meta"]["role"] == role]
+    return [trace for trace in chart.views[view].traces if trace["meta"]["role"] == role]
 
 
 def test_groups_that_share_a_colour_differ_in_dash_or_marker():
@@ -48,7 +48,7 @@ def test_each_group_has_a_mean_and_its_seeds(tmp_path):
         "validation error rate", "validation loss", "validation accuracy",
     ]  # fmt: skip
     means = traces(chart, "mean")
-    assert [each["name"] for each in means] == list(names)
+    assert [mean["name"] for mean in means] == list(names)
     assert len(traces(chart, "seed")) == 9
     first = [curves[run.name]["validation/error_rate"] for run in task.groups[0].runs]
     end = sum(curve[-1][1] for curve in first) / 3
@@ -107,9 +107,9 @@ def test_groups_that_all_train_as_much_are_not_drawn_against_it(tmp_path):
 
 def test_energy_is_drawn_where_a_machine_has_told_it(tmp_path):
     task, names, _ = shown(reports.sweep_of_schemes(tmp_path))
-    joules = reports.spread([3e4, 4e4])
+    joules = Spread.over([3e4, 4e4])
     groups = [replace(group, joules=joules) for group in task.groups]
-    groups[0] = replace(groups[0], joules=reports.spread([2e6]))
+    groups[0] = replace(groups[0], joules=Spread.over([2e6]))
 
     *_, chart = cost_charts(replace(task, groups=tuple(groups)), names)
 
@@ -129,9 +129,9 @@ def test_all_labels_stand_where_they_are_and_else_to_the_right_of_every_number(t
     chart = label_chart(task)
 
     lines = traces(chart, "points")
-    assert {each["name"] for each in lines} == {"full", "lora", "frozen"}
-    for each in lines:
-        assert each["x"] == [100, 500, 2000, 4907 if known else 4000]
+    assert {line["name"] for line in lines} == {"full", "lora", "frozen"}
+    for line in lines:
+        assert line["x"] == [100, 500, 2000, 4907 if known else 4000]
     axis = chart.views[0].layout["xaxis"]
     assert axis["ticktext"] == ["100", "500", "2,000", "all"]
 
@@ -143,18 +143,18 @@ def test_each_scheme_has_a_line_over_its_rates_and_the_run_to_take_is_ringed(tmp
     chart = rate_chart(by_validation)
 
     lines = traces(chart, "points")
-    assert {each["name"] for each in lines} == {"full", "lora", "adapters"}
-    for each in lines:
-        assert each["x"] == [3e-4, 1e-3, 3e-3]
-        scheme = [group for group in task.groups if group.settings["adaptation"] == each["name"]]
+    assert {line["name"] for line in lines} == {"full", "lora", "adapters"}
+    for line in lines:
+        assert line["x"] == [3e-4, 1e-3, 3e-3]
+        scheme = [group for group in task.groups if group.settings["adaptation"] == line["name"]]
         means = {group.settings["optimizer.lr"]: group.measures["validation/error_rate"].mean
                  for group in scheme}  # fmt: skip
-        assert each["y"] == pytest.approx([means[rate] for rate in each["x"]], rel=1e-4)
+        assert line["y"] == pytest.approx([means[rate] for rate in line["x"]], rel=1e-4)
     axes = chart.views[0].layout
     assert axes["xaxis"]["type"] == "log"
     assert axes["xaxis"]["ticktext"] == ["0.0003", "0.001", "0.003"]
     assert axes["yaxis"]["title"] == "validation error rate (%)"
-    [ringed] = [each for each in lines if "ring" in each]
+    [ringed] = [line for line in lines if "ring" in line]
     taken = task.best.run.settings
     assert (ringed["name"], ringed["x"][ringed["ring"]]) == (
         taken["adaptation"], taken["optimizer.lr"],
@@ -173,20 +173,20 @@ def test_a_search_that_tries_no_rate_twice_has_points_without_lines(tmp_path):
 
     lines = traces(rate_chart(task), "points")
 
-    assert {each["name"] for each in lines} <= {"full", "lora", "adapters"}
-    assert sum(len(each["x"]) for each in lines) == 24
-    assert not any("line" in each for each in lines)
+    assert {line["name"] for line in lines} <= {"full", "lora", "adapters"}
+    assert sum(len(line["x"]) for line in lines) == 24
+    assert not any("line" in line for line in lines)
 
 
 def test_of_two_seeds_no_bar_is_drawn_and_that_is_said(tmp_path):
     task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
-    two = [replace(each, runs=each.runs[:2], measures={
-        name: reports.spread(found.values[:2]) for name, found in each.measures.items()
-    }) for each in task.groups]  # fmt: skip
+    two = [replace(group, runs=group.runs[:2], measures={
+        name: Spread.over(found.values[:2]) for name, found in group.measures.items()
+    }) for group in task.groups]  # fmt: skip
 
     chart = rate_chart(replace(task, groups=tuple(two)))
 
-    bars = [bar for each in traces(chart, "points") for bar in each["error_y"]["array"]]
+    bars = [bar for trace in traces(chart, "points") for bar in trace["error_y"]["array"]]
     assert set(bars) == {0}
     assert "without bars: a deviation takes three seeds or more" in chart.caption
 
@@ -203,19 +203,19 @@ def test_shares_are_drawn_in_percent(tmp_path):
 
 def test_no_bar_leaves_what_an_error_rate_can_be():
     task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
-    spreads = [reports.spread(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
+    spreads = [Spread.over(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
 
-    found = means(task, spreads)
+    trace = means(task, spreads)
 
-    bars = found["error_y"]
-    lows = [mean - bar for mean, bar in zip(found["y"], bars["arrayminus"], strict=True)]
-    highs = [mean + bar for mean, bar in zip(found["y"], bars["array"], strict=True)]
+    bars = trace["error_y"]
+    lows = [mean - bar for mean, bar in zip(trace["y"], bars["arrayminus"], strict=True)]
+    highs = [mean + bar for mean, bar in zip(trace["y"], bars["array"], strict=True)]
     assert (min(lows), max(highs)) == (0, 100)
     assert (lows[2], highs[2]) == (40, 60)
 
 
 def write(path, records, end=""):
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in records) + end)
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records) + end)
     return path
 
 

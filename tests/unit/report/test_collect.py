@@ -1,13 +1,20 @@
-"""Tests of finding runs and reading them, and of where a sweep stands."""
+"""Finding runs and reading them, whatever stands in their files, and where a sweep stands."""
 
 import fcntl
+import json
 import os
 import time
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fake_runs import write_run, write_sweep
-from transfer_cli.errors import ConfigError
+from tests.fuzzing import altered, damaged, fuzz
+from transfer_cli.commands.diff import diff
+from transfer_cli.commands.report import report
+from transfer_cli.errors import ConfigError, TransferError
 from transfer_cli.report import collect as collecting
 from transfer_cli.report.collect import collect, sweep_progress
 from transfer_cli.report.contents import FAILED, FINISHED, LEFT, PRUNED, RUNNING, STOPPED
@@ -29,10 +36,10 @@ def test_runs_are_found_at_any_depth_and_each_once(tmp_path):
     write_run(tmp_path / "b" / "deep" / "er")
     (tmp_path / "link").symlink_to(tmp_path / "a")
 
-    found = collect([tmp_path, tmp_path / "a" / "2", tmp_path / "a"])
+    collected = collect([tmp_path, tmp_path / "a" / "2", tmp_path / "a"])
 
-    assert names(found) == ["a/2", "a/10", "b/deep/er"]
-    assert found.problems == []
+    assert names(collected) == ["a/2", "a/10", "b/deep/er"]
+    assert collected.problems == []
 
 
 def test_a_single_run_is_called_by_its_folder(tmp_path):
@@ -60,10 +67,10 @@ def test_very_many_folders_are_not_all_looked_into(tmp_path, monkeypatch):
     for number in range(1, 20):
         (tmp_path / str(number)).mkdir()
 
-    found = collect([tmp_path])
+    collected = collect([tmp_path])
 
-    assert len(found.runs) == 1
-    assert "more than 5 folders" in found.problems[0]
+    assert len(collected.runs) == 1
+    assert "more than 5 folders" in collected.problems[0]
 
 
 def test_a_folder_without_runs_is_refused_alone_and_noted_beside_runs(tmp_path):
@@ -72,10 +79,10 @@ def test_a_folder_without_runs_is_refused_alone_and_noted_beside_runs(tmp_path):
 
     with pytest.raises(ConfigError, match=r"empty holds no runs"):
         collect([tmp_path / "empty"])
-    found = collect([run, tmp_path / "empty"])
+    collected = collect([run, tmp_path / "empty"])
 
-    assert len(found.runs) == 1
-    assert "empty holds no runs" in found.problems[0]
+    assert len(collected.runs) == 1
+    assert "empty holds no runs" in collected.problems[0]
 
 
 # --- reading
@@ -152,10 +159,10 @@ def test_a_broken_run_is_named_and_the_others_are_shown(tmp_path, name, content)
     bad = write_run(tmp_path / "bad")
     (bad / name).write_bytes(content)
 
-    found = collect([tmp_path])
+    collected = collect([tmp_path])
 
-    assert names(found) == ["good"]
-    (problem,) = found.problems
+    assert names(collected) == ["good"]
+    (problem,) = collected.problems
     assert f"{bad} cannot be read: {name}: " in problem
     with pytest.raises(ConfigError, match=r"nothing to report: .*bad cannot be read"):
         collect([bad])
@@ -196,9 +203,9 @@ def test_a_sweep_gives_its_runs_and_the_jobs_that_have_none(tmp_path):
     write_run(tmp_path / "sweep" / "0")
     write_run(tmp_path / "sweep" / "1", adaptation="lora", status="stopped")
 
-    found = collect([tmp_path / "sweep"])
+    collected = collect([tmp_path / "sweep"])
 
-    runs = sorted(found.runs, key=lambda run: run.number)
+    runs = sorted(collected.runs, key=lambda run: run.number)
     assert [(run.number, run.status, run.reason) for run in runs] == [
         (0, FINISHED, None),
         (1, PRUNED, "worse than the median"),
@@ -207,7 +214,7 @@ def test_a_sweep_gives_its_runs_and_the_jobs_that_have_none(tmp_path):
     ]
     assert runs[2].settings["adaptation"] == "nonsense"
     assert runs[0].overrides == ("adaptation=full", "seed=0")
-    (standing,) = found.standings
+    (standing,) = collected.standings
     assert (standing.done, standing.pruned, standing.left) == (1, 1, 1)
 
 
@@ -223,19 +230,19 @@ def test_a_job_named_by_itself_is_still_known_as_one(tmp_path):
 def test_a_job_whose_directory_is_gone_is_a_problem(tmp_path):
     write_sweep(tmp_path / "sweep", SweepJob(0, ("seed=0",), outcome="done"))
 
-    found = collect([tmp_path / "sweep"])
+    collected = collect([tmp_path / "sweep"])
 
-    assert "0 is gone, though the job was done" in found.problems[0]
+    assert "0 is gone, though the job was done" in collected.problems[0]
 
 
 def test_a_broken_sweep_is_named_and_its_runs_are_shown(tmp_path):
     write_run(tmp_path / "sweep" / "0")
     (tmp_path / "sweep" / "sweep.json").write_text("{")
 
-    found = collect([tmp_path / "sweep"])
+    collected = collect([tmp_path / "sweep"])
 
-    assert len(found.runs) == 1
-    assert "sweep.json: line 1 is not JSON" in found.problems[0]
+    assert len(collected.runs) == 1
+    assert "sweep.json: line 1 is not JSON" in collected.problems[0]
 
 
 def stand(tmp_path, *jobs, trials=None):
@@ -250,13 +257,13 @@ def done(number, seconds):
 def test_the_jobs_are_counted_and_the_failed_ones_named(tmp_path):
     failed = SweepJob(1, ("seed=1", "a=b"), outcome="failed", reason="out of memory")
 
-    found = stand(
+    progress = stand(
         tmp_path, done(0, 10.0), failed, SweepJob(2, ()), SweepJob(3, (), outcome="stopped")
     )
 
-    assert (found.done, found.running, found.left, found.pruned) == (1, 0, 2, 0)
-    assert found.failed == ((1, "seed=1 a=b", "out of memory"),)
-    assert found.command == "transfer finetune -m adaptation=full,lora"
+    assert (progress.done, progress.running, progress.left, progress.pruned) == (1, 0, 2, 0)
+    assert progress.failed == ((1, "seed=1 a=b", "out of memory"),)
+    assert progress.command == "transfer finetune -m adaptation=full,lora"
 
 
 def test_what_is_left_takes_as_long_as_what_was_done(tmp_path):
@@ -274,9 +281,9 @@ def test_jobs_side_by_side_share_what_is_left(tmp_path):
     for job in running:
         os.utime(sweep.path / f"job-{job.number}.json", (begun, begun))
 
-    found = sweep_progress(sweep, sweep.read_request(), jobs)
+    progress = sweep_progress(sweep, sweep.read_request(), jobs)
 
-    assert found.seconds_left == pytest.approx((40 + 40 + 200) / 2, abs=20)
+    assert progress.seconds_left == pytest.approx((40 + 40 + 200) / 2, abs=20)
 
 
 def test_a_job_that_takes_longer_than_others_has_nothing_left(tmp_path):
@@ -293,9 +300,9 @@ def test_nothing_is_guessed_before_a_job_is_done_and_after_all_are(tmp_path):
 
 
 def test_a_search_has_trials_left_that_are_not_known_yet(tmp_path):
-    found = stand(tmp_path, done(0, 10.0), trials=5)
+    progress = stand(tmp_path, done(0, 10.0), trials=5)
 
-    assert (found.left, found.seconds_left) == (4, 40.0)
+    assert (progress.left, progress.seconds_left) == (4, 40.0)
 
 
 def test_numbers_of_another_kind_are_not_believed(tmp_path):
@@ -306,7 +313,89 @@ def test_numbers_of_another_kind_are_not_believed(tmp_path):
     with pytest.raises(UnreadableError, match="trials"):
         sweep.read_request()
     (sweep.path / "sweep.json").write_text(text)
-    found = sweep_progress(sweep, sweep.read_request(), SweepDirectory(sweep.path).jobs())
+    progress = sweep_progress(sweep, sweep.read_request(), SweepDirectory(sweep.path).jobs())
 
     # A file of which one value cannot be is no job's at all.
-    assert (found.done, found.left, found.seconds_left) == (0, 0, None)
+    assert (progress.done, progress.left, progress.seconds_left) == (0, 0, None)
+
+
+FILES = (
+    "config.yaml", "presets.json", "environment.json", "status.json", "results.json",
+    "timing.json", "overrides.txt", "items.jsonl",
+)  # fmt: skip
+JOBS = ("sweep.json", "job-0.json", "job-1.json")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Return a folder of two runs, one of which is going to be damaged."""
+    write_run(tmp_path / "good", adaptation="lora", wrong=range(3))
+    write_run(tmp_path / "bad", wrong=range(6))
+    return tmp_path
+
+
+@pytest.mark.slow
+@fuzz(60)
+@given(data=st.data())
+def test_fuzz_bytes_of_a_run(runs, capsys, data):
+    path = runs / "bad" / data.draw(st.sampled_from(FILES))
+    with_content(path, data.draw(damaged(path.read_bytes())), lambda: look_at(runs, capsys))
+
+
+@pytest.mark.slow
+@fuzz(100)
+@given(data=st.data())
+def test_fuzz_values_of_a_run(runs, capsys, data):
+    path = runs / "bad" / data.draw(st.sampled_from([each for each in FILES if "json" in each]))
+    values = [json.loads(line) for line in path.read_text().splitlines()]
+    content = "".join(f"{json.dumps(value)}\n" for value in data.draw(altered(values)))
+    with_content(path, content.encode(), lambda: look_at(runs, capsys))
+
+
+@pytest.mark.slow
+@fuzz(60)
+@given(data=st.data())
+def test_fuzz_settings(runs, capsys, data):
+    path = runs / "bad" / "config.yaml"
+    config = data.draw(altered(yaml.safe_load(path.read_text())))
+    # YAML reads JSON, in which every text is in quotes.
+    with_content(path, json.dumps(config).encode(), lambda: look_at(runs, capsys))
+
+
+@pytest.mark.slow
+@fuzz(60)
+@given(data=st.data())
+def test_fuzz_sweeps(tmp_path, capsys, data):
+    sweep = tmp_path / "sweep"
+    if not sweep.exists():
+        done = SweepJob(0, ("seed=0",), outcome="done", seconds=2.0)
+        write_sweep(sweep, done, SweepJob(1, ("seed=1",), outcome="failed", reason="so"), trials=4)
+        write_run(sweep / "0")
+        write_run(sweep / "1", seed=1)
+    path = sweep / data.draw(st.sampled_from(JOBS))
+    values = data.draw(altered(json.loads(path.read_text())))
+    with_content(path, json.dumps(values).encode(), lambda: look_at(sweep, capsys, ("0", "1")))
+
+
+def with_content(path, content, look):
+    """Look while a file holds something else."""
+    before = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        look()
+    finally:
+        path.write_bytes(before)
+
+
+def look_at(folder, capsys, runs=("good", "bad")):
+    """Report on a folder in every form, and on how its two runs differ."""
+    files = ("--csv", "out.csv", "--markdown", "out.md", "--json", "report.json")
+    words = [word if word.startswith("--") else str(folder / word) for word in files]
+    report([str(folder), *words])
+    try:
+        diff([str(folder / name) for name in runs])
+    except TransferError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - may also succeed
+    shown = capsys.readouterr().out + (folder / "out.csv").read_text()
+    assert all(each.isprintable() or each == "\n" for each in shown)
+    json.loads((folder / "report.json").read_text())

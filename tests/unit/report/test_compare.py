@@ -1,13 +1,19 @@
-"""Tests of tasks, groups, the best and the baseline."""
+"""Tasks, groups, the baseline, and which run of several is taken and why."""
 
 import json
+import logging
 import math
+import shlex
+from pathlib import Path
 
 import pytest
 
 from tests.fake_runs import ITEMS, blocks, labelled, write_run, write_sweep
+from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
 from transfer_cli.report import formats
+from transfer_cli.report.best import best_of, choice_of, commands, learnt, reasons
+from transfer_cli.report.best_of_sweep import last_words, run_of
 from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import tasks
 from transfer_cli.report.contents import Report, Spread
@@ -29,17 +35,17 @@ def only(folder, **asked):
     return task
 
 
+def seeds(folder, name, count, wrong):
+    """Write runs of a scheme, each wrong on an item more than the one before."""
+    for seed in range(count):
+        path = folder / f"{name}-{seed}"
+        write_run(path, seed=seed, adaptation=name, wrong=range(wrong + seed), typed=FULL)
+
+
 def three_seeds(folder):
     """Write six runs: full is wrong on 4 to 6 of 40 items, lora on 10 to 12, those among them."""
-    for seed in range(3):
-        write_run(folder / f"full-{seed}", seed=seed, wrong=range(4 + seed), typed=FULL)
-        write_run(
-            folder / f"lora-{seed}",
-            seed=seed,
-            adaptation="lora",
-            wrong=range(10 + seed),
-            typed=LORA,
-        )
+    seeds(folder, "full", 3, 4)
+    seeds(folder, "lora", 3, 10)
     return folder
 
 
@@ -86,7 +92,7 @@ def with_span_f1(folder, adaptation, value):
     ]
     results = {
         "measures": {"test": {"loss": 1.0, "span_f1": value}},
-        "metrics": [each.as_json() for each in metrics],
+        "metrics": [metric.as_json() for metric in metrics],
     }
     write_run(folder / adaptation, adaptation=adaptation, results=results, typed=FULL)
 
@@ -194,11 +200,11 @@ def test_runs_of_other_commands_data_or_labels_are_apart(tmp_path):
     results = json.loads((other / "results.json").read_text())
     (other / "results.json").write_text(json.dumps(results | {"labels": ["x", "y", "z"]}))
 
-    found = report(tmp_path)
+    tasks_found = report(tmp_path)
 
-    assert len(found) == 4
-    assert len({task.name for task in found}) == 4
-    assert all(task.baseline is None and not task.groups[0].is_best for task in found)
+    assert len(tasks_found) == 4
+    assert len({task.name for task in tasks_found}) == 4
+    assert all(task.baseline is None and not task.groups[0].is_best for task in tasks_found)
 
 
 def test_a_run_that_did_not_end_is_in_its_group_and_counts_for_nothing(tmp_path):
@@ -275,11 +281,11 @@ def test_full_fine_tuning_is_the_baseline_even_where_it_is_not_the_best(tmp_path
 
     assert task.baseline == "adaptation=full"
     assert task.groups[0].label == "adaptation=lora"
-    found = task.groups[0].against
-    assert (found.difference, found.test, found.items) == (-20.0, "McNemar", ITEMS)
-    assert found.p == mcnemar(8, 0)
-    assert found.low < -20 < found.high < 0
-    assert found.corrected is None
+    comparison = task.groups[0].against
+    assert (comparison.difference, comparison.test, comparison.items) == (-20.0, "McNemar", ITEMS)
+    assert comparison.p == mcnemar(8, 0)
+    assert comparison.low < -20 < comparison.high < 0
+    assert comparison.corrected is None
     assert task.groups[1].against is None
 
 
@@ -296,48 +302,44 @@ def test_without_full_fine_tuning_the_best_is_the_baseline(tmp_path):
 
 
 def test_groups_of_seeds_are_compared_by_a_bootstrap(tmp_path):
-    found = only(three_seeds(tmp_path)).groups[1].against
+    comparison = only(three_seeds(tmp_path)).groups[1].against
 
-    assert found.test == "bootstrap"
-    assert found.measure == "test/error_rate"
-    assert found.difference == pytest.approx(15.0)
-    assert 0 < found.low < 15 < found.high
-    assert found.p < 0.05
-    assert found.baseline == "adaptation=full"
+    assert comparison.test == "bootstrap"
+    assert comparison.measure == "test/error_rate"
+    assert comparison.difference == pytest.approx(15.0)
+    assert 0 < comparison.low < 15 < comparison.high
+    assert comparison.p < 0.05
+    assert comparison.baseline == "adaptation=full"
 
 
 def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
-    for seed in range(2):
-        for name, wrong in (("full", 4), ("lora", 10)):
-            write_run(
-                tmp_path / f"{name}-{seed}", seed=seed, adaptation=name, wrong=range(wrong + seed)
-            )
+    seeds(tmp_path, "full", 2, 4)
+    seeds(tmp_path, "lora", 2, 10)
 
     task = only(tmp_path)
     shown = str(as_page(Report((task,)), None))
 
-    assert all(each.deviation is None for g in task.groups for each in g.measures.values())
-    found = task.groups[1].against
-    assert (found.low, found.high, found.p, found.corrected) == (None, None, None, None)
+    assert all(measure.deviation is None for g in task.groups for measure in g.measures.values())
+    comparison = task.groups[1].against
+    told = (comparison.low, comparison.high, comparison.p, comparison.corrected)
+    assert told == (None, None, None, None)
     assert not any(sign in shown for sign in ("±", "[", "95 %"))
     assert shown.count("takes three seeds or more") == 1
     lora = next(line for line in shown.splitlines() if line.startswith("  adaptation=lora"))
     assert UNTOLD in lora.split()
 
 
-@pytest.mark.parametrize(("seeds", "told"), [(1, False), (2, False), (4, True)])
-def test_the_fewest_seeds_of_both_sides_decide_and_uneven_ones_are_named(tmp_path, seeds, told):
-    for name, count, wrong in (("full", 3, 4), ("lora", seeds, 10)):
-        for seed in range(count):
-            path = tmp_path / f"{name}-{seed}"
-            write_run(path, seed=seed, adaptation=name, wrong=range(wrong + seed), typed=FULL)
+@pytest.mark.parametrize(("count", "told"), [(1, False), (2, False), (4, True)])
+def test_the_fewest_seeds_of_both_sides_decide_and_uneven_ones_are_named(tmp_path, count, told):
+    seeds(tmp_path, "full", 3, 4)
+    seeds(tmp_path, "lora", count, 10)
 
     task = only(tmp_path)
-    found = task.groups[1].against
+    comparison = task.groups[1].against
 
-    assert (found.p is not None, found.low is not None) == (told, told)
-    assert found.difference > 0
-    shown = ", ".join(map(str, range(seeds)))
+    assert (comparison.p is not None, comparison.low is not None) == (told, told)
+    assert comparison.difference > 0
+    shown = ", ".join(map(str, range(count)))
     assert [note for note in task.notes if f"lora ({shown})" in note and "full (0, 1, 2)" in note]
 
 
@@ -353,8 +355,7 @@ def test_a_p_that_is_not_told_corrects_no_other(tmp_path):
 
 def test_a_group_of_three_is_drawn_beside_one_of_two(tmp_path):
     three_seeds(tmp_path)
-    write_run(tmp_path / "frozen-0", seed=0, adaptation="frozen", wrong=range(20))
-    write_run(tmp_path / "frozen-1", seed=1, adaptation="frozen", wrong=range(21))
+    seeds(tmp_path, "frozen", 2, 20)
 
     shown = str(as_page(Report((only(tmp_path),)), None))
 
@@ -441,11 +442,11 @@ def test_items_drawn_by_the_seed_are_compared_seed_by_seed(tmp_path):
                 items=labelled(range(wrong), count=ITEMS + seed),
             )  # fmt: skip
 
-    found = only(tmp_path).groups[1].against
+    comparison = only(tmp_path).groups[1].against
 
-    assert found.test == "bootstrap"
-    assert found.items == 3 * ITEMS + 3
-    assert found.difference > 15
+    assert comparison.test == "bootstrap"
+    assert comparison.items == 3 * ITEMS + 3
+    assert comparison.difference > 15
 
 
 @pytest.mark.parametrize(
@@ -557,3 +558,246 @@ def test_items_of_the_other_split_do_not_count(tmp_path):
     write_items(path / "items.jsonl", both)
 
     assert [each.text for each in only(tmp_path).errors] == ["question 1 ?"]
+
+
+def runs_of(folder):
+    return collect([folder]).runs
+
+
+def best(folder):
+    runs = runs_of(folder)
+    return best_of(runs, choice_of(learnt(runs)))
+
+
+def sweep(folder, *validations, **more):
+    """Write a sweep with a run for each dict of validation measures, all at chance on test."""
+    words = [(f"optimizer.lr={10**-n:g}",) for n in range(1, 1 + len(validations))]
+    jobs = [SweepJob(n, each, each, outcome="done") for n, each in enumerate(words)]
+    write_sweep(folder, *jobs)
+    for n, each in enumerate(validations):
+        given = {"validation": each, "typed": words[n], "optimizer__lr": 10.0**-n, **more}
+        write_run(folder / str(n), **{**given, **each.get("run", {})})
+    return folder
+
+
+def error(rate, **more):
+    return {"error_rate": rate, **more}
+
+
+def test_validation_chooses_and_the_test_split_does_not(tmp_path):
+    write_run(tmp_path / "a", wrong=range(9), validation=error(10.0))
+    write_run(tmp_path / "b", wrong=range(1), validation=error(20.0), optimizer__lr=0.1)
+
+    [task] = tasks(runs_of(tmp_path))
+
+    assert best(tmp_path).run.path == tmp_path / "a"
+    assert [group.is_best for group in task.groups] == [True, False]
+    assert task.groups[0].runs[0].path == tmp_path / "a"
+    assert (task.best.run.path, task.sort) == (tmp_path / "a", "validation/error_rate")
+
+
+def test_what_learnt_nothing_is_never_the_best_and_stands_last(tmp_path):
+    write_run(tmp_path / "a", failed="no better than city", validation=error(0.0))
+    write_run(tmp_path / "b", validation=error(30.0), optimizer__lr=0.1)
+    write_run(tmp_path / "c", status="failed", optimizer__lr=0.2)
+
+    [task] = tasks(runs_of(tmp_path))
+
+    assert (best(tmp_path).run.path, best(tmp_path).among) == (tmp_path / "b", 1)
+    assert [group.is_best for group in task.groups] == [True, False, False]
+    assert task.groups[1].learnt_nothing == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "measure", "taken"),
+    [
+        ({}, "validation/error_rate", "0"),
+        ({"loop__monitor": "loss"}, "validation/error_rate", "0"),
+        ({"loop__monitor": "accuracy"}, "validation/accuracy", "1"),
+        ({"sweep__objective": "validation/loss"}, "validation/loss", "2"),
+        ({"sweep__objective": "test/error_rate"}, "validation/error_rate", "0"),
+        ({"loop__monitor": "accuracy/gone"}, "validation/error_rate", "0"),
+    ],
+)
+def test_a_search_then_the_monitored_then_the_headline_decides(tmp_path, settings, measure, taken):
+    sweep(
+        tmp_path / "s", error(10.0, accuracy=0.5), error(20.0, accuracy=0.9),
+        error(30.0, accuracy=0.1, loss=0.1),
+        **settings,
+    )  # fmt: skip
+
+    chosen = best(tmp_path / "s")
+
+    assert (chosen.choice.measure, chosen.run.path.name) == (measure, taken)
+
+
+@pytest.mark.parametrize(
+    ("second", "taken", "words"),
+    [
+        ({"loss": 0.1}, "1", "the lower validation/loss decided"),
+        ({"run": {"adaptation": "lora"}}, "1", "the fewer trained parameters decided"),
+        ({}, "0", "nothing else tells them apart, and the first was taken"),
+    ],
+)
+def test_a_tie_is_said_and_broken_by_loss_then_by_cost(tmp_path, second, taken, words):
+    sweep(tmp_path / "s", error(10.0, loss=0.2), error(10.0, **{"loss": 0.2} | second))
+
+    chosen = best(tmp_path / "s")
+    [task] = tasks(runs_of(tmp_path / "s"))
+
+    assert (chosen.run.path.name, chosen.decided) == (taken, words)
+    assert [run.path.name for run in chosen.tied] == [str(1 - int(taken))]
+    assert [group.is_best for group in task.groups] == [True, False]
+    assert f"{words}" in " ".join(task.notes)
+    assert any("a tie: " in line for line in last_words(tmp_path / "s"))
+
+
+def test_by_how_much_the_best_is_ahead_and_what_a_cheaper_equal_costs_is_said(tmp_path):
+    for name, rate, scheme in (("a", 0.1, "full"), ("b", 0.2, "lora"), ("c", 0.3, "lora")):
+        measures = {"error_rate": 12.5 if name == "c" else 10.0, "loss": rate}
+        write_run(tmp_path / name, adaptation=scheme, optimizer__lr=rate, validation=measures)
+
+    said = list(reasons(best(tmp_path)))
+
+    assert said[1:] == [
+        f"a tie: {tmp_path / 'b'} has the same; the lower validation/loss decided",
+        f"as good and cheaper: {tmp_path / 'b'} trains 80 parameters, {tmp_path / 'a'} 1,000",
+        f"the next, {tmp_path / 'c'}, has 12.50 %, 2.50 points above",
+    ]
+
+
+def test_without_validation_nothing_is_marked_and_that_is_said(tmp_path):
+    for name in ("full", "lora"):
+        results = {"measures": {"test": {"error_rate": 3.0}}, "labels": ["a", "b"]}
+        write_run(tmp_path / name, adaptation=name, results=results)
+
+    [task] = tasks(runs_of(tmp_path))
+
+    assert not any(group.is_best for group in task.groups)
+    assert any("nothing was measured on a validation split" in note for note in task.notes)
+    assert task.best is None
+
+
+# --- what to type ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "two words", "it's", "a;b$(c)", "lr=1e-3", "-m", "~root", "+x", "[a,b]"]
+)
+def test_the_lines_name_the_run_whatever_it_is_called(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path(name))
+    [run] = runs_of(Path(f"./{name}"))
+
+    typed = commands(run)
+
+    for line in (typed["predict"], typed["export"]):
+        word = shlex.split(line)[2]
+        assert Path(word).is_dir()
+        assert word[0] not in "-~+"
+        assert "=" not in word.partition("/")[0]
+    assert list(typed) == ["predict", "export", "compare"]
+
+
+def test_a_pretrained_model_is_adapted_and_not_asked_for_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = {"measures": {"validation": {"loss": 1.0}}, "labels": [], "task": None}
+    write_run(Path("a b"), command="pretrain", results=results)
+    [run] = runs_of(Path("a b"))
+
+    typed = commands(run)
+
+    assert shlex.split(typed["adapt"])[2] == "init_from='a b'"
+    assert "predict" not in typed
+
+
+def test_a_sweep_ends_with_its_best_run_and_the_lines_to_type(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep(Path("my sweep"), error(20.0), error(12.5))
+
+    assert list(last_words(Path("my sweep"))) == [
+        "best run by validation: my sweep/1 (optimizer.lr=0.01)",
+        "  validation/error_rate 12.50 %, the lowest of 2 runs that learnt anything; "
+        "the test split had no say",
+        "  the next, my sweep/0, has 20.00 %, 7.50 points above",
+        "  predict: transfer predict 'my sweep/1' FILE",
+        "  export:  transfer export 'my sweep/1' FOLDER",
+        "compare: transfer report 'my sweep'",
+    ]
+
+
+def test_a_sweep_without_a_best_run_says_why_and_where_to_look(tmp_path):
+    sweep(tmp_path / "s", error(0.0), failed="no better than city")
+
+    why, compare = last_words(tmp_path / "s")
+
+    assert why == "no best run: no finished run learnt anything (1 learnt next to nothing)"
+    assert compare == f"compare: transfer report {tmp_path / 's'}"
+
+
+# --- a sweep in the place of a run ---------------------------------------------------------------
+
+
+def test_a_sweep_stands_for_its_best_run_and_that_is_said_in_a_line(tmp_path, caplog):
+    sweep(tmp_path / "s", error(20.0), error(12.5))
+    caplog.set_level(logging.INFO)
+
+    assert run_of(str(tmp_path / "s"), "run") == str(tmp_path / "s" / "1")
+    [line] = caplog.messages
+    assert line == (
+        f"run: took {tmp_path / 's' / '1'}, the best of 2 runs of that sweep by "
+        "validation/error_rate (12.50 %)"
+    )
+
+
+@pytest.mark.parametrize("name", ["s/1", "nowhere", ".", "hf:owner/name"])
+def test_all_else_stays_as_it_is(tmp_path, monkeypatch, caplog, name):
+    monkeypatch.chdir(tmp_path)
+    sweep(Path("s"), error(20.0), error(12.5))
+
+    assert run_of(name, "run") == name
+    assert not caplog.messages
+
+
+def refused(folder):
+    with pytest.raises(ConfigError) as caught:
+        run_of(str(folder), "run")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_sweep_of_which_nothing_learnt_is_refused(tmp_path):
+    folder = sweep(tmp_path / "s", error(0.0), error(0.0), failed="no better than city")
+
+    assert "without a best run: no finished run learnt anything (2 learnt" in refused(folder)
+
+
+def test_a_sweep_with_nothing_finished_is_refused(tmp_path):
+    write_sweep(
+        tmp_path / "s", SweepJob(0, ("a=1",), outcome="failed", reason="why"), SweepJob(1, ("a=2",))
+    )
+
+    assert "no finished run learnt anything (1 failed, 1 left)" in refused(tmp_path / "s")
+
+
+def test_a_sweep_over_several_tasks_is_refused(tmp_path):
+    folder = sweep(tmp_path / "s", error(1.0), error(2.0))
+    other = folder / "1" / "config.yaml"
+    other.write_text(other.read_text().replace("samples.EmbeddedSample", "trec.Trec"))
+
+    assert "a sweep over 2 tasks, whose runs cannot be compared; name" in refused(folder)
+    assert sum(line.startswith("best run by") for line in last_words(folder)) == 2
+
+
+def test_a_sweep_whose_results_are_damaged_is_refused(tmp_path):
+    folder = sweep(tmp_path / "s", error(1.0))
+    (folder / "0" / "results.json").write_text("{")
+
+    assert "without a best run" in refused(folder)
+
+
+def test_a_damaged_result_leaves_the_others(tmp_path):
+    folder = sweep(tmp_path / "s", error(1.0), error(2.0))
+    (folder / "0" / "results.json").write_text(json.dumps({"measures": "none"}))
+
+    assert run_of(str(folder), "run") == str(folder / "1")

@@ -57,18 +57,18 @@ def test_a_column_in_which_nothing_stands_is_left_out():
 
 
 def test_a_tested_difference_is_written_with_its_interval_and_sorted_by_its_value():
-    found = task(group(against=AGAINST), group("b"), baseline="b")
+    table_of = task(group(against=AGAINST), group("b"), baseline="b")
 
-    tested, base = cells(found, DIFFERENCE)
+    tested, base = cells(table_of, DIFFERENCE)
 
     assert (tested.text, tested.value) == (f"{MINUS}2.00 [{MINUS}3.50, {MINUS}0.50]", -2.0)
     assert (base.text, base.value) == ("baseline", 0)
 
 
 def test_a_corrected_p_is_shown_and_the_other_one_noted():
-    found = task(group(against=AGAINST), group("b"), baseline="b")
+    table_of = task(group(against=AGAINST), group("b"), baseline="b")
 
-    tested, base = cells(found, P)
+    tested, base = cells(table_of, P)
 
     assert (tested.text, tested.value) == ("0.020", 0.02)
     assert tested.note == "p 0.010 before the correction"
@@ -99,12 +99,12 @@ def test_runs_that_are_not_finished_are_counted_apart(runs, text, finished):
 
 def test_what_learnt_nothing_is_marked_and_explained():
     weak = replace(RUN, reason="no better than guessing")
-    found = task(replace(group(), runs=(weak,)))
+    table_of = task(replace(group(), runs=(weak,)))
 
-    (cell,) = cells(found, "test/error_rate")
+    (cell,) = cells(table_of, "test/error_rate")
 
     assert cell.text.endswith(" †")
-    assert "† counts runs that learnt next to nothing" in explanations(found)
+    assert "† counts runs that learnt next to nothing" in explanations(table_of)
     assert weak.shortfall == "† no better than guessing"
 
 
@@ -147,9 +147,9 @@ def test_shares_and_errors_stand_in_one_unit():
     measures = {"test/accuracy": Spread((0.9,), 0.9, None), "test/error_rate": SPREAD}
     against = Comparison("test/accuracy", 0.021, 0.005, 0.035, 0.01, "McNemar", 40, "b", 0.02)
     first = Group("a", {}, (RUN,), measures, against=against)
-    found = replace(task(first, group("b")), measure="test/accuracy", baseline="b")
+    changed = replace(task(first, group("b")), measure="test/accuracy", baseline="b")
 
-    columns = {each.title: each for each in results_table(found, [*measures])}
+    columns = {each.title: each for each in results_table(changed, [*measures])}
 
     assert columns["test/accuracy"].heading == "test/accuracy (%)"
     assert columns["test/accuracy"].cells[0].text == "90.00"

@@ -1,6 +1,5 @@
 """Analyses of a run: written whole or not at all, and read within bounds."""
 
-import json
 import math
 import os
 
@@ -15,7 +14,7 @@ from transfer_cli.runs.stored_analyses import read_analyses, read_picture
 from transfer_cli.safe_files import UnreadableError
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 50
-CONTENT = {"title": "Lengths", "values": {"longest": 9}, "own": [1, None, "x"]}
+CONTENT = {"title": "Länge", "values": {"longest": 9}, "own": [1, None, "x"]}
 
 
 @pytest.fixture
@@ -148,20 +147,3 @@ def test_a_file_in_place_of_the_folder_is_a_problem(run):
     (run / "analyses").write_text("")
 
     assert found_in(run) == ([], [f"{run / 'analyses'}: Not a directory"])
-
-
-def test_a_discarded_run_takes_its_analyses_along(tmp_path):
-    run = RunDirectory.create(tmp_path / "new")
-    (run.path / "config.yaml").write_text("seed: 0\n")
-    write_analysis(run.path, "lengths", CONTENT)
-
-    run.discard()
-    run.unlock()
-
-    assert not run.path.exists()
-
-
-def test_the_file_is_json_that_anybody_reads(run):
-    path = write_analysis(run, "lengths", {"title": "Länge", 1: "a"})
-
-    assert json.loads(path.read_text("utf-8")) == {"title": "Länge", "1": "a"}

@@ -115,12 +115,13 @@ def test_parts_that_are_lost_or_exchanged_are_found(tmp_path, content):
     "harm",
     [
         lambda entry: (entry / FILE).unlink(),
+        lambda entry: (entry / SEAL).unlink(),
         lambda entry: (entry / FILE).write_text(""),
         lambda entry: (entry / FILE).write_text("old" * 2**20),
         lambda entry: (entry / "more").touch(),
         lambda entry: (entry / "more").mkdir(),
     ],
-    ids=["gone", "empty", "longer", "another file", "a folder"],
+    ids=["gone", "no seal", "empty", "longer", "another file", "a folder"],
 )
 def test_an_entry_of_other_files_is_made_again_with_a_warning(tmp_path, caplog, harm):
     entry = tmp_path / "entry"
@@ -131,21 +132,6 @@ def test_an_entry_of_other_files_is_made_again_with_a_warning(tmp_path, caplog, 
 
     assert read(entry) == "new"
     assert "damaged and is made again" in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_an_entry_without_checksums_is_made_again(tmp_path, caplog, kind):
-    entry = tmp_path / "entry"
-    if kind == "file":
-        entry.write_text("from an earlier version")
-    else:
-        write(entry, "from an earlier version")
-        (entry / SEAL).unlink()
-
-    assert made(entry) == "new"
-
-    assert read(entry) == "new"
-    assert "damaged" not in caplog.text
 
 
 def test_what_killed_runs_left_is_removed_and_what_others_are_making_is_not(tmp_path):

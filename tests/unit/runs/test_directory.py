@@ -236,8 +236,9 @@ def test_a_run_is_opened_where_there_is_one(tmp_path):
 
 def test_a_discarded_run_leaves_nothing(tmp_path):
     run = started(tmp_path / "run")
-    run.tensorboard.mkdir()
-    (run.tensorboard / "events").touch()
+    for folder in (run.tensorboard, run.analyses):
+        folder.mkdir()
+        (folder / "something").touch()
     run.metrics.touch()
 
     run.discard()

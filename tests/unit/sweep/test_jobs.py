@@ -84,11 +84,6 @@ def test_a_stopped_job_stops_the_sweep():
     assert str(jobs.stopped) == "asked to"
 
 
-def test_a_mistake_in_any_job_is_found_before_the_first_starts():
-    with pytest.raises(ConfigError, match="model=tinny: no such option"):
-        run(["-m", "model=tiny,tinny"])
-
-
 @pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
 def test_the_root_of_sweeps_may_be_typed_in_quotes(typed):
     _, jobs, _ = run(["-m", "seed=1,2", f"run.root={typed}"])

@@ -1,4 +1,4 @@
-"""Questions with choices: files of every format, what is cut, answers, a run that guesses."""
+"""Questions with choices: files of every format, what is cut, answers, the loss of a choice."""
 
 import csv
 import json
@@ -6,15 +6,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from tests import tiny
 from transfer_cli.data import sample
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.tasks.choice.readers import read_examples
-from transfer_cli.tasks.choice.task import ChoiceExample, Choices, ChoiceTask
+from transfer_cli.tasks.choice.task import (
+    ChoiceExample,
+    Choices,
+    ChoiceTask,
+    MultipleChoice,
+    hits_and_ranks,
+)
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.samples import EmbeddedSample
+from transfer_cli.testing.claims import randomize
 
 TASK = ChoiceTask()
 
@@ -217,7 +229,10 @@ def test_a_run_no_better_than_a_guess_has_failed(accuracy, learnt):
 
 
 def test_questions_of_any_row_format_can_be_asked_without_an_answer():
-    record = Record(3, {"sent1": "He", "sent2": "She", **{f"ending{n}": str(n) for n in range(4)}})
+    record = Record(
+        3,
+        {"sent1": "He", "sent2": "She", **{f"ending{n}": str(n) for n in range(4)}},
+    )
 
     assert TASK.text_column(list(record.fields), "x") == "sent1"
     assert TASK.read(record, "sent1", None, "x") == ChoiceExample("He", ["0", "1", "2", "3"], "She")
@@ -246,3 +261,117 @@ def test_the_sample_gives_nothing_away():
     ]
     assert again == [replace(each, label=None) for each in data.splits["test"]]
     assert sample.choices(1) != sample.choices(0)
+
+
+WORDS = "the old bridge is red blue over a river and new"
+TWO = ChoiceExample("the old bridge", ["red", "blue over a river"], "is", 1)
+FOUR = ChoiceExample("a river", ["new", "old", "red and blue", "is over"], label=2)
+TOKENIZER = WordPiece(size=80).make(lambda: iter([WORDS] * 3))
+
+
+@pytest.fixture(params=[("cls_first", ()), ("max", (5,))], ids=str)
+def asked(request):
+    """Return an objective with a random model, and how to ask it for the logits of examples."""
+    pooling, hidden = request.param
+    objective = MultipleChoice(pooling=pooling, hidden=hidden)
+    objective.setup(TaskInfo(TOKENIZER, task=ChoiceTask()))
+    shape = BackboneShape(16, 2, 2, 32, 32, direction="bidirectional", segments=2)
+    backbone = Backbone(shape, TOKENIZER.size)
+    model = TransferModel(backbone, objective.modules(backbone)).eval()
+    randomize(model)
+
+    def logits(*examples):
+        return objective.outputs(model, *batched(model, *examples))
+
+    return objective, model, logits
+
+
+def batched(model, *examples):
+    data = ChoiceTask().encode(examples, TOKENIZER, 32, "bidirectional")
+    batch = data.batch(np.arange(len(examples)))
+    return batch, Encoding(model, batch)
+
+
+def with_choices(example, *choices):
+    return ChoiceExample(example.context, [example.choices[n] for n in choices], example.question)
+
+
+def test_permuted_choices_have_permuted_logits(asked):
+    _, _, logits = asked
+
+    own, permuted = logits(FOUR), logits(with_choices(FOUR, 3, 1, 0, 2))
+
+    torch.testing.assert_close(permuted, own[:, [3, 1, 0, 2]], rtol=1e-6, atol=1e-6)
+
+
+def test_a_choice_that_is_there_twice_splits_its_probability(asked):
+    _, _, logits = asked
+
+    once = logits(TWO).softmax(1)[0].tolist()
+    first, second, again = logits(with_choices(TWO, 0, 1, 1)).softmax(1)[0].tolist()
+
+    assert second == pytest.approx(again, rel=1e-5)
+    assert first / second == pytest.approx(once[0] / once[1], rel=1e-4)
+
+
+def test_examples_of_two_and_four_choices_are_judged_as_each_alone(asked):
+    objective, model, logits = asked
+
+    together = logits(TWO, FOUR)
+
+    assert together[0, 2:].tolist() == [-torch.inf] * 2
+    torch.testing.assert_close(together[:1, :2], logits(TWO), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(together[1:], logits(FOUR), rtol=1e-5, atol=1e-5)
+    whole = objective.loss_sums(model, *batched(model, TWO, FOUR))["loss"]
+    parts = [objective.loss_sums(model, *batched(model, each))["loss"] for each in (TWO, FOUR)]
+    torch.testing.assert_close(whole, sum(parts), rtol=1e-5, atol=1e-5)
+
+
+def test_a_missing_choice_gets_no_gradient(asked):
+    objective, model, _ = asked
+    batch, encoded = batched(model, TWO, FOUR)
+
+    loss = objective.loss_sums(model, batch, encoded)["loss"]
+    (gradient,) = torch.autograd.grad(loss, encoded.top)
+
+    is_there = batch["mask"].any(-1)
+    assert torch.equal(gradient.flatten(1).any(1).view_as(is_there), is_there)
+
+
+def test_a_missing_choice_is_not_among_the_statistics_of_a_batch_norm():
+    objective = MultipleChoice(pooling="mean", batch_norm=True)
+    objective.setup(TaskInfo(TOKENIZER, task=ChoiceTask()))
+    backbone = Backbone(tiny.shape(direction="bidirectional", positions=32), TOKENIZER.size)
+    model = TransferModel(backbone, objective.modules(backbone)).train()
+
+    objective.outputs(model, *batched(model, TWO, FOUR))
+
+    batch, encoded = batched(model, TWO, FOUR)
+    real = batch["mask"].any(-1).flatten()
+    expected = 0.1 * encoded.pooled("mean")[real].mean(0)
+    torch.testing.assert_close(model.heads["class"].norm.running_mean, expected)
+
+
+@pytest.mark.parametrize(
+    ("logits", "hit", "rank"),
+    [
+        ([0, 0, 0, 0], 0.25, 2.5),
+        ([3, 1, 2, 0], 0, 3),
+        ([1, 3, 2, -torch.inf], 1, 1),
+        ([2, 2, 1, -torch.inf], 0.5, 1.5),
+    ],
+)
+def test_equal_choices_count_as_if_their_order_were_drawn(logits, hit, rank):
+    hits, ranks = hits_and_ranks(torch.tensor([logits]).float(), torch.tensor([1]))
+
+    assert (float(hits), float(ranks)) == (hit, rank)
+
+
+def test_chance_is_the_mean_over_the_questions(asked):
+    objective, model, _ = asked
+    batch, encoded = batched(model, TWO, FOUR)
+
+    with torch.no_grad():
+        sums = objective.metric_sums(model, batch, encoded)
+
+    assert objective.compute_metrics(sums, {"loss": 2}, None)["chance"] == pytest.approx(0.375)

@@ -21,9 +21,8 @@ from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.runs.slices import Slice
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.cloze.objective import Cloze
 from transfer_cli.tasks.cloze.pattern import ClozePattern, words_of_labels
-from transfer_cli.tasks.cloze.task import ClozeTask
+from transfer_cli.tasks.cloze.task import Cloze, ClozeTask
 
 WORDS = "who is the mayor of a river place person about : . , ( )"
 TEXT = [WORDS] * 3

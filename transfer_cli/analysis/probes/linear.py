@@ -91,10 +91,10 @@ def solved(
     for strength in sorted(strengths, reverse=True):
         rough = min(ROUGH_TOLERANCE, ROUGH_OF_PENALTY * strength / len(train.label))
         minimise(parameters, PenalisedLoss(given, parameters, strength, bias_penalty), rough)
-        found = _loss(chosen_on, parameters)
-        if found >= lowest:
+        loss = _loss(chosen_on, parameters)
+        if loss >= lowest:
             break
-        best, chosen, lowest = [each.clone() for each in parameters], strength, found
+        best, chosen, lowest = [parameter.clone() for parameter in parameters], strength, loss
     exact = PenalisedLoss(Probed(given.states.double(), train.label), best, chosen, bias_penalty)
     gradient = minimise(best, exact, min(TOLERANCE, OF_PENALTY * chosen / len(train.label)))
     return LinearProbe(best[0], best[1], chosen, gradient, _loss(chosen_on, best))
@@ -153,8 +153,11 @@ def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor], tolerance
     )  # fmt: skip
     solver.step(loss)
     loss()
-    return max(float(each.grad.abs().max()) for each in parameters if each.grad is not None)
+    gradients = [parameter.grad for parameter in parameters]
+    return max(float(entries.abs().max()) for entries in gradients if entries is not None)
 
+
+# --- a learnt mix of layers --------------------------------------------------------------------
 
 RATE = 1e-3
 SHARE_RATE = 1e-2
@@ -206,14 +209,16 @@ def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) ->
         with torch.no_grad():
             portions = zip(stopped_on.states.split(_PORTION), stopped_on.label.split(_PORTION),
                            strict=True)  # fmt: skip
-            found = sum(float(loss(*portion)) for portion in portions)
+            validation_loss = sum(float(loss(*portion)) for portion in portions)
         waited += 1
-        if found < lowest:
-            best_K, lowest, waited = raw_K.detach().clone(), found, 0
+        if validation_loss < lowest:
+            best_K, lowest, waited = raw_K.detach().clone(), validation_loss, 0
         if waited == PATIENCE:
             break
     return best_K.softmax(0)
 
+
+# --- how many bits labels take -----------------------------------------------------------------
 
 PERCENT = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25.0, 50.0, 100.0)
 """Where the portions end, in percent of the units."""

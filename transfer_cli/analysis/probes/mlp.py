@@ -46,18 +46,18 @@ class MLPProbes:
         made: list[list[Tensor]] = [[] for _ in sizes]
         for seed in seeds:
             generator = torch.Generator().manual_seed(derive(seed, "mlp probe"))
-            for found, size, fan in zip(made, sizes, (width, width, HIDDEN, HIDDEN), strict=True):
+            for tensors, size, fan in zip(made, sizes, (width, width, HIDDEN, HIDDEN), strict=True):
                 bound = fan**-0.5
-                own = torch.empty(layers, *size).uniform_(-bound, bound, generator=generator)
-                found.append(own)
-        return cls(*(torch.stack(each) for each in made))
+                tensor = torch.empty(layers, *size).uniform_(-bound, bound, generator=generator)
+                tensors.append(tensor)
+        return cls(*(torch.stack(tensors) for tensors in made))
 
     def logits(self, states_SKBD: Tensor) -> Tensor:
         """Return `[S, K, B, C]`; states may lack the first dimension."""
         hidden_SKBH = (states_SKBD @ self.first + self.first_bias).relu()
         return hidden_SKBH @ self.second + self.second_bias
 
-    def said(self, states_NKD: Tensor) -> Tensor:
+    def predicted(self, states_NKD: Tensor) -> Tensor:
         """Return the likeliest label, `[S, K, N]`."""
         with torch.no_grad():
             parts = states_NKD.split(_PORTION)
@@ -85,10 +85,10 @@ def trained(train: Probed, stopped_on: Probed, classes: int, seeds: Sequence[int
     """
     layers, width = train.states.shape[1:]
     probes = MLPProbes.drawn(seeds, layers, width, classes)
-    for each in probes.parameters:
-        each.requires_grad_()
+    for parameter in probes.parameters:
+        parameter.requires_grad_()
     optimizer = AdamW(probes.parameters, lr=RATE, weight_decay=0.0)
-    best = [each.detach().clone() for each in probes.parameters]
+    best = [parameter.detach().clone() for parameter in probes.parameters]
     lowest_SK = torch.full((len(seeds), layers), float("inf"))
     waited_SK = torch.zeros_like(lowest_SK, dtype=torch.int64)
     with progress("mlp probes", None, " epochs") as more:
@@ -97,8 +97,8 @@ def trained(train: Probed, stopped_on: Probed, classes: int, seeds: Sequence[int
             found_SK = probes.losses(stopped_on)
             better_SK = (found_SK < lowest_SK) & (waited_SK < PATIENCE)
             lowest_SK = torch.where(better_SK, found_SK, lowest_SK)
-            for kept, each in zip(best, probes.parameters, strict=True):
-                kept[better_SK] = each.detach()[better_SK]
+            for kept, current in zip(best, probes.parameters, strict=True):
+                kept[better_SK] = current.detach()[better_SK]
             ended_SK = waited_SK >= PATIENCE
             waited_SK = torch.where(better_SK, 0, waited_SK + 1).masked_fill(ended_SK, PATIENCE)
             more(1)

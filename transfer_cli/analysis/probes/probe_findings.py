@@ -51,14 +51,95 @@ class ProbeFindings:
 
     def accuracy(self, layer: int | str, control: str | None) -> float | None:
         """Return the accuracy of a layer; None: it was not probed."""
-        found = (each for each in self.entries if each["layer"] == layer)
-        return next((each["accuracy"] for each in found if each["control"] == control), None)
+        accuracy_of = {
+            (entry["layer"], entry["control"]): entry["accuracy"] for entry in self.entries
+        }
+        return accuracy_of.get((layer, control))
+
+    def as_finding(self) -> Finding:
+        """Return what the analysis finds."""
+        entries = [self._with_selectivity(entry) for entry in self.entries]
+        names = self.sought.labels
+        return Finding(
+            "Probes",
+            self._summary(),
+            {
+                "probe": self.probe,
+                "units": "words" if self.sought.of_words else "texts",
+                "labels": len(names),
+                **{name.replace("_", " "): count for name, count in self.units.items()},
+                **{f"accuracy of {name}": share for name, share in self.baselines.items()},
+                **({"centre of the mix": self.mix["centre_of_gravity"]} if self.mix else {}),
+            },
+            [self._table(entries)],
+            {"accuracy": self._chart()},
+            data={
+                "probes": entries,
+                "baselines": dict(self.baselines),
+                "mix": self.mix,
+                "units": dict(self.units),
+                "labels": list(names),
+            },
+        )
+
+    def _with_selectivity(self, entry: Entry) -> Entry:
+        """Add how much more accurate a probe of words is than one of their types' labels."""
+        by_heart = self.accuracy(entry["layer"], "types")
+        if entry["control"] is not None or by_heart is None:
+            return entry
+        return {**entry, "selectivity": entry["accuracy"] - by_heart}
+
+    def _table(self, entries: Sequence[Entry]) -> FindingTable:
+        real = [entry for entry in entries if entry["control"] is None]
+        known = ("accuracy", "macro_f1", "deviation", "selectivity", "compression")
+        keys = [key for key in known if any(key in entry for entry in real)]
+        share_of = (
+            dict(zip(self.mix["layers"], self.mix["shares"], strict=True)) if self.mix else {}
+        )
+        columns = [key.replace("macro_f1", "macro-F1") for key in keys]
+        columns += [_MEANINGS[name] for name in self.controls]
+        rows = []
+        for entry in real:
+            layer = entry["layer"]
+            values = [entry.get(key) for key in keys]
+            values += [self.accuracy(layer, name) for name in self.controls]
+            values += [share_of.get(layer)] if share_of else []
+            rounded = [None if value is None else round(value, 4) for value in values]
+            rows.append([str(layer), *rounded])
+        mix = ["share of the mix"] if share_of else []
+        return FindingTable(["layer", *columns, *mix], rows)
+
+    def _summary(self) -> str:
+        def said(name: str, share: float | None) -> str:
+            return "" if share is None else f", {name} {share:.3f}"
+
+        best = max(self.layers, key=lambda layer: self.accuracy(layer, None) or 0.0)
+        units = "words" if self.sought.of_words else "texts"
+        return (
+            f"The {self.what}: layer {best} tells {self.accuracy(best, None):.3f} of "
+            f"{self.units['scored']:,} {units}"
+            + (said("layer 0", self.accuracy(0, None)) if best else "")
+            + said("their mix", self.accuracy("mix", None))
+            + "".join(said(_MEANINGS[name], self.accuracy(best, name)) for name in self.controls)
+            + "".join(said(f"by {name}", share) for name, share in self.baselines.items())
+            + "."
+        )
+
+    def _chart(self) -> Lines:
+        names = {None: "the model"} | {name: _MEANINGS[name] for name in self.controls}
+        series = {
+            title: [self.accuracy(layer, name) for layer in self.layers]
+            for name, title in names.items()
+        }
+        flat = {f"by {name}": [share] * len(self.layers) for name, share in self.baselines.items()}
+        dashed = [*flat, *(_MEANINGS[name] for name in self.controls)]
+        return Lines({**series, **flat}, list(self.layers), "layer", "accuracy", dashed)
 
 
-def scores(said_N: Tensor, label_N: Tensor, classes: int) -> dict[str, float]:
+def scores(predicted_N: Tensor, label_N: Tensor, classes: int) -> dict[str, float]:
     """Return accuracy and macro-F1, the mean over the labels that are given or said."""
-    right_C = torch.bincount(label_N[said_N == label_N], minlength=classes)
-    both_C = torch.bincount(label_N, minlength=classes) + torch.bincount(said_N, minlength=classes)
+    right_C = torch.bincount(label_N[predicted_N == label_N], minlength=classes)
+    both_C = torch.bincount(torch.cat([label_N, predicted_N]), minlength=classes)
     f1_C = 2 * right_C[both_C > 0].double() / both_C[both_C > 0]
     return {"accuracy": int(right_C.sum()) / len(label_N), "macro_f1": float(f1_C.mean())}
 
@@ -79,105 +160,15 @@ def linear_entry(
 
 
 def mlp_entry(
-    layer: int, control: str | None, said_SN: Tensor, label_N: Tensor, classes: int
+    layer: int, control: str | None, predicted_SN: Tensor, label_N: Tensor, classes: int
 ) -> Entry:
     """Return what is found of a layer by several mlp probes: means, and the deviation."""
-    own = [scores(said_N, label_N, classes) for said_N in said_SN]
-    accuracy_S = torch.tensor([each["accuracy"] for each in own], dtype=torch.float64)
+    of_seeds = [scores(predicted_N, label_N, classes) for predicted_N in predicted_SN]
+    accuracy_S = torch.tensor([of_seed["accuracy"] for of_seed in of_seeds], dtype=torch.float64)
     return {
         "layer": layer,
         "control": control,
         "accuracy": float(accuracy_S.mean()),
-        "macro_f1": sum(each["macro_f1"] for each in own) / len(own),
-        "deviation": float(accuracy_S.std()) if len(own) > 1 else None,
+        "macro_f1": sum(of_seed["macro_f1"] for of_seed in of_seeds) / len(of_seeds),
+        "deviation": float(accuracy_S.std()) if len(of_seeds) > 1 else None,
     }
-
-
-def shown(found: ProbeFindings) -> Finding:
-    """Return what the analysis finds."""
-    entries = [_with_selectivity(each, found) for each in found.entries]
-    names = found.sought.labels
-    return Finding(
-        "Probes",
-        _summary(found),
-        {
-            "probe": found.probe,
-            "units": "words" if found.sought.of_words else "texts",
-            "labels": len(names),
-            **{name.replace("_", " "): count for name, count in found.units.items()},
-            **{f"accuracy of {name}": share for name, share in found.baselines.items()},
-            **({} if found.mix is None else {"centre of the mix": found.mix["centre_of_gravity"]}),
-        },
-        [_table(found, entries)],
-        {"accuracy": _chart(found)},
-        data={
-            "probes": entries,
-            "baselines": dict(found.baselines),
-            "mix": found.mix,
-            "units": dict(found.units),
-            "labels": list(names),
-        },
-    )
-
-
-def _with_selectivity(entry: Entry, found: ProbeFindings) -> Entry:
-    """Add how much more accurate a probe of words is than one of their types' labels."""
-    by_heart = found.accuracy(entry["layer"], "types")
-    if entry["control"] is not None or by_heart is None:
-        return entry
-    return {**entry, "selectivity": entry["accuracy"] - by_heart}
-
-
-def _table(found: ProbeFindings, entries: Sequence[Entry]) -> FindingTable:
-    real = [each for each in entries if each["control"] is None]
-    own = {"accuracy": "accuracy", "macro_f1": "macro-F1", "deviation": "deviation",
-           "selectivity": "selectivity", "compression": "compression"}  # fmt: skip
-    own = {key: title for key, title in own.items() if any(key in each for each in real)}
-    mix = None if found.mix is None else dict(zip(found.mix["layers"], found.mix["shares"],
-                                                  strict=True))  # fmt: skip
-    rows = [
-        [
-            str(each["layer"]),
-            *(_rounded(each.get(key)) for key in own),
-            *(_rounded(found.accuracy(each["layer"], name)) for name in found.controls),
-            *([] if mix is None else [_rounded(mix.get(each["layer"]))]),
-        ]
-        for each in real
-    ]
-    controls = [_MEANINGS[name] for name in found.controls]
-    return FindingTable(
-        ["layer", *own.values(), *controls, *([] if mix is None else ["share of the mix"])], rows
-    )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def _summary(found: ProbeFindings) -> str:
-    def said(name: str, share: float | None) -> str:
-        return "" if share is None else f", {name} {share:.3f}"
-
-    best = max(found.layers, key=lambda layer: found.accuracy(layer, None) or 0.0)
-    units = "words" if found.sought.of_words else "texts"
-    return (
-        f"The {found.what}: layer {best} tells {found.accuracy(best, None):.3f} of "
-        f"{found.units['scored']:,} {units}"
-        + (said("layer 0", found.accuracy(0, None)) if best else "")
-        + said("their mix", found.accuracy("mix", None))
-        + "".join(said(_MEANINGS[each], found.accuracy(best, each)) for each in found.controls)
-        + "".join(said(f"by {name}", share) for name, share in found.baselines.items())
-        + "."
-    )
-
-
-def _chart(found: ProbeFindings) -> Lines:
-    series = {
-        _MEANINGS.get(name or "", "the model"): [
-            found.accuracy(layer, name) for layer in found.layers
-        ]
-        for name in (None, *found.controls)
-    }
-    flat = {f"by {name}": [share] * len(found.layers) for name, share in found.baselines.items()}
-    dashed = [*flat, *(_MEANINGS[name] for name in found.controls)]
-    return Lines({**series, **flat}, list(found.layers), "layer", "accuracy", dashed)

@@ -33,7 +33,6 @@ from transfer_cli.analysis.probes.probe_findings import (
     ProbeFindings,
     linear_entry,
     mlp_entry,
-    shown,
 )
 from transfer_cli.analysis.probes.sought import (
     SURFACE_TASKS,
@@ -111,24 +110,25 @@ class Probes(Analysis):
         task = None if self.task else subject.material.task
         base = baselines(parts, classes, right_by_words(sought, task) if controls else None)
         units = {name: len(part) for name, part in parts.items()}
-        found = list(self._probed(parts, None, layers, classes, seed))
+        entries = list(self._probed(parts, None, layers, classes, seed))
         mix, given = None, parts
         if self.mix and self.probe == "linear" and len(layers) > 1:
             entry, mix = self._mixed(parts, layers, classes, seed)
-            found.append(entry)
+            entries.append(entry)
         for name in controls:
             if name != "random":
                 given = relabelled(parts, name, classes, seed)
-                found += self._probed(given, name, layers, classes, seed)
+                entries += self._probed(given, name, layers, classes, seed)
         if "random" in controls:
             # Only then: the states of one model are in memory at a time.
             del parts, given
             parts = parts_of(subject, subject.fresh_model(seed), sought.splits, read)
-            found += self._probed(parts, "random", layers, classes, seed)
+            entries += self._probed(parts, "random", layers, classes, seed)
         what = f"made task {self.task}" if self.task else f"labels of {subject.material.called}"
-        return shown(
-            ProbeFindings(found, layers, controls, base, mix, units, sought, what, self.probe)
+        findings = ProbeFindings(
+            entries, layers, controls, base, mix, units, sought, what, self.probe
         )
+        return findings.as_finding()
 
     def _layers(self, depth: int) -> list[int]:
         if self.layers == "all":
@@ -156,7 +156,6 @@ class Probes(Analysis):
     def _probed(
         self, parts: Parts, name: str | None, layers: Sequence[int], classes: int, seed: int
     ) -> Iterator[Entry]:
-        """Yield what is found of each layer."""
         if self.probe == "mlp":
             yield from self._by_mlp(parts, name, layers, classes, seed)
             return
@@ -191,9 +190,9 @@ class Probes(Analysis):
     ) -> Iterator[Entry]:
         seeds = [derive(seed, "mlp probe", number) for number in range(self.seeds)]
         probes = mlp.trained(parts["train"], parts["chosen_on"], classes, seeds)
-        said_SKN = probes.said(parts["scored"].states)
+        predicted_SKN = probes.predicted(parts["scored"].states)
         for at, layer in enumerate(layers):
-            yield mlp_entry(layer, name, said_SKN[:, at], parts["scored"].label, classes)
+            yield mlp_entry(layer, name, predicted_SKN[:, at], parts["scored"].label, classes)
 
     def _mixed(
         self, parts: Parts, layers: Sequence[int], classes: int, seed: int
@@ -262,11 +261,11 @@ def baselines(parts: Parts, classes: int, right_by_words: float | None) -> dict[
     """
     train, scored = parts["train"], parts["scored"]
     commonest = torch.bincount(train.label, minlength=classes).argmax()
-    found = {"majority": float((scored.label == commonest).double().mean())}
+    accuracies = {"majority": float((scored.label == commonest).double().mean())}
     if scored.words is not None:
-        said_N = by_word(train, scored, int(commonest))
-        found["word"] = float((scored.label == said_N).double().mean())
-    return found if right_by_words is None else {**found, "words": right_by_words}
+        predicted_N = by_word(train, scored, int(commonest))
+        accuracies["word"] = float((scored.label == predicted_N).double().mean())
+    return accuracies if right_by_words is None else {**accuracies, "words": right_by_words}
 
 
 def by_word(train: Probed, scored: Probed, otherwise: int) -> Tensor:
@@ -275,7 +274,7 @@ def by_word(train: Probed, scored: Probed, otherwise: int) -> Tensor:
     for word, label in zip(train.words or (), train.label.tolist(), strict=True):
         of_word[word][label] += 1
     best = {
-        word: min(found, key=lambda label: (-found[label], label))
-        for word, found in of_word.items()
+        word: min(counts, key=lambda label: (-counts[label], label))
+        for word, counts in of_word.items()
     }
     return torch.tensor([best.get(word, otherwise) for word in scored.words or ()])

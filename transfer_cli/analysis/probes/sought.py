@@ -57,8 +57,8 @@ def _length(texts: Texts) -> MadeData:
     """Texts by their number of words, in bins with equally many training texts."""
     bounds = _bounds([len(text.split()) for text in texts["train"]], "texts are equally long")
     return MadeData(ClassificationTask(_bin_names(bounds)), {
-        split: [Example(text, bisect_right(bounds, len(text.split()))) for text in own]
-        for split, own in texts.items()
+        split: [Example(text, bisect_right(bounds, len(text.split()))) for text in of_split]
+        for split, of_split in texts.items()
     })  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def _content(texts: Texts) -> MadeData:
                    key=lambda word: (-texts_with[word], word))[:WORDS]  # fmt: skip
     number = {word: at for at, word in enumerate(known)}
     splits = {}
-    for split, own in texts.items():
-        held = [(text, {word for word in _words(text) if word in number}) for text in own]
+    for split, of_split in texts.items():
+        held = [(text, {word for word in _words(text) if word in number}) for text in of_split]
         splits[split] = [Example(text, number[min(words)]) for text, words in held
                          if len(words) == 1]  # fmt: skip
     _check_bins(len(number), "no two words occur in several, but not in most, of the texts")
@@ -81,17 +81,17 @@ def _content(texts: Texts) -> MadeData:
 def _position(texts: Texts) -> MadeData:
     """Words by where they stand in their text, in bins with equally many training words."""
     spans = {
-        split: [tuple(match.span() for match in _WORD.finditer(text)) for text in own]
-        for split, own in texts.items()
+        split: [tuple(match.span() for match in _WORD.finditer(text)) for text in of_split]
+        for split, of_split in texts.items()
     }
-    bounds = _bounds([at for own in spans["train"] for at in range(len(own))],
+    bounds = _bounds([at for words in spans["train"] for at in range(len(words))],
                      "texts have a word or two")  # fmt: skip
     return MadeData(TaggingTask(_bin_names(bounds), marks_entities=False), {
         split: [
-            TagExample(text, own, tuple(bisect_right(bounds, at) for at in range(len(own))))
-            for text, own in zip(texts[split], found, strict=True) if own
+            TagExample(text, words, tuple(bisect_right(bounds, at) for at in range(len(words))))
+            for text, words in zip(texts[split], of_split, strict=True) if words
         ]
-        for split, found in spans.items()
+        for split, of_split in spans.items()
     })  # fmt: skip
 
 
@@ -107,14 +107,14 @@ def _words(text: str) -> list[str]:
 def _bounds(values: Sequence[int], otherwise: str) -> list[int]:
     """Return the least value of each bin but the first."""
     ordered = sorted(values)
-    at = (len(ordered) * each // BINS for each in range(1, BINS))
-    bounds = sorted({ordered[each] for each in at} - {ordered[0]}) if ordered else []
+    at = (len(ordered) * number // BINS for number in range(1, BINS))
+    bounds = sorted({ordered[number] for number in at} - {ordered[0]}) if ordered else []
     _check_bins(len(bounds) + 1, otherwise)
     return bounds
 
 
-def _check_bins(found: int, otherwise: str) -> None:
-    if found < 2:
+def _check_bins(bins: int, otherwise: str) -> None:
+    if bins < 2:
         raise DataError(f"analysis.probes.task: nothing can be asked of these texts: {otherwise}")
 
 
@@ -157,14 +157,18 @@ def given_labels(subject: Subject) -> Sought:
             f"data: {material.called} {what}; give labelled data (data=trec6, data=conll ...), or "
             "let a task be made from texts: analysis.probes.task=length, with data= or input=FILE"
         )
-    train, scored = subject.material.split("train"), subject.split
-    if scored.name == "train":
+    if subject.split.name == "train":
         raise ConfigError("split: train is what probes learn from; score test or validation")
-    found = {"train": train, "scored": scored}
-    if "validation" in material.names and scored.name != "validation":
-        found["chosen_on"] = material.split("validation")
-    splits = {name: _labelled(split) for name, split in found.items()}
+    splits = {name: _labelled(split) for name, split in _splits(subject).items()}
     return _checked(Sought(task.labels, splits))
+
+
+def _splits(subject: Subject) -> dict[str, Split]:
+    material, scored = subject.material, subject.split
+    splits = {"train": material.split("train"), "scored": scored}
+    if "validation" in material.names and scored.name != "validation":
+        splits["chosen_on"] = material.split("validation")
+    return splits
 
 
 def right_by_words(sought: Sought, task: Task | None) -> float | None:
@@ -199,10 +203,7 @@ def made_labels(subject: Subject, kind: SurfaceTask) -> Sought:
 def _texts(subject: Subject) -> dict[str, Sequence[str]]:
     material, scored = subject.material, subject.split
     if "train" in material.names and scored.name != "train":
-        found = {"train": material.split("train"), "scored": scored}
-        if "validation" in material.names and scored.name != "validation":
-            found["chosen_on"] = material.split("validation")
-        return {name: material.texts(split) for name, split in found.items()}
+        return {name: material.texts(split) for name, split in _splits(subject).items()}
     texts = material.texts(scored)
     generator = np.random.default_rng(derive(subject.seed, "probes", "texts"))
     order = generator.permutation(len(texts))
@@ -211,18 +212,18 @@ def _texts(subject: Subject) -> dict[str, Sequence[str]]:
     return {name: [texts[at] for at in part] for name, part in zip(names, parts, strict=True)}
 
 
-def _checked(found: Sought) -> Sought:
-    if len(set(found.splits["train"].labels)) < 2:
+def _checked(sought: Sought) -> Sought:
+    if len(set(sought.splits["train"].labels)) < 2:
         raise DataError("data: all training examples have the same label; there is nothing to find")
-    return found
+    return sought
 
 
 def _labelled(split: Split) -> SoughtSplit:
     encoded: Encoded = encoded_of(split)
     examples: Sequence[Any] = encoded.examples
-    if any(each.label is None for each in examples):
+    if any(example.label is None for example in examples):
         raise DataError(f"data: the {split.name} split has no labels")
     if hasattr(examples[0], "spans"):
-        words = list(chain.from_iterable(each.words for each in examples))
+        words = list(chain.from_iterable(example.words for example in examples))
         return SoughtSplit(split, list(chain.from_iterable(e.label for e in examples)), words)
-    return SoughtSplit(split, [each.label for each in examples])
+    return SoughtSplit(split, [example.label for example in examples])

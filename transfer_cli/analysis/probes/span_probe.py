@@ -98,7 +98,7 @@ def trained(train: Spans, stopped_on: Spans, seed: int) -> SpanProbe:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "span probe"))
         probe = SpanProbe(train)
-        rest = [each for each in probe.parameters() if each is not probe.raw]
+        rest = [parameter for parameter in probe.parameters() if parameter is not probe.raw]
         optimizer = AdamW(
             [{"params": [probe.raw], "lr": SHARE_RATE}, {"params": rest, "lr": RATE}],
             lr=RATE, weight_decay=0.0,
@@ -107,11 +107,11 @@ def trained(train: Spans, stopped_on: Spans, seed: int) -> SpanProbe:
         with progress("span probe", None, " epochs") as more:
             for _ in range(MOST_EPOCHS):
                 _epoch(probe, train, optimizer)
-                found = float(_loss(probe.logits(stopped_on), stopped_on.label))
+                validation_loss = float(_loss(probe.logits(stopped_on), stopped_on.label))
                 waited += 1
-                if found < lowest:
-                    best = {name: each.clone() for name, each in probe.state_dict().items()}
-                    lowest, waited = found, 0
+                if validation_loss < lowest:
+                    best = {name: value.clone() for name, value in probe.state_dict().items()}
+                    lowest, waited = validation_loss, 0
                 more(1)
                 if waited == PATIENCE:
                     break
@@ -133,6 +133,6 @@ def _loss(logits_NC: Tensor, label_NC: Tensor) -> Tensor:
 
 def micro_f1(logits_NC: Tensor, label_NC: Tensor) -> float:
     """Return the F1 of all labels of all targets; one is said where its probability is over 1/2."""
-    said_NC, given_NC = logits_NC > 0, label_NC > 0
-    both = int(said_NC.sum()) + int(given_NC.sum())
-    return 2 * int((said_NC & given_NC).sum()) / both if both else 1.0
+    predicted_NC, given_NC = logits_NC > 0, label_NC > 0
+    both = int(predicted_NC.sum()) + int(given_NC.sum())
+    return 2 * int((predicted_NC & given_NC).sum()) / both if both else 1.0

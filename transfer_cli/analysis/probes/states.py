@@ -106,16 +106,16 @@ def parts_of(
 
     Where there is no `chosen_on`, a tenth of the training units are.
     """
-    found = {name: states_of(subject, model, split, read) for name, split in splits.items()}
-    if "chosen_on" not in found:
-        train = found["train"]
+    parts = {name: states_of(subject, model, split, read) for name, split in splits.items()}
+    if "chosen_on" not in parts:
+        train = parts["train"]
         generator = torch.Generator().manual_seed(derive(subject.seed, "probes", "held out"))
         order_N = torch.randperm(len(train), generator=generator)
         held_out = math.ceil(SHARE_HELD_OUT * len(train))
-        found["chosen_on"] = train.some(order_N[:held_out])
-        found["train"] = train.some(order_N[held_out:])
-    standardise(found)
-    return found
+        parts["chosen_on"] = train.some(order_N[:held_out])
+        parts["train"] = train.some(order_N[held_out:])
+    standardise(parts)
+    return parts
 
 
 def states_of(
@@ -143,12 +143,12 @@ def states_of(
                 kept = [every[layer] for layer in read.layers]
                 if sought.words is None:
                     numbers.append(torch.from_numpy(row))
-                    found = [pool(state, batch["mask"], read.pooling) for state in kept]
+                    vectors = [pool(state, batch["mask"], read.pooling) for state in kept]
                 else:
                     at = rows_with_word(batch)
                     numbers.append(batch["word"].flatten()[at].cpu())
-                    found = [state.flatten(0, 1)[at] for state in kept]
-            portions.append(torch.stack(found, 1).float().cpu())
+                    vectors = [state.flatten(0, 1)[at] for state in kept]
+            portions.append(torch.stack(vectors, 1).float().cpu())
             more(len(row))
     number_N, order_N = torch.cat(numbers).sort()
     label_N = torch.tensor(sought.labels)[number_N]

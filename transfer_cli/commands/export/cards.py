@@ -54,7 +54,7 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
     target = written.target
     shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
-        "kind of model": f"{target.name} ({target.architecture})",
+        "kind of model": f"{target.family.name} ({target.architecture})",
         "size": f"{shape.depth} blocks of width {shape.width}, {vocabulary:,} tokens, "
         f"{shape.positions} positions",
         "numbers": "float32",

@@ -157,18 +157,18 @@ def all_reduce_sum(values: Sequence[float]) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64)
     _group.come()
     dist.all_reduce(total, group=_group.control)
-    found: list[float] = total.tolist()
-    return found
+    sums: list[float] = total.tolist()
+    return sums
 
 
 def all_reduce_max(value: int) -> int:
     """Return the largest of the values of all processes."""
     if _group is None:
         return value
-    found = torch.tensor(value)
+    largest = torch.tensor(value)
     _group.come()
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=_group.control)
-    return int(found)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=_group.control)
+    return int(largest)
 
 
 def all_reduce_tensor(tensor: Tensor) -> Tensor:
@@ -197,14 +197,14 @@ def all_gather_text(text: str) -> list[str]:
 
 
 def _text_from(source: int, text: str, group: dist.ProcessGroup) -> str:
-    own = bytearray(text.encode()) if rank() == source else bytearray()
-    size = torch.tensor(len(own))
+    sent = bytearray(text.encode()) if rank() == source else bytearray()
+    size = torch.tensor(len(sent))
     dist.broadcast(size, source, group=group)
     if not size:
         return ""
     content = torch.zeros(int(size), dtype=torch.uint8)
-    if own:
-        content = torch.frombuffer(own, dtype=torch.uint8)
+    if sent:
+        content = torch.frombuffer(sent, dtype=torch.uint8)
     dist.broadcast(content, source, group=group)
     return content.numpy().tobytes().decode()
 

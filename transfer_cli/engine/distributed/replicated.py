@@ -30,8 +30,8 @@ class Parallel:
 
     def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
         """Return what `work` computes with the model."""
-        found: LossSums = self._model(work)
-        return found
+        sums: LossSums = self._model(work)
+        return sums
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
         """Return the context of a forward and backward pass; only the last of a step is synced."""
@@ -78,8 +78,8 @@ def is_sharded(module: nn.Module) -> bool:
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return all of a tensor that may be sharded; all processes call this."""
-    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def average_statistics(module: nn.Module) -> None:

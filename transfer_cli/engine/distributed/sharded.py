@@ -56,7 +56,6 @@ def shard_model(model: TransferModel, device: torch.device) -> None:
 def _replicate_numbers(
     model: TransferModel, mesh: DeviceMesh, device: torch.device
 ) -> set[nn.Parameter]:
-    """Replicate each parameter that is a scalar; return them."""
     numbers = set()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -98,8 +97,8 @@ class Sharded(Parallel):
         """Average the gradients of the replicated scalars over processes, as those of shards."""
         for parameter in self._model.parameters():
             if parameter.ndim == 0 and parameter.grad is not None:
-                own = parameter.grad.to_local()
-                own.copy_(all_reduce_tensor(own) / world_size())
+                gradient = parameter.grad.to_local()
+                gradient.copy_(all_reduce_tensor(gradient) / world_size())
 
 
 # --- checkpoints of shards ---------------------------------------------------------------------
@@ -129,8 +128,8 @@ def load(folder: Path, model: nn.Module, plain: Mapping[str, Any]) -> dict[str, 
         # It warns if one process reads what several have written.
         warnings.simplefilter("ignore", UserWarning)
         load_parts(parts, storage_reader=reader, no_dist=not dist.is_initialized())
-    found: dict[str, Any] = _with_shards(plain, parts)
-    return found
+    state: dict[str, Any] = _with_shards(plain, parts)
+    return state
 
 
 def _without_shards(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
@@ -139,9 +138,9 @@ def _without_shards(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
         parts[path] = value
         return {_MARK: path}
     if isinstance(value, Mapping):
-        return {key: _without_shards(each, f"{path}.{key}", parts) for key, each in value.items()}
+        return {key: _without_shards(inner, f"{path}.{key}", parts) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_shards(each, f"{path}.{n}", parts) for n, each in enumerate(value)]
+        return [_without_shards(inner, f"{path}.{n}", parts) for n, inner in enumerate(value)]
     return value
 
 
@@ -149,8 +148,8 @@ def _with_shards(value: Any, parts: Mapping[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_MARK}:
             return parts[value[_MARK]]
-        return {key: _with_shards(each, parts) for key, each in value.items()}
-    return [_with_shards(each, parts) for each in value] if isinstance(value, list) else value
+        return {key: _with_shards(inner, parts) for key, inner in value.items()}
+    return [_with_shards(inner, parts) for inner in value] if isinstance(value, list) else value
 
 
 def _empty_tensor(known: Any, like: DTensor | None) -> Tensor:
@@ -167,13 +166,13 @@ def _empty_tensor(known: Any, like: DTensor | None) -> Tensor:
 def shard_state(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
     """Return the state of an unsharded step as the state of a sharded one."""
     order = [p for group in step.optimizer.param_groups for p in group["params"]]
-    own = dict(step.model.named_parameters())
+    parameters = dict(step.model.named_parameters())
     optimizer, stages = state["optimizer"], state["stages"]
     moments = {
-        number: {key: _like(value, order[int(number)]) for key, value in each.items()}
-        for number, each in optimizer["state"].items()
+        number: {key: _like(value, order[int(number)]) for key, value in averages.items()}
+        for number, averages in optimizer["state"].items()
     }
-    kept = {name: _like(tensor, own.get(name)) for name, tensor in stages["kept"].items()}
+    kept = {name: _like(tensor, parameters.get(name)) for name, tensor in stages["kept"].items()}
     return {
         **state,
         "optimizer": {**optimizer, "state": moments},

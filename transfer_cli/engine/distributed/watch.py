@@ -64,26 +64,26 @@ class Heartbeats:
     machine that is cut off looks like a connection without traffic.
     """
 
-    def __init__(self, own: JoinedGroup, over: threading.Event) -> None:
+    def __init__(self, joined: JoinedGroup, over: threading.Event) -> None:
         self.failed = False
         now = time.monotonic()
-        self._heard = dict.fromkeys(range(own.world_size), now)
-        self._last = dict.fromkeys(range(own.world_size), "")
-        self._group = own
+        self._heard = dict.fromkeys(range(joined.world_size), now)
+        self._last = dict.fromkeys(range(joined.world_size), "")
+        self._group = joined
         self._over = over
 
     def listen(self) -> None:
         """Write and read until the work is done."""
-        store, own, times = group.connect(), self._group.rank, 0
+        store, rank, times = group.connect(), self._group.rank, 0
         while not self._over.wait(_LOOK_SECONDS):
             try:
                 self.failed = store.check(["failed"])
                 if times % _LOOKS_A_HEARTBEAT == 0:
-                    store.set(f"alive/{own}", str(times))
+                    store.set(f"alive/{rank}", str(times))
                     self._read(store)
             except RuntimeError:
                 self.failed = True
-            self._heard[own] = time.monotonic()
+            self._heard[rank] = time.monotonic()
             times += 1
 
     def _read(self, store: Store) -> None:
@@ -95,13 +95,13 @@ class Heartbeats:
 
     def missed(self, longest: float) -> str:
         """Return which processes had no heartbeat for `longest` seconds, in words; "" for none."""
-        now, own = time.monotonic(), self._group
-        if now - self._heard[own.rank] > longest:
+        now, joined = time.monotonic(), self._group
+        if now - self._heard[joined.rank] > longest:
             return "process 0, over which all talk,"
-        if own.rank != 0:
+        if joined.rank != 0:
             return ""
         silent = [str(rank) for rank, at in self._heard.items() if now - at > longest]
-        return f"process {', '.join(silent)} of {own.world_size}" if silent else ""
+        return f"process {', '.join(silent)} of {joined.world_size}" if silent else ""
 
 
 def _watch_launcher(over: threading.Event) -> None:
@@ -114,9 +114,9 @@ def _watch_launcher(over: threading.Event) -> None:
     os._exit(EXIT_OUR_FAULT)
 
 
-def _watch_processes(own: JoinedGroup, over: threading.Event) -> None:
+def _watch_processes(joined: JoinedGroup, over: threading.Event) -> None:
     """End this process when another one is lost, or soon after one has failed."""
-    heartbeats, failed_since = Heartbeats(own, over), 0.0
+    heartbeats, failed_since = Heartbeats(joined, over), 0.0
     listener = threading.Thread(target=heartbeats.listen, daemon=True)
     listener.start()
     to_end = _GRACE_SECONDS + _END_SECONDS
@@ -126,10 +126,10 @@ def _watch_processes(own: JoinedGroup, over: threading.Event) -> None:
             if time.monotonic() - failed_since > to_end:
                 os._exit(EXIT_OUR_FAULT)
         # Later than a collective that waits for the same process, whose error says more.
-        missed = heartbeats.missed(own.timeout + to_end + _HEARTBEAT_SECONDS)
+        missed = heartbeats.missed(joined.timeout + to_end + _HEARTBEAT_SECONDS)
         if missed:
             sys.stderr.write(
-                f"{missed} cannot be reached from process {own.rank}; the last checkpoint is "
+                f"{missed} cannot be reached from process {joined.rank}; the last checkpoint is "
                 "whole, go on with resume=auto\n"
             )
             sys.stderr.flush()
@@ -145,41 +145,41 @@ def new_run_id() -> str:
     return f"launched-by-{os.getpid()}-{uuid.uuid4().hex}"
 
 
-def _reported_once(own: JoinedGroup, error: BaseException) -> BaseException:
+def _reported_once(joined: JoinedGroup, error: BaseException) -> BaseException:
     """Return what this process ends with: its own error, or a silent one if another has failed."""
     code = _exit_code(error)
     try:
         if not is_lost_connection(error):
-            own.store.compare_set("code", "", str(code))  # the first one's stays
-            first = own.store.add("failed", 1) == 1
+            joined.store.compare_set("code", "", str(code))  # the first one's stays
+            first = joined.store.add("failed", 1) == 1
             return error if first else PeerError("another process failed", code)
-        return _lost(own, error)
+        return _lost(joined, error)
     except RuntimeError:
         # The process that held the store is gone; torchrun reports it.
         return PeerError("the process that all others talk to is gone", EXIT_OUR_FAULT)
 
 
-def _lost(own: JoinedGroup, error: BaseException) -> BaseException:
+def _lost(joined: JoinedGroup, error: BaseException) -> BaseException:
     """Return why a collective broke: another process has failed, is gone, or hangs."""
-    own.store.set(f"waits/{own.rank}", "1")
+    joined.store.set(f"waits/{joined.rank}", "1")
     deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline:
-        if own.store.check(["code", "failed"]):
-            return PeerError("another process failed", int(own.store.get("code")))
+        if joined.store.check(["code", "failed"]):
+            return PeerError("another process failed", int(joined.store.get("code")))
         time.sleep(0.1)
-    if own.store.add("failed", 1) != 1:
+    if joined.store.add("failed", 1) != 1:
         return PeerError("another process failed", EXIT_OUR_FAULT)
-    missing = [n for n in range(own.world_size) if not own.store.check([f"waits/{n}"])]
-    behind = [n for n in missing if own.exchanges_of(n) < own.exchanges]
+    missing = [n for n in range(joined.world_size) if not joined.store.check([f"waits/{n}"])]
+    behind = [n for n in missing if joined.exchanges_of(n) < joined.exchanges]
     named = ", ".join(str(n) for n in behind or missing) or "unknown"
     if "imed out" in str(error) or "imeout" in str(error):
         return RunError(
-            f"process {named} of {own.world_size} has not come within {own.timeout:g} s while the "
-            "others waited: it hangs, or its machine cannot be reached; see what it did last, or "
-            "raise timeout_minutes"
+            f"process {named} of {joined.world_size} has not come within {joined.timeout:g} s "
+            "while the others waited: it hangs, or its machine cannot be reached; see what it did "
+            "last, or raise timeout_minutes"
         )
     return RunError(
-        f"process {named} of {own.world_size} is gone without a word: killed, perhaps for its "
+        f"process {named} of {joined.world_size} is gone without a word: killed, perhaps for its "
         "memory; the last checkpoint is whole, go on with resume=auto"
     )
 

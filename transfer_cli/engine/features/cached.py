@@ -89,10 +89,10 @@ class CachedFeatures:
             states_RKD = torch.empty(size, device=keep_on)
             with progress("features", len(self._portions), "batches") as more:
                 for indices in self._portions:
-                    found = data.batch(indices)
-                    rows = {"rows": self._rows(indices, found["mask"])}
+                    part = data.batch(indices)
+                    rows = {"rows": self._rows(indices, part["mask"])}
                     rows_R = to_device(rows, keep_on)["rows"]
-                    states = _states(model, found, precision, layers, pooling)
+                    states = _states(model, part, precision, layers, pooling)
                     states_RKD[rows_R] = states.to(keep_on)
                     more(1)
             return states_RKD
@@ -113,17 +113,17 @@ class CachedFeatures:
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Return the data's own batch with `pooled`, or `states` that are zero at padding."""
-        found = self.data.batch(indices)
-        kept = _kept(found["mask"], self.pooling)
+        batch = self.data.batch(indices)
+        kept = _kept(batch["mask"], self.pooling)
         size = (kept.numel(), *self._states_RKD.shape[1:])
         states = self._states_RKD.new_zeros(size)
-        places = {"from": self._rows(indices, found["mask"]), "to": _real(kept)}
+        places = {"from": self._rows(indices, batch["mask"]), "to": _real(kept)}
         places = to_device(places, states.device)
         states[places["to"]] = self._states_RKD[places["from"]]
         states = states.unflatten(0, kept.shape)
         if self.pooling is not None:
-            return {**found, "pooled": states.squeeze(-2)}
-        return {**found, "states": states}
+            return {**batch, "pooled": states.squeeze(-2)}
+        return {**batch, "states": states}
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
         """Return the rows of the states that are kept, one example after the other."""
@@ -155,7 +155,7 @@ def _lengths(data: Dataset, pooling: Pooling | None) -> npt.NDArray[np.int64]:
     """Return how many states of every example are kept: of its real tokens, or its sequences."""
     portions = micro_batches(np.arange(len(data)), _PORTION)
     kept = (_kept(data.batch(indices)["mask"], pooling) for indices in portions)
-    return np.concatenate([each.reshape(len(each), -1).sum(1).numpy() for each in kept])
+    return np.concatenate([part.reshape(len(part), -1).sum(1).numpy() for part in kept])
 
 
 def _kept(mask_BT: Tensor, pooling: Pooling | None) -> Tensor:
@@ -181,20 +181,20 @@ def _key(
 def _machine(device: torch.device) -> list[Any]:
     """Return what decides the last bits of a product on this machine."""
     if device.type == "cuda":
-        own: list[Any] = [torch.cuda.get_device_name(device)]
+        kind: list[Any] = [torch.cuda.get_device_name(device)]
     else:
-        own = [torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
-    return [torch.__version__, device.type, torch.get_float32_matmul_precision(), *own]
+        kind = [torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+    return [torch.__version__, device.type, torch.get_float32_matmul_precision(), *kind]
 
 
 def _digest_of_inputs(data: Dataset) -> str:
     """Return a digest of the inputs of all examples, in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for indices in micro_batches(np.arange(len(data)), _PORTION):
-        found = data.batch(indices)
+        batch = data.batch(indices)
         for name in ("tokens", "mask", "segment", "prefix"):
-            if name in found:
-                digest.update(_bytes(name, found[name]))
+            if name in batch:
+                digest.update(_bytes(name, batch[name]))
     return digest.hexdigest()
 
 

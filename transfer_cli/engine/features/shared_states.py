@@ -63,12 +63,12 @@ class SharedStates:
 
         def read(entry: Path) -> Tensor | None:
             nonlocal came
-            found = _mapped(entry, size)
-            if found is not None:
+            states = _mapped(entry, size)
+            if states is not None:
                 came = TAKEN
                 with suppress(OSError):
                     os.utime(entry)  # used just now
-            return found
+            return states
 
         def write(states_RKD: Tensor) -> None:
             nonlocal came

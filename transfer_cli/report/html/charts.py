@@ -141,21 +141,17 @@ _COSTS = (
 )  # fmt: skip
 
 
-class Words(NamedTuple):
-    """What is said of a chart; see `Chart`."""
-
-    title: str
-    caption: str
-    description: str
-
-
 class Point(NamedTuple):
-    """A group with its place on the axis, its result as it is shown, and its number."""
+    """A group with its place on the axis, its result as it is shown, and its number.
+
+    Of two results the one with more `badness` is the worse.
+    """
 
     value: float
     result: Spread
     number: int
     group: Group
+    badness: float
 
 
 Lines = Mapping[str, Sequence[Point]]
@@ -178,11 +174,12 @@ def rate_chart(task: TaskRuns) -> Chart | None:
     ticks = rates if len(rates) <= _MOST_TICKS else log_ticks(rates)
     axis = log_axis("learning rate", ticks, map(formats.setting, ticks), rates)
     words = formats.measure_words(task.measure)
-    best = min((point for points in apart.values() for point in points),
-               key=lambda point: _badness(task, point.result))  # fmt: skip
-    taken = _taken(task, apart)
+    placed = [(label, point) for label, points in apart.items() for point in points]
+    _, best = min(placed, key=lambda pair: pair[1].badness)
+    taken = next((f"{label} at {formats.setting(point.value)}" for label, point in placed
+                  if results_table.holds_best(task, point.group)), "")  # fmt: skip
     to_take = f"the run to take is of {taken}"
-    said = Words(
+    said = (
         f"{words[:1].upper()}{words[1:]} over learning rate",
         f"{'A line for each scheme' if are_lines else 'Each point is a group'}. "
         f"{_of_spreads(task)}{f' The ring: {to_take}.' if taken else ''}",
@@ -191,7 +188,8 @@ def rate_chart(task: TaskRuns) -> Chart | None:
         f"{formats.setting(best.value)}{f'; {to_take}' if taken else ''}.",
     )
     traces = _traces(task, apart, are_lines=are_lines)
-    return _chart(task, "rate", said, axis, traces, _rows(apart, formats.setting))
+    rows = [(label, formats.setting(point.value), point.result) for label, point in placed]
+    return _chart(task, "rate", said, axis, traces, rows)
 
 
 def label_chart(task: TaskRuns) -> Chart | None:
@@ -214,7 +212,7 @@ def label_chart(task: TaskRuns) -> Chart | None:
     axis = log_axis("labelled examples", ticks, map(_amount_words, amounts), ticks)
     placed = {label: [point._replace(value=min(point.value, all_at)) for point in points]
               for label, points in lines.items()}  # fmt: skip
-    said = Words(
+    said = (
         "With few labels",
         f"{_of_spreads(task)} The space between examples is logarithmic; “all” {place}.",
         f"Line chart of the {formats.measure_words(task.measure)} for "
@@ -222,17 +220,19 @@ def label_chart(task: TaskRuns) -> Chart | None:
         "labelled examples; the numbers are in the table.",
     )
     traces = _traces(task, placed, are_lines=True)
-    return _chart(task, "labels", said, axis, traces, _rows(lines, _amount_words))
+    rows = [(label, _amount_words(point.value), point.result)
+            for label, points in lines.items() for point in points]  # fmt: skip
+    return _chart(task, "labels", said, axis, traces, rows)
 
 
 def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | None:
     points = [point for point in _points(task, cost.of) if 0 < point.value < math.inf]
-    points.sort(key=lambda point: (point.value, _badness(task, point.result)))
+    points.sort(key=lambda point: (point.value, point.badness))
     if not points or points[-1].value < _ALIKE * points[0].value:
         return None
     front: list[Point] = []
     for point in points:
-        if not front or _badness(task, point.result) < _badness(task, front[-1].result):
+        if not front or point.badness < front[-1].badness:
             front.append(point)
     line = {
         "x": [point.value for point in front],
@@ -246,7 +246,7 @@ def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | No
         f"{names[point.number]} ({cost.words(point.value)}: {formats.spread(point.result)})"
         for point in front
     )
-    said = Words(
+    said = (
         f"{words[:1].upper()}{words[1:]} against {cost.against}",
         f"Each point is a group. {_of_spreads(task)} {'Less' if task.lower_is_better else 'More'} "
         f"is better. On the dotted line: nothing that {cost.no_more} does better.",
@@ -254,14 +254,13 @@ def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | No
     )
     axis = log_axis(cost.title, ticks, map(cost.words, ticks), amounts)
     traces = [line, _markers(task, points, names)]
-    rows = [(names[point.number], f"{point.value:,.0f}", formats.spread(point.result))
-            for point in points]  # fmt: skip
+    rows = [(names[point.number], f"{point.value:,.0f}", point.result) for point in points]
     return _chart(task, cost.name, said, axis, traces, rows)
 
 
 def _chart(
-    task: TaskRuns, name: str, said: Words, axis: Trace, traces: Sequence[Trace],
-    rows: Sequence[tuple[str, str, str]],
+    task: TaskRuns, name: str, said: tuple[str, str, str], axis: Trace, traces: Sequence[Trace],
+    rows: Sequence[tuple[str, str, Spread]],
 ) -> Chart:  # fmt: skip
     """Return a chart of the task's measure against what an axis shows."""
     measure = formats.axis_words(task, task.measure)
@@ -269,9 +268,10 @@ def _chart(
         formats.measure_words(task.measure), traces, {"xaxis": axis, "yaxis": {"title": measure}}
     )
     lines = [trace["name"] for trace in traces if "slot" in trace["meta"]]
-    numbers = (PageColumn(each, is_number=True) for each in (axis["title"], measure))
+    numbers = (PageColumn(title, is_number=True) for title in (axis["title"], measure))
     columns = ["settings" if lines else "group", *numbers]
-    return Chart(name, *said, [view], columns, rows, lines if len(lines) > 1 else [])
+    cells = [(*row, formats.spread(result)) for *row, result in rows]
+    return Chart(name, *said, [view], columns, cells, lines if len(lines) > 1 else [])
 
 
 def _points(task: TaskRuns, place: Callable[[Group], float | None]) -> Iterator[Point]:
@@ -279,13 +279,9 @@ def _points(task: TaskRuns, place: Callable[[Group], float | None]) -> Iterator[
     for number, group in enumerate(task.groups):
         result, value = group.measures.get(task.measure), place(group)
         if value is not None and result is not None and math.isfinite(result.mean):
-            scaled = formats.scaled(result, formats.times(task, task.measure))
-            yield Point(value, scaled, number, group)
-
-
-def _badness(task: TaskRuns, result: Spread) -> float:
-    """Return a number that is the larger, the worse a result is."""
-    return result.mean if task.lower_is_better else -result.mean
+            scaled = formats.scaled(result, task.metric(task.measure).shown_times)
+            sign = 1 if task.lower_is_better else -1
+            yield Point(value, scaled, number, group, sign * scaled.mean)
 
 
 def _of_spreads(task: TaskRuns) -> str:
@@ -318,15 +314,16 @@ def _lines(task: TaskRuns, key: str, value_of: Callable[[Any], float | None]) ->
     for point in _points(task, lambda group: value_of(group.settings.get(key))):
         rest = [other for other in point.group.settings if other != key]
         lines[_words(task, point.group, rest)].append(point)
-    return {label: sorted(points, key=lambda each: each.value) for label, points in lines.items()}
+    return {label: sorted(points, key=lambda point: point.value) for label, points in lines.items()}
 
 
 def _apart(task: TaskRuns, lines: Lines) -> tuple[Lines, bool]:
     """Return the points by line, and whether lines join them: a search tries no rate twice."""
     if len(lines) <= MOST_LINES:
         return lines, True
-    points = sorted((each for line in lines.values() for each in line), key=lambda each: each.value)
-    for key in (each for each in task.varying if each != RATE):
+    points = [point for line in lines.values() for point in line]
+    points.sort(key=lambda point: point.value)
+    for key in (other for other in task.varying if other != RATE):
         apart: dict[str, list[Point]] = defaultdict(list)
         for point in points:
             apart[_words(task, point.group, [key])].append(point)
@@ -343,21 +340,6 @@ def _words(task: TaskRuns, group: Group, keys: Iterable[str]) -> str:
         for key, value in ((key, group.settings.get(key)) for key in keys)
     ]
     return ", ".join(words) or formats.measure_words(task.measure)
-
-
-def _taken(task: TaskRuns, lines: Lines) -> str:
-    """Return the line and rate of the run to take; "" where there is none."""
-    placed = ((label, point) for label, points in lines.items() for point in points)
-    return next((f"{label} at {formats.setting(point.value)}" for label, point in placed
-                 if results_table.holds_best(task, point.group)), "")  # fmt: skip
-
-
-def _rows(lines: Lines, words: Callable[[float], str]) -> list[tuple[str, str, str]]:
-    return [
-        (label, words(point.value), formats.spread(point.result))
-        for label, points in lines.items()
-        for point in points
-    ]
 
 
 def _traces(task: TaskRuns, lines: Lines, *, are_lines: bool) -> list[Trace]:
@@ -382,7 +364,7 @@ def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> T
     places = [point.number for point in points]
     middle = math.sqrt(points[0].value * points[-1].value)
     # The best of each amount has its name. Those a few percent apart lie on top of each other.
-    worst_first = sorted(points, key=lambda each: (-_badness(task, each.result), -each.number))
+    worst_first = sorted(points, key=lambda point: (-point.badness, -point.number))
     best_of_amount = {round(math.log10(point.value), 1): point.number for point in worst_first}
     labelled = set(best_of_amount.values())
     return {

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, TaskRuns
 from transfer_cli.report.formats import axis_words, measure_words, number
 from transfer_cli.report.html.charts import (
@@ -51,13 +50,13 @@ def read_curves(path: Path, most_points: int) -> Mapping[str, Curve]:
         lines = read_text(path, MOST_BYTES).splitlines()
     except (OSError, UnreadableError):
         return {}
-    found: dict[str, dict[int, float]] = defaultdict(dict)
+    measured: dict[str, dict[int, float]] = defaultdict(dict)
     for kind, step, values in _records(_thinned(lines, most_points)):
         for name in {"train": ["loss"], "validation": values.keys() - {"step"}}.get(kind, ()):
             value = values.get(name)
             if "/" not in name and is_number(value) and abs(value) <= sys.float_info.max:
-                found[f"{kind}/{name}"][step] = float(value)
-    return {name: thin(sorted(points.items()), most_points) for name, points in found.items()}
+                measured[f"{kind}/{name}"][step] = float(value)
+    return {name: thin(sorted(points.items()), most_points) for name, points in measured.items()}
 
 
 def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:
@@ -73,10 +72,10 @@ def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:
 
 def mean_curve(curves: Iterable[Curve]) -> Curve:
     """Return the mean over several curves, at the steps that all of them have."""
-    found = [dict(curve) for curve in curves if curve]
-    common = set.intersection(*map(set, found)) if found else set()
+    known = [dict(curve) for curve in curves if curve]
+    common = set.intersection(*map(set, known)) if known else set()
     return tuple(
-        (step, math.fsum(each[step] for each in found) / len(found)) for step in sorted(common)
+        (step, math.fsum(values[step] for values in known) / len(known)) for step in sorted(common)
     )
 
 
@@ -96,19 +95,19 @@ def _thinned(lines: list[str], most_points: int) -> Iterator[str]:
 def _records(lines: Iterator[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
     for line in lines:
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        step = found.get("step") if isinstance(found, dict) else None
+        step = record.get("step") if isinstance(record, dict) else None
         if isinstance(step, int) and abs(step) <= MAX_WHOLE_NUMBER:
-            yield str(found.get("kind")), step, found
+            yield str(record.get("kind")), step, record
 
 
 def validation_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
     """Return the measures of validation over time, by the curves of each run; none without them."""
-    found = {key for each in curves.values() for key in each if key.startswith("validation/")}
+    measures = {key for curve in curves.values() for key in curve if key.startswith("validation/")}
     first = [f"validation/{task.measure.rpartition('/')[2]}", "validation/loss"]
-    keys = sorted(found, key=lambda key: (*(key != each for each in first), key))
+    keys = sorted(measures, key=lambda key: (*(key != name for name in first), key))
     if not keys:
         return None
     views = [_over_time(task, names, curves, key, axis_words(task, key)) for key in keys]
@@ -124,7 +123,7 @@ def validation_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Ch
 
 def training_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
     """Return the training loss over time; none where there is no record of it."""
-    if not any(_TRAINING in each for each in curves.values()):
+    if not any(_TRAINING in curve for curve in curves.values()):
         return None
     view = _over_time(task, names, curves, _TRAINING, "training loss")
     caption = (
@@ -137,20 +136,20 @@ def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, t
     faint: list[Trace] = []
     means: list[Trace] = []
     for place, (label, group) in enumerate(zip(names, task.groups, strict=True)):
-        found = [(run, curve) for run in group.runs if (curve := curves[run.name].get(key))]
-        finished = [curve for run, curve in found if run.status == FINISHED]
-        if len(found) > 1:
-            faint.append(_seeds(place, [curve for _, curve in found]))
-        if mean := mean_curve(finished or [curve for _, curve in found]):
+        curves_of = [(run, curve) for run in group.runs if (curve := curves[run.name].get(key))]
+        finished = [curve for run, curve in curves_of if run.status == FINISHED]
+        if len(curves_of) > 1:
+            faint.append(_seeds(place, [curve for _, curve in curves_of]))
+        if mean := mean_curve(finished or [curve for _, curve in curves_of]):
             means.append(_mean(place, label, mean))
-    times = formats.times(task, key)
+    times = task.metric(key).shown_times
     for trace in (*faint, *means):
         trace["y"] = [y if y is None else rounded(times * y) for y in trace["y"]]
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
     y_axis: dict[str, Any] = {"title": title}
     if is_wide(values):
         ticks = log_ticks(values)
-        y_axis = log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
+        y_axis = log_axis(title, ticks, [f"{tick:,.6g}" for tick in ticks])
     layout = {"xaxis": {"title": "step", "rangemode": "tozero"}, "yaxis": y_axis}
     return View(
         "training loss" if key == _TRAINING else measure_words(key), [*faint, *means], layout

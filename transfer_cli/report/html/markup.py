@@ -48,9 +48,9 @@ def table(
     The first cell of a row is its heading. Where it is said which rows are `marked`, the headings
     of the columns are buttons that sort the table.
     """
-    heads = [PageColumn(each) if isinstance(each, str) else each for each in columns]
+    heads = [PageColumn(column) if isinstance(column, str) else column for column in columns]
     cells = [
-        [each if isinstance(each, Cell) else Cell(escape(each)) for each in row] for row in rows
+        [value if isinstance(value, Cell) else Cell(escape(value)) for value in row] for row in rows
     ]
     return macro("macros.html", "table", caption, heads, cells, marked)
 
@@ -74,22 +74,22 @@ def joined(parts: Iterable[object]) -> Html:
 def shown(value: object) -> str:
     """Return `value` as a text without characters that steer what is around them."""
     # Spaces of every width are not printable for Python, and harmless here.
-    return escaped("".join(" " if category(each) == "Zs" else each for each in str(value)))
+    return escaped("".join(" " if category(sign) == "Zs" else sign for sign in str(value)))
 
 
 def json_block(value: Any) -> Html:
     """Return plain values for a script to read. No text in them can end the element early."""
     content = json.dumps(_shown_texts(plain_values(value)), separators=(",", ":"))
-    for each in "<>&":
-        content = content.replace(each, f"\\u{ord(each):04x}")
+    for sign in "<>&":
+        content = content.replace(sign, f"\\u{ord(sign):04x}")
     return Html(content)
 
 
 def _shown_texts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _shown_texts(each) for key, each in value.items()}
+        return {key: _shown_texts(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_shown_texts(each) for each in value]
+        return [_shown_texts(part) for part in value]
     return shown(value) if isinstance(value, str) else value
 
 

@@ -16,9 +16,17 @@ from transfer_cli.report.html.markup import Html, PageColumn, details, joined, m
 from transfer_cli.report.results_table import Cell
 from transfer_cli.runs.untrusted import is_number
 
+MOST_LABELS = 60
+"""With more labels a table can no longer be read, and a page of many groups no longer be sent."""
+
+MOST_ERRORS = 200
+
+_MOST_PAIRS = 3
+_MOST_VALUES = 8
 _MOST_OPEN = 8
 """Runs that did not finish which are listed from the start; more of them on demand."""
 
+_CODE = Html("<code>{}</code>")
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
 _NOTES = {
     results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
@@ -36,9 +44,9 @@ _NOTES = {
 def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return what came out best, in one sentence."""
     for group, name in zip(task.groups, names, strict=True):
-        found = group.measures.get(task.chosen_by)
-        if found is not None and (group.is_best or len(task.groups) == 1):
-            value = _value(task, task.chosen_by, found)
+        measured = group.measures.get(task.chosen_by)
+        if measured is not None and (group.is_best or len(task.groups) == 1):
+            value = _value(task, task.chosen_by, measured)
             test = _on_test(task, group, names)
             return macro("results.html", "lead", task, group, name, value, test)
     if task.choice is None and any(group.measures for group in task.groups):
@@ -58,27 +66,28 @@ def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
     if measured is None or task.measure == task.chosen_by:
         return ""
     said = f"{formats.measure_words(task.measure)} {_value(task, task.measure, measured)}"
-    if (found := group.against) is None:
+    if (comparison := group.against) is None:
         return said
-    size, interval, p = results_table.compared(task, group, found)
-    side = "above" if found.difference > 0 else "below"
-    baseline = _name_of(task, names, found.baseline or task.baseline)
+    size, interval, p = results_table.compared(task, group, comparison)
+    side = "above" if comparison.difference > 0 else "below"
+    baseline = _name_of(task, names, comparison.baseline or task.baseline)
     if p == results_table.UNTOLD:
         return f"{said}, {size} {side} {baseline}"
     drawn = f"95 % interval {interval}, " if interval else ""
     return f"{said}, {size} {side} {baseline} ({drawn}p {p if p.startswith('<') else f'= {p}'})"
 
 
-def _value(task: TaskRuns, measure: str, found: Spread) -> str:
-    scaled = formats.scaled(found, formats.times(task, measure))
-    return formats.spread(scaled) + formats.unit(task, measure)
+def _value(task: TaskRuns, measure: str, measured: Spread) -> str:
+    scaled = formats.scaled(measured, task.metric(measure).shown_times)
+    return formats.spread(scaled) + task.metric(measure).shown_unit
 
 
 def take(task: TaskRuns) -> Html:
     """Return which run to take, why, and what to type next; a single run is what there is."""
     if task.best is not None:
-        why, own = list(results_table.why_best(task)), results_table.own(task)
-        return macro("results.html", "take", task.best.run.path, own, why, commands(task.best.run))
+        name, why = results_table.name_of_best(task), list(results_table.why_best(task))
+        run = task.best.run
+        return macro("results.html", "take", run.path, name, why, commands(run))
     if len(task.runs) == 1 and task.runs[0].status == FINISHED:
         path = task.runs[0].path
         return macro("results.html", "take", path, "", [], commands(task.runs[0]))
@@ -86,9 +95,8 @@ def take(task: TaskRuns) -> Html:
 
 
 def _name_of(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
-    """Return the name on the page for the group of a label."""
-    found = zip(task.groups, names, strict=True)
-    return next((name for group, name in found if group.label == label), label or "")
+    named = zip(task.groups, names, strict=True)
+    return next((name for group, name in named if group.label == label), label or "")
 
 
 def results(task: TaskRuns, names: Sequence[str]) -> Html:
@@ -125,11 +133,11 @@ def _filters(task: TaskRuns) -> Html:
 
 def _values(task: TaskRuns, key: str) -> list[str]:
     """Return the values of a key that groups have, numbers by size."""
-    found = [group.settings[key] for group in task.groups if key in group.settings]
-    found.sort(
+    values = [group.settings[key] for group in task.groups if key in group.settings]
+    values.sort(
         key=lambda value: (not is_number(value), value if is_number(value) else 0, str(value))
     )
-    return list(dict.fromkeys(formats.setting_of(key, value) for value in found))
+    return list(dict.fromkeys(formats.setting_of(key, value) for value in values))
 
 
 def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn, Sequence[Cell]]]:
@@ -154,15 +162,15 @@ def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn,
             PageColumn(
                 title, is_number=column.title != results_table.FOLDER, note=_NOTES.get(column.title)
             ),
-            [_cell(each) for each in column.cells],
+            [_cell(cell) for cell in column.cells],
         )
 
 
-def _cell(found: Cell) -> Cell:
+def _cell(cell: Cell) -> Cell:
     """Return a cell, with brackets on a line of their own; a path breaks before its last part."""
-    text = escape(found.text or formats.NOTHING).replace(" [", "\n[").replace(" (", "\n(")
+    text = escape(cell.text or formats.NOTHING).replace(" [", "\n[").replace(" (", "\n(")
     folder, slash, name = text.rpartition("/")
-    return replace(found, text=folder + slash + Html("<wbr>") + name if slash else text)
+    return replace(cell, text=folder + slash + Html("<wbr>") + name if slash else text)
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
@@ -172,16 +180,15 @@ def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
     return Cell(shown, value if is_number(value) else math.inf if shown == "all" else shown)
 
 
-_MOST_VALUES = 8
-_CODE = Html("<code>{}</code>")
+# --- how runs were set, and on what they ran ----------------------------------------------------
 
 
 def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return the settings in which runs differ, and those that all share."""
     known = [run.settings for run in task.runs if run.settings]
     values = {
-        key: {formats.setting_of(key, each.get(key)) for each in known}
-        for key in sorted({key for each in known for key in each})
+        key: {formats.setting_of(key, settings.get(key)) for settings in known}
+        for key in sorted({key for settings in known for key in settings})
     }
     seed = ["seed"] if len(values.get("seed", ())) > 1 else []
     rows = [
@@ -192,9 +199,9 @@ def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
     shown = table("Settings in which runs differ", ["key", "value", "groups"], rows) if rows else ""
     made = Html('<div class="settings">{}</div>').format(shown)
     fixed = [
-        (_CODE.format(key), *map(_CODE.format, found))
-        for key, found in values.items()
-        if len(found) == 1 and key not in task.varying
+        (_CODE.format(key), *map(_CODE.format, texts))
+        for key, texts in values.items()
+        if len(texts) == 1 and key not in task.varying
     ]
     if not fixed:
         return made
@@ -228,30 +235,25 @@ def _by_value(task: TaskRuns, key: str) -> Iterable[tuple[str, str]]:
 
 def environment_section(task: TaskRuns) -> Html | None:
     """Return versions and machines; where they differ, how many runs had which."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for run in task.runs:
         for key, value in flat(run.environment):
             if key != "command" and not key.startswith("command."):
-                found[key][formats.setting(value) if value != [] else "none"] += 1
-    if not found:
+                counts[key][formats.setting(value) if value != [] else "none"] += 1
+    if not counts:
         return None
     rows = []
-    for key, values in found.items():
+    for key, values in counts.items():
         several = (f"{value} ({formats.several(runs, 'run')})" for value, runs in values.items())
         rows.append((_CODE.format(key), "; ".join(values if len(values) == 1 else several)))
-    differ = sum(len(values) > 1 for values in found.values())
+    differ = sum(len(values) > 1 for values in counts.values())
     note = f", {formats.several(differ, 'difference')}" if differ else ", the same for all runs"
     listed = table("Environment", ["what", "value"], rows)
     is_open = bool(differ) or len(task.runs) == 1
     return details(f"Versions and machine{note}", listed, is_open=is_open)
 
 
-MOST_LABELS = 60
-"""With more labels a table can no longer be read, and a page of many groups no longer be sent."""
-
-MOST_ERRORS = 200
-
-_MOST_PAIRS = 3
+# --- what runs got wrong ------------------------------------------------------------------------
 
 
 def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
@@ -259,8 +261,8 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
     if len(task.labels) > MOST_LABELS:
         return note(f"Not shown for as many as {len(task.labels):,} labels.")
     split = task.measure.partition("/")[0]
-    found = (_confusion(group, split, task.labels) for group in task.groups)
-    groups = {at: each for at, each in enumerate(found) if each is not None}
+    counted = (_confusion(group, split, task.labels) for group in task.groups)
+    groups = {at: confusion for at, confusion in enumerate(counted) if confusion is not None}
     if not groups:
         return None
     first = next(iter(groups.values()))
@@ -300,8 +302,8 @@ def decisions_section(task: TaskRuns) -> Html | None:
     That is by the runs of the best group that has such counts.
     """
     split = task.measure.partition("/")[0]
-    found = (_tables(group, (split, "decisions"), 4, len(task.labels)) for group in task.groups)
-    tables = next(filter(None, found), None)
+    counted = (_tables(group, (split, "decisions"), 4, len(task.labels)) for group in task.groups)
+    tables = next(filter(None, counted), None)
     if tables is None:
         return None
     counts = [
@@ -309,10 +311,8 @@ def decisions_section(task: TaskRuns) -> Html | None:
     ]
     by_label = zip(task.labels, *counts[:3], strict=True)
     order = sorted(by_label, key=lambda row: -row[2] - row[3])
-    rows = [
-        (name, right, surplus, missing) for name, right, surplus, missing in order[:MOST_LABELS]
-    ]
-    columns = [PageColumn(each, is_number=True) for each in ("right", "said wrongly", "missed")]
+    rows = order[:MOST_LABELS]
+    columns = [PageColumn(title, is_number=True) for title in ("right", "said wrongly", "missed")]
     caption = f"Labels on {split}, {formats.several(len(tables), 'run')}"
     listed = table(caption, ["label", *columns], rows)
     more = len(order) - len(rows)
@@ -321,7 +321,7 @@ def decisions_section(task: TaskRuns) -> Html | None:
 
 def _tables(group: Group, place: tuple[str, str], height: int, width: int) -> list[list[list[int]]]:
     """Return the tables of this size that the results of a group's runs hold at a place."""
-    (split, name), found = place, []
+    (split, name), tables = place, []
     for run in group.runs:
         rows: Any = run.results.tables.get(split, {}).get(name)
         if not isinstance(rows, list) or len(rows) != height:
@@ -329,8 +329,8 @@ def _tables(group: Group, place: tuple[str, str], height: int, width: int) -> li
         if all(isinstance(line, list) and len(line) == width for line in rows) and all(
             type(n) is int and n >= 0 for row in rows for n in row
         ):
-            found.append(rows)
-    return found
+            tables.append(rows)
+    return tables
 
 
 def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
@@ -338,9 +338,9 @@ def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
     if not errors:
         return None
     rows = [
-        (*(macro("mistakes.html", name, each) for name in ("text", "label", "said")),
-         f"{each.wrong} of {each.runs}")
-        for each in errors[:MOST_ERRORS]
+        (*(macro("mistakes.html", name, error) for name in ("text", "label", "said")),
+         f"{error.wrong} of {error.runs}")
+        for error in errors[:MOST_ERRORS]
     ]  # fmt: skip
     columns = ["text", expected, "said instead", "wrong runs"]
     listed = table("Errors that most runs share", columns, rows)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from transfer_cli.data import any_table, readers
+from transfer_cli.data import readers
 from transfer_cli.data.columns import ANY, other_data
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.records import Record, text_of
+from transfer_cli.data.table import open_table
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
 
@@ -110,7 +111,7 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
     """
     files = [path]
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*.[tj][xs][to]*") if each.is_file())
+        files = sorted(file for file in path.rglob("*.[tj][xs][to]*") if file.is_file())
         if not files:
             raise DataError(
                 f"{path} has no .txt or .json files, of which a folder of RACE is made."
@@ -127,7 +128,7 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
 
 def _records(path: Path) -> Iterator[Record]:
     table_format = readers.format_of(path) or "jsonl"
-    with any_table.opened(path, table_format, Layout(header=True), ANY) as table:
+    with open_table(path, table_format, Layout(header=True), ANY) as table:
         yield from table.records(readers.refuse)
 
 
@@ -139,11 +140,11 @@ def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample
     if kind == "race":
         yield from _passage(record, name)
         return
-    found = ROWS[kind]
-    example, number = found.read(record, name), record.fields.get(found.label)
+    form = ROWS[kind]
+    example, number = form.read(record, name), record.fields.get(form.label)
     if isinstance(number, str) and number.strip().isdecimal():
         number = int(number)  # of CSV
-    yield _judged(example, number, found.label, found.first, f"{name}, line {record.line}")
+    yield _judged(example, number, form.label, form.first, f"{name}, line {record.line}")
 
 
 def _judged(
@@ -185,16 +186,16 @@ def _passage(record: Record, name: str) -> Iterator[ChoiceExample]:
 
 def _texts(record: Record, column: str, name: str, least: int = 2) -> list[str]:
     """Return a list of texts in a column."""
-    found = record.fields.get(column)
+    cells = record.fields.get(column)
     where = f"{name}, line {record.line}: {column!r}"
-    if not isinstance(found, list) or len(found) < least:
-        few = f"has {len(found)}" if isinstance(found, list) else "is no list of texts"
+    if not isinstance(cells, list) or len(cells) < least:
+        few = f"has {len(cells)}" if isinstance(cells, list) else "is no list of texts"
         raise DataError(f"{where} {few}, expected at least {least}.")
-    return [text_of(Record(record.line, {column: each}), column, name) for each in found]
+    return [text_of(Record(record.line, {column: cell}), column, name) for cell in cells]
 
 
 def _recognised(names: Sequence[str], name: str, line: int | None, among: Sequence[str]) -> str:
-    columns = {**{kind: each.columns for kind, each in ROWS.items()}, "race": _RACE}
+    columns = {**{kind: form.columns for kind, form in ROWS.items()}, "race": _RACE}
     for kind in among:
         if set(columns[kind]) <= set(names):
             return kind
@@ -205,8 +206,9 @@ def _recognised(names: Sequence[str], name: str, line: int | None, among: Sequen
             'lines such as {"context": "It rains.", "choices": ["I get wet.", "I sing."]}.'
         )
     expected = "; ".join(f"{kind}: {', '.join(columns[kind])}" for kind in among)
-    close = next(filter(None, (nearest(each, sum(columns.values(), ())) for each in names)), "")
+    close = next(filter(None, (nearest(column, sum(columns.values(), ())) for column in names)), "")
+    columns_there = ", ".join(repr(column[:40]) for column in names[:10])
     raise DataError(
-        f"{where}: the columns {', '.join(repr(each[:40]) for each in names[:10])} are those of no "
-        f"format ({expected}).{other_data(names) or close}"
+        f"{where}: the columns {columns_there} are those of no format ({expected})."
+        f"{other_data(names) or close}"
     )

@@ -42,21 +42,16 @@ from transfer_cli.tasks.sources import LabelledFiles
 class ChoiceTask(Task):
     """One of several texts for a context."""
 
-    name: ClassVar[str] = "choice"
-    objective: ClassVar[str] = "choice"
-    head: ClassVar[str] = "class"
+    name, objective, head = "choice", "choice", "class"
     example: ClassVar[type] = ChoiceExample
-    files: ClassVar[str | None] = f"{__name__}.Choices"
-    fields: ClassVar[tuple[str, ...]] = ("label", "answer", "probabilities")
-    expected: ClassVar[str] = "right choice"
+    fields, expected = ("label", "answer", "probabilities"), "right choice"
+    files = f"{__name__}.Choices"
     export_head: ClassVar[str | None] = "multiple_choice"
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    combines = can_fail = True
     measure: ClassVar[str] = "accuracy"
     """What its objective calls the share of right answers."""
 
     def text_column(self, names: Sequence[str], name: str) -> str:
-        """See `Task`."""
         return row_format(names, name).context
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> ChoiceExample:
@@ -64,12 +59,10 @@ class ChoiceTask(Task):
         return row_format(tuple(record.fields), name, record.line).read(record, name)
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
-        """See `Task`."""
         question = (example.question,) if example.question else ()
         return (example.context, *question, *example.choices)
 
     def labels_of(self, example: ChoiceExample) -> Sequence[str]:
-        """See `Task`."""
         return () if example.label is None else (example.choices[example.label],)
 
     def encode(
@@ -80,24 +73,24 @@ class ChoiceTask(Task):
         direction: Direction,
     ) -> EncodedGroups:
         """See `Task`; a context that is too long is cut, and a choice that is too long alone."""
-        pairs = [Example(each.context, pair=end) for each in examples for end in each.endings()]
-        labels = [each.label for each in examples]
+        pairs = [
+            Example(example.context, pair=end) for example in examples for end in example.endings()
+        ]
+        labels = [example.label for example in examples]
         return EncodedGroups(
             examples,
             encode_texts(pairs, tokenizer, length, direction, truncate=self.truncate, strict=False),
-            [len(each.choices) for each in examples],
+            [len(example.choices) for example in examples],
             tokenizer.pad,
             {} if None in labels else {"label": labels},
         )
 
     @property
     def truncate(self) -> Truncate:
-        """See `Task`."""
         return "first"
 
     @classmethod
     def sample(cls) -> tuple["ChoiceTask", Sequence[ChoiceExample]]:
-        """See `Task`."""
         return cls(), (
             ChoiceExample("Where is it ?", ["Rivers", "How many ?"], "Do", 1),
             ChoiceExample("How many rivers are there ?", ["Where ?", "Many", "There"], label=0),
@@ -106,25 +99,22 @@ class ChoiceTask(Task):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        """Return the choices, and the probability of each."""
-        (found,) = rows.values()
+        (row,) = rows.values()
         choices = list(data.examples[example].choices)
-        return {"choices": choices, "probabilities": found["probabilities"][: len(choices)]}
+        return {"choices": choices, "probabilities": row["probabilities"][: len(choices)]}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; of m choices that are all the likeliest, the right one counts 1/m."""
-        (found,) = rows.values()
+        (row,) = rows.values()
         (expected,) = self.labels_of(data.examples[example]) or ("",)
-        said = data.examples[example].choices[found["label"]]
-        return Result(expected, said, found["probability"], found["right"])
+        predicted = data.examples[example].choices[row["label"]]
+        return Result(expected, predicted, row["probability"], row["right"])
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        """Return the mean of the probabilities."""
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
         return {**answers[0][1], "probabilities": mean_C.tolist()}
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
         shares_C = np.asarray(answer["probabilities"])
         label = int(shares_C.argmax())
         return {
@@ -160,7 +150,6 @@ class Choices(LabelledFiles):
         one_of("format", self.format, FORMATS, ValueError)
 
     def read(self, path: Path) -> list[ChoiceExample]:
-        """See `LabelledFiles`."""
         return read_examples(path, self.format)
 
 
@@ -194,14 +183,15 @@ class MultipleChoice(SequenceObjective):
         # What stands in for a missing choice must not even reach the statistics of a batch norm.
         real_S = real_sequences(batch)
         vectors = encoded.pooled(self.head_pooling(model))
-        said_S = self.read(model, vectors.index_select(0, real_S)).squeeze(1)
+        predicted_S = self.read(model, vectors.index_select(0, real_S)).squeeze(1)
         shape = batch["mask"].shape[:-1]
         return (
-            said_S.new_full((shape.numel(),), -torch.inf).index_copy(0, real_S, said_S).view(shape)
+            predicted_S.new_full((shape.numel(),), -torch.inf)
+            .index_copy(0, real_S, predicted_S)
+            .view(shape)
         )
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of each right choice."""
         return F.cross_entropy(outputs, batch["label"], reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -227,7 +217,7 @@ class MultipleChoice(SequenceObjective):
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the number of the right choice and of the likeliest."""
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
-        return [(str(wanted), str(said)) for wanted, said in both]
+        return [(str(wanted), str(predicted)) for wanted, predicted in both]
 
 
 def hits_and_ranks(logits_BC: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:

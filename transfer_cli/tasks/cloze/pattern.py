@@ -8,7 +8,6 @@ from typing import Any
 
 from transfer_cli.data.encoded_task import Truncate, check_kept, in_portions, kept
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.vocabulary import Vocabulary
 from transfer_cli.errors import ConfigError, DataError, listed, nearest
 
 _FIELD = re.compile(r"\{(\w*)\}")
@@ -78,7 +77,7 @@ class ClozePattern:
         before, after = self._sides
         return filled(before), filled(after)
 
-    def token_of(self, tokenizer: Vocabulary, word: str) -> int:
+    def token_of(self, tokenizer: Tokenizer, word: str) -> int:
         """Return the one token of a word in the gap, with the space that stands before it."""
         (before, _), _ = self.sides("a", "a")
         stem = tokenizer.encode(before.rstrip(" "))
@@ -115,7 +114,7 @@ def words_of_labels(
     lacking = [label for label in labels if typed and label not in typed]
     if lacking:
         raise ConfigError(f"{key}: says nothing of {listed(lacking)}")
-    found: list[tuple[str, ...]] = []
+    by_label: list[tuple[str, ...]] = []
     for label in labels:
         words: Any = typed.get(label, label)
         several = [words] if isinstance(words, str) else words
@@ -124,8 +123,8 @@ def words_of_labels(
         )
         if not are_words or not several:
             raise ConfigError(f"{key}.{label}: expected a word or a list of words")
-        found.append(tuple(several))
-    return tuple(found)
+        by_label.append(tuple(several))
+    return tuple(by_label)
 
 
 @dataclass(frozen=True)
@@ -173,11 +172,11 @@ class PatternEncoder:
         Where they are too many, its texts alone lose some, at their ends.
         """
         for portion in in_portions(examples):
-            chunks = [self._chunks(each.text, each.pair) for each in portion]
-            flat = [chunk for own in chunks for chunk in own]
-            found = iter(zip(flat, self._encoded(flat), strict=True))
-            for example, own in zip(portion, chunks, strict=True):
-                tokens = [pair for _ in own for pair in _opened(*next(found))]
+            chunks = [self._chunks(example.text, example.pair) for example in portion]
+            flat = [chunk for parts in chunks for chunk in parts]
+            encoded = iter(zip(flat, self._encoded(flat), strict=True))
+            for example, parts in zip(portion, chunks, strict=True):
+                tokens = [pair for _ in parts for pair in _opened(*next(encoded))]
                 yield self._cut(example, tokens, length, truncate)
 
     def _chunks(self, text: str, pair: str | None) -> list[_Chunk]:
@@ -208,8 +207,8 @@ class PatternEncoder:
         word = self.tokenizer.encode("a")
         # A comma is encoded as after a word, so that it has no space before it.
         written = [f"a{chunk.text}" if chunk.is_glued else chunk.text for chunk in chunks]
-        found = self.tokenizer.encode_with_offsets(written)
-        for chunk, (tokens, spans) in zip(chunks, found, strict=True):
+        encoded = self.tokenizer.encode_with_offsets(written)
+        for chunk, (tokens, spans) in zip(chunks, encoded, strict=True):
             shift = 0
             if chunk.is_glued and tokens[: len(word)] == word:
                 tokens, spans, shift = tokens[len(word) :], spans[len(word) :], 1
@@ -256,5 +255,5 @@ def _owner(owners: str, begin: int, end: int) -> str:
     if begin >= end:  # blanks, which are before that place
         begin = max(0, end - 1)
         end = begin + 1
-    own = set(owners[max(0, begin) : end])
-    return own.pop() if len(own) == 1 else _OF_PATTERN
+    whose = set(owners[max(0, begin) : end])
+    return whose.pop() if len(whose) == 1 else _OF_PATTERN

@@ -54,16 +54,13 @@ class NextUtterance(MultipleChoice):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The choice, and the words."""
         return {"loss": 1.0, "words": self.language_model}
 
     def setup(self, info: TaskInfo) -> None:
-        """See `Objective`."""
         super().setup(info)
         self._words.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return both heads."""
         return {**super().modules(backbone), **self._words.modules(backbone)}
 
     def pooling_of(self, model: TransferModel) -> None:
@@ -74,19 +71,18 @@ class NextUtterance(MultipleChoice):
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return both summed losses."""
-        found = super().loss_sums(model, batch, encoded)
-        return {**found, "words": self._nats(model, batch, encoded)}
+        sums = super().loss_sums(model, batch, encoded)
+        return {**sums, "words": self._nats(model, batch, encoded)}
 
     def metric_sums(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
         """Return the sums of a choice, the nats of the words, and the F1 of what is generated."""
-        found = super().metric_sums(model, batch, encoded)
-        found["words"] = self._nats(model, batch, encoded)
+        sums = super().metric_sums(model, batch, encoded)
+        sums["words"] = self._nats(model, batch, encoded)
         if self.reply_tokens:
-            found["f1"] = torch.tensor(self._f1(model, batch))
-        return found
+            sums["f1"] = torch.tensor(self._f1(model, batch))
+        return sums
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
@@ -120,7 +116,7 @@ class NextUtterance(MultipleChoice):
         target_BT = _of_right(batch, batch["next_tokens"])
         has_target_BT = target_BT != IGNORE
         begin_B = 1 + has_target_BT.int().argmax(1)  # after the mark of the turn
-        said = replies(
+        predicted = replies(
             model,
             _of_right(batch, batch["tokens"]),
             _of_right(batch, batch["segment"]),
@@ -129,7 +125,7 @@ class NextUtterance(MultipleChoice):
             pick=lambda logits: self.allowed(logits).argmax(1),
         )
         total = 0.0
-        for row, target, has in zip(said.tolist(), target_BT, has_target_BT, strict=True):
+        for row, target, has in zip(predicted.tolist(), target_BT, has_target_BT, strict=True):
             total += f1(self.text_of(target[has].tolist()), self.text_of(row))
         return total
 

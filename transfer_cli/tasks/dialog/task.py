@@ -11,6 +11,7 @@ from transfer_cli.data import readers
 from transfer_cli.data.columns import ANY, Wanted, other_data
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.labelled import INPUT, LabelledData
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def read_turns(path: Path) -> dict[str, list[DialogExample]]:
                 for name, theirs in _SPLITS.items()
                 if theirs in whole
             }
-    records = readers.json_records(readers.numbered_lines(path), str(path))
+    records = json_rows(path)
     turns = [_answered(record.fields, f"{path}, line {record.line}") for record in records]
     if not turns:
         raise DataError(f"{path} has no turns.")
@@ -68,10 +69,10 @@ def turn_of(fields: Mapping[str, object], where: str) -> DialogExample:
 
 
 def _answered(fields: Mapping[str, object], where: str) -> DialogExample:
-    found = turn_of(fields, where)
-    if len(found.choices) < 2:
+    turn = turn_of(fields, where)
+    if len(turn.choices) < 2:
         raise DataError(f"{where}: 'candidates' has 1, expected at least 2, the right one last.")
-    return replace(found, label=len(found.choices) - 1)
+    return replace(turn, label=len(turn.choices) - 1)
 
 
 def _turns(dialogs: object, where: str) -> Iterator[DialogExample]:
@@ -80,27 +81,29 @@ def _turns(dialogs: object, where: str) -> Iterator[DialogExample]:
         place = f"{where}, dialog {number}"
         fields = dialog if isinstance(dialog, dict) else {}
         persona = _texts(fields, "personality", place, 0)
-        for turn, each in enumerate(_list(fields.get("utterances"), f"{place}: 'utterances'"), 1):
-            said = each if isinstance(each, dict) else {}
+        for turn, utterance in enumerate(
+            _list(fields.get("utterances"), f"{place}: 'utterances'"), 1
+        ):
+            said = utterance if isinstance(utterance, dict) else {}
             yield _answered({**said, "personality": persona}, f"{place}, turn {turn}")
 
 
 def _texts(fields: Mapping[str, object], name: str, where: str, least: int) -> list[str]:
-    found = fields.get(name, [] if least == 0 else None)
-    if not isinstance(found, list) or len(found) < least:
-        few = f"has {len(found)}" if isinstance(found, list) else "is no list of texts"
+    texts = fields.get(name, [] if least == 0 else None)
+    if not isinstance(texts, list) or len(texts) < least:
+        few = f"has {len(texts)}" if isinstance(texts, list) else "is no list of texts"
         cure = other_data(fields) if name == "history" else ""
         raise DataError(f"{where}: {name!r} {few}, expected at least {least}.{cure}")
-    wrong = next((each for each in found if not isinstance(each, str)), None)
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
     if wrong is not None:
         raise DataError(f"{where}: {name!r} holds {wrong!r:.40}, expected texts.")
-    return [text_of(Record(0, {name: each}), name, where) for each in found]
+    return [text_of(Record(0, {name: text}), name, where) for text in texts]
 
 
-def _list(found: object, where: str) -> list[Any]:
-    if not isinstance(found, list) or not found:
+def _list(values: object, where: str) -> list[Any]:
+    if not isinstance(values, list) or not values:
         raise DataError(f"{where} is no list with something in it.")
-    return found
+    return values
 
 
 SPEAKERS = ("<speaker1>", "<speaker2>")
@@ -130,12 +133,10 @@ class DialogTask(ChoiceTask):
             of the vocabulary, or else any text.
     """
 
-    name: ClassVar[str] = "dialog"
-    objective: ClassVar[str] = "next_utterance"
+    name, objective = "dialog", "next_utterance"
     example: ClassVar[type] = DialogExample
-    files: ClassVar[str | None] = f"{__name__}.Dialogs"
-    fields: ClassVar[tuple[str, ...]] = ("reply", "ranking", "probabilities")
-    expected: ClassVar[str] = "right reply"
+    fields, expected = ("reply", "ranking", "probabilities"), "right reply"
+    files = f"{__name__}.Dialogs"
     export_head: ClassVar[str | None] = None
     measure: ClassVar[str] = "hits_at_1"
 
@@ -150,13 +151,11 @@ class DialogTask(ChoiceTask):
         at_least("max_history", self.max_history, 0)
 
     def text_column(self, names: Sequence[str], name: str) -> str:
-        """See `Task`."""
         return "history"
 
     def read(  # type: ignore[override]  # examples are of its own class
         self, record: Record, text: str, pair: str | None, name: str
     ) -> DialogExample:
-        """See `Task`."""
         return turn_of(record.fields, f"{name}, line {record.line}")
 
     def texts(self, example: DialogExample) -> tuple[str, ...]:  # type: ignore[override]
@@ -210,14 +209,14 @@ class DialogTask(ChoiceTask):
                 following = said if is_right else [IGNORE] * len(said)
                 targets.append([*[IGNORE] * (begin - 1), *following, IGNORE])
                 is_cut.append(not whole or len(reply) > most)
-        labels = [each.label for each in examples]
+        labels = [example.label for example in examples]
         known = None not in labels
         per_token = {"segment": speakers, **({"next_tokens": targets} if known else {})}
         sequences = EncodedRows(
             rows, rows, tokenizer.pad, targets=per_token,
             fill={"segment": 0, "next_tokens": IGNORE}, is_cut=is_cut,
         )  # fmt: skip
-        counts = [len(each.choices) for each in examples]
+        counts = [len(example.choices) for example in examples]
         return EncodedGroups(
             examples, sequences, counts, tokenizer.pad, {"label": labels} if known else {}
         )
@@ -229,7 +228,7 @@ class DialogTask(ChoiceTask):
         marks = self.marks(tokenizer)
         history = list(example.history)[-(2 * self.max_history + 1) :]
         said = tokenizer.encode_batch([*example.persona, *history])
-        persona = [token for each in said[: len(example.persona)] for token in each]
+        persona = [token for sentence in said[: len(example.persona)] for token in sentence]
         # Backwards from the reply, which is the model's, the speakers alternate.
         turns = [
             (marks[(len(history) - at) % 2] + tokens, (len(history) - at) % 2)
@@ -244,30 +243,29 @@ class DialogTask(ChoiceTask):
         if turns and len(persona) + len(turns[0][0]) > left:
             turns = [(turns[0][0][: max(0, left)], turns[0][1])]
         tokens, speakers = [tokenizer.sep, *persona], [0] * (1 + len(persona))
-        for own, speaker in turns:
-            tokens += own
-            speakers += [speaker] * len(own)
+        for utterance, speaker in turns:
+            tokens += utterance
+            speakers += [speaker] * len(utterance)
         return Context([*tokens, *marks[0]], [*speakers, *[0] * len(marks[0])]), is_whole
 
     def marks(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Return the tokens that stand before what the model says, and what the other one says."""
         if len(self.speakers) != 2:
             raise ConfigError(f"data.speakers: expected two, got {list(self.speakers)}")
-        known = (tokenizer.token(each) for each in self.speakers)
-        found = [
+        known = (tokenizer.token(speaker) for speaker in self.speakers)
+        marks = [
             tokenizer.encode(name) if token is None else [token]
             for name, token in zip(self.speakers, known, strict=True)
         ]
-        if found[0] == found[1] or not all(found):
+        if marks[0] == marks[1] or not all(marks):
             raise ConfigError(
                 f"data.speakers: this tokenizer does not tell {self.speakers[0]!r} from "
                 f"{self.speakers[1]!r}; give other marks, such as data.speakers=[me,you]"
             )
-        return found
+        return marks
 
     @classmethod
     def sample(cls) -> tuple["DialogTask", Sequence[DialogExample]]:  # type: ignore[override]
-        """See `Task`."""
         return cls(speakers=("there", "where")), (
             DialogExample(["Where is it ?"], ["How many ?"], ["Rivers", "How many ?"], 1),
             DialogExample([], ["Where ?", "There", "How ?"], ["Where ?", "How many ?", "There"], 0),
@@ -275,11 +273,10 @@ class DialogTask(ChoiceTask):
         )
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
-        found = super().written(answer)
-        shares = found["probabilities"]
+        chosen = super().written(answer)
+        shares = chosen["probabilities"]
         ranking = sorted(range(len(shares)), key=lambda number: -shares[number])
-        return {"reply": found["answer"], "ranking": ranking, "probabilities": shares}
+        return {"reply": chosen["answer"], "ranking": ranking, "probabilities": shares}
 
 
 @dataclass(kw_only=True)

@@ -61,7 +61,6 @@ class SpanExtraction(Answering):
 
     @property
     def head(self) -> str:
-        """The name of its head."""
         return "span" if self.info.name == "main" else f"span_{self.info.name}"
 
     @property
@@ -86,7 +85,6 @@ class SpanExtraction(Answering):
         return torch.where(allowed_BT[..., None], logits_BT2, RULED_OUT)
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the mean of the two cross-entropies of each row."""
         return F.cross_entropy(outputs, batch["span"], reduction="none").mean(1)
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -134,14 +132,14 @@ class SpanExtraction(Answering):
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
         """Return each row's answer and the predicted one; of a row without one, none."""
         best = self.answers(outputs, batch)
-        said_B2 = torch.stack([best["start"][:, 0], best["end"][:, 0]], 1)
+        predicted_B2 = torch.stack([best["start"][:, 0], best["end"][:, 0]], 1)
         is_none_B1 = (best["null"] > best["score"][:, 0])[:, None]
-        said_B2 = torch.where(is_none_B1, batch["window"][:, NULL, None], said_B2)
+        predicted_B2 = torch.where(is_none_B1, batch["window"][:, NULL, None], predicted_B2)
         for tokens, *spans in zip(
-            batch["tokens"].tolist(), batch["span"].tolist(), said_B2.tolist(), strict=True
+            batch["tokens"].tolist(), batch["span"].tolist(), predicted_B2.tolist(), strict=True
         ):
-            wanted, said = (tokens[first : last + 1] for first, last in spans)
-            yield wanted, said
+            wanted, predicted = (tokens[first : last + 1] for first, last in spans)
+            yield wanted, predicted
 
 
 def _between(batch: Batch, first: int, past: int) -> Tensor:

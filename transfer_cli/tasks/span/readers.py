@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer_cli.data import any_table, readers
+from transfer_cli.data import readers
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
+from transfer_cli.data.table import open_table
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 
@@ -92,7 +93,7 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if tree is not None:
         yield from _of_tree(tree, str(path))
         return
-    with any_table.opened(path, table_format, Layout(None, None, None), Wanted()) as table:
+    with open_table(path, table_format, Layout(None, None, None), Wanted()) as table:
         for record in table.records(readers.refuse):
             yield f"line {record.line}", record.fields
 
@@ -102,7 +103,7 @@ def _tree(path: Path) -> dict[str, Any] | None:
     with readers.open_file(path) as file:
         raw = file.read()
     try:
-        found = STRICT_JSON.decode(raw.decode("utf-8-sig"))
+        tree = STRICT_JSON.decode(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}, line {line}: not UTF-8 (byte {error.start}).") from error
@@ -114,9 +115,9 @@ def _tree(path: Path) -> dict[str, Any] | None:
         ) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: JSON that cannot be read ({error}).") from error
-    if isinstance(found, dict) and "data" not in found and "question" in found:
+    if isinstance(tree, dict) and "data" not in tree and "question" in tree:
         return None  # JSON lines with one line
-    return _as(found, dict, str(path))
+    return _as(tree, dict, str(path))
 
 
 def _of_tree(tree: dict[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -149,35 +150,35 @@ def _example(fields: Mapping[str, Any], where: str) -> SpanExample:
 
 def _answers(fields: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
     """Return the text of each answer and the character at which it begins."""
-    found = fields.get("answers")
+    entries = fields.get("answers")
     where = f"{where}: 'answers'"
-    if isinstance(found, dict):
-        texts = _field(found, "text", list, where)
-        starts = _field(found, "answer_start", list, where)
+    if isinstance(entries, dict):
+        texts = _field(entries, "text", list, where)
+        starts = _field(entries, "answer_start", list, where)
         if len(texts) != len(starts):
             raise DataError(f"{where} has {len(texts)} texts and {len(starts)} times answer_start.")
-        found = [
+        entries = [
             {"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)
         ]
-    if not isinstance(found, list):
+    if not isinstance(entries, list):
         raise DataError(
-            f"{where} is {_kind(found)}, expected a list; it is empty where there is no answer."
+            f"{where} is {_kind(entries)}, expected a list; it is empty where there is no answer."
         )
-    every = [_as(each, dict, where) for each in found]
+    every = [_as(entry, dict, where) for entry in entries]
     return [
-        (_text(each, "text", where), _field(each, "answer_start", int, where)) for each in every
+        (_text(entry, "text", where), _field(entry, "answer_start", int, where)) for entry in every
     ]
 
 
 def _text(fields: Mapping[str, Any], key: str, where: str) -> str:
-    found = _field(fields, key, str, where)
+    text = _field(fields, key, str, where)
     try:
-        found.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where}: {key!r} holds half of a surrogate pair, which is no character."
         ) from error
-    return found
+    return text
 
 
 def _field(fields: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:

@@ -52,17 +52,10 @@ class SpanTask(Task):
         step: how far apart windows of a long text begin: see `windows.RowLayout`.
     """
 
-    name: ClassVar[str] = "span"
-    objective: ClassVar[str] = "span"
-    head: ClassVar[str] = "span"
-    example: ClassVar[type] = SpanExample
-    files: ClassVar[str | None] = f"{__name__}.Squad"
-    fields: ClassVar[tuple[str, ...]] = ("answer", "start", "end", "probability", "n_best")
-    expected: ClassVar[str] = "answer"
-    export_head: ClassVar[str | None] = "question_answering"
-    makes_windows: ClassVar[bool] = True
-    scores_answers: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "span", "span", "span", SpanExample
+    fields, expected = ("answer", "start", "end", "probability", "n_best"), "answer"
+    files, export_head = f"{__name__}.Squad", "question_answering"
+    makes_windows = scores_answers = can_fail = True
 
     # Tasks that differ in these alone share their heads.
     unanswerable: bool = field(default=False, compare=False)
@@ -75,7 +68,6 @@ class SpanTask(Task):
                 at_least(name, getattr(self, name), 1)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> SpanExample:
-        """See `Task`."""
         if pair is None:
             raise DataError(
                 f"{name}, line {record.line}: a question needs its text; give columns 'question' "
@@ -84,21 +76,17 @@ class SpanTask(Task):
         return SpanExample(text_of(record, text, name), text_of(record, pair, name))
 
     def texts(self, example: SpanExample) -> tuple[str, ...]:
-        """See `Task`."""
         return example.question, example.context
 
     def labels_of(self, example: SpanExample) -> Sequence[str]:
-        """Return the first answer."""
         if example.answers is None:
             return ()
         return (example.answers[0] if example.answers else NO_ANSWER,)
 
     def unlabelled(self, example: SpanExample) -> SpanExample:
-        """See `Task`."""
         return replace(example, answers=None, start=None)
 
     def check(self, train: Sequence[SpanExample], where: str) -> None:
-        """See `Task`."""
         if not any(question.answers for question in train):
             raise DataError(f"{where}: no question has an answer; there is nothing to learn.")
 
@@ -131,7 +119,6 @@ class SpanTask(Task):
 
     @classmethod
     def sample(cls) -> tuple["SpanTask", Sequence[SpanExample]]:
-        """See `Task`."""
         rivers = "Where do the rivers go ? Many go there"
         return cls(unanswerable=True, question_length=1, step=1), (
             SpanExample("Where ?", rivers, ("there",), 33),
@@ -144,18 +131,20 @@ class SpanTask(Task):
 
         No answer, if that may be given, is among them with the lowest score that it has in any.
         """
-        found = [
+        spans = [
             ScoredSpan(score, *data.characters(row, start, end))
-            for row, own in rows.items()
-            for score, start, end in zip(own["score"], own["start"], own["end"], strict=True)
+            for row, window in rows.items()
+            for score, start, end in zip(
+                window["score"], window["start"], window["end"], strict=True
+            )
             if score > -np.inf
         ]
-        null = min(own["null"] for own in rows.values())
-        if null > -np.inf or not found:
-            found.append(ScoredSpan(null, None, None))
+        null = min(window["null"] for window in rows.values())
+        if null > -np.inf or not spans:
+            spans.append(ScoredSpan(null, None, None))
         # Of equal scores the first one in the text is better than a later one, or none.
-        found.sort(key=lambda each: (-each.score, each.start is None, each.start, each.end))
-        return found
+        spans.sort(key=lambda span: (-span.score, span.start is None, span.start, span.end))
+        return spans
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
         """Return the best answer, with the n best and their probabilities.
@@ -163,28 +152,28 @@ class SpanTask(Task):
         They are as many as each window offers; the probabilities are a softmax over their scores.
         """
         text = data.examples[example].context
-        found = self.candidates(data, rows)[: max(len(own["score"]) for own in rows.values())]
-        scores = np.array([each.score for each in found])
-        shares = np.exp(scores - scores[0]) if len(found) > 1 else np.ones(1)
+        best = self.candidates(data, rows)[: max(len(window["score"]) for window in rows.values())]
+        scores = np.array([span.score for span in best])
+        shares = np.exp(scores - scores[0]) if len(best) > 1 else np.ones(1)
         n_best = [
             {
-                "answer": "" if each.start is None else text[each.start : each.end],
-                "start": each.start,
-                "end": each.end,
+                "answer": "" if span.start is None else text[span.start : span.end],
+                "start": span.start,
+                "end": span.end,
                 "probability": float(share),
             }
-            for each, share in zip(found, shares / shares.sum(), strict=True)
+            for span, share in zip(best, shares / shares.sum(), strict=True)
         ]
         return {**n_best[0], "n_best": n_best}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; the score is the F1 of words."""
-        said, given = self.answer(data, example, rows), data.examples[example].answers or ()
+        predicted, given = self.answer(data, example, rows), data.examples[example].answers or ()
         return Result(
             expected=given[0] if given else NO_ANSWER,
-            predicted=said["answer"] or NO_ANSWER,
-            probability=said["probability"],
-            score=scoring.best_of(scoring.f1, given, said["answer"]),
+            predicted=predicted["answer"] or NO_ANSWER,
+            probability=predicted["probability"],
+            score=scoring.best_of(scoring.f1, given, predicted["answer"]),
         )
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
@@ -192,34 +181,34 @@ class SpanTask(Task):
 
         Where some questions have no answer, also of the others and of these alone.
         """
-        found: dict[str, dict[str, list[float]]] = {HAS_ANSWER: {}, HAS_NONE: {}}
-        for example, own in rows.items():
-            said = self.answer(data, example, own)["answer"]
+        by_part: dict[str, dict[str, list[float]]] = {HAS_ANSWER: {}, HAS_NONE: {}}
+        for example, windows in rows.items():
+            predicted = self.answer(data, example, windows)["answer"]
             given = data.examples[example].answers or ()
             # As the script does: an answer of which nothing is left is one all the same.
-            part = found[HAS_ANSWER if given else HAS_NONE]
+            part = by_part[HAS_ANSWER if given else HAS_NONE]
             for name, score in (("exact_match", scoring.exact), ("f1", scoring.f1)):
-                part.setdefault(name, []).append(100 * scoring.best_of(score, given, said))
-        both = [name for name, part in found.items() if part]
+                part.setdefault(name, []).append(100 * scoring.best_of(score, given, predicted))
+        both = [name for name, part in by_part.items() if part]
         measures = {}
         for name in ("exact_match", "f1"):
-            every = [score for part in both for score in found[part][name]]
+            every = [score for part in both for score in by_part[part][name]]
             measures[name] = float(np.mean(every))
             if len(both) > 1:
-                measures |= {f"{name}/{part}": float(np.mean(found[part][name])) for part in both}
+                measures |= {f"{name}/{part}": float(np.mean(by_part[part][name])) for part in both}
         return measures
 
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the `null_threshold` of the best F1; see `objective.SpanExtraction`."""
         margins, answered, unanswered = [], [], []
-        for example, own in rows.items():
-            found, given = self.candidates(data, own), data.examples[example].answers or ()
-            best = next((each for each in found if each.start is not None), None)
+        for example, windows in rows.items():
+            candidates, given = self.candidates(data, windows), data.examples[example].answers or ()
+            best = next((span for span in candidates if span.start is not None), None)
             if best is None:  # whatever the threshold is
                 continue
-            said = data.examples[example].context[best.start : best.end]
-            margins.append(min(row["null"] for row in own.values()) - best.score)
-            answered.append(scoring.best_of(scoring.f1, given, said))
+            predicted = data.examples[example].context[best.start : best.end]
+            margins.append(min(row["null"] for row in windows.values()) - best.score)
+            answered.append(scoring.best_of(scoring.f1, given, predicted))
             unanswered.append(scoring.best_of(scoring.f1, given, ""))
         if not margins:
             return {}
@@ -227,14 +216,13 @@ class SpanTask(Task):
         return {"null_threshold": fitted}
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        """See `Task`."""
-        found = {name: answer[name] for name in self.fields}
-        found["probability"] = round(answer["probability"], DECIMALS)
-        found["n_best"] = [
-            {**each, "probability": round(each["probability"], DECIMALS)}
-            for each in answer["n_best"]
+        written = {name: answer[name] for name in self.fields}
+        written["probability"] = round(answer["probability"], DECIMALS)
+        written["n_best"] = [
+            {**candidate, "probability": round(candidate["probability"], DECIMALS)}
+            for candidate in answer["n_best"]
         ]
-        return found
+        return written
 
     def cells(self, answer: Answer) -> list[Any]:
         """See `Task`; no answer has empty cells for its place."""
@@ -244,11 +232,11 @@ class SpanTask(Task):
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
         """Return why nothing was learnt: no answer is found where there is one."""
-        found = measures.get(f"f1/{HAS_ANSWER}", measures.get("f1", 100.0))
-        if found > MARGIN:
+        f1 = measures.get(f"f1/{HAS_ANSWER}", measures.get("f1", 100.0))
+        if f1 > MARGIN:
             return None
         return (
-            f"the F1 of training questions that have an answer is {found:.1f} %: they are answered "
+            f"the F1 of training questions that have an answer is {f1:.1f} %: they are answered "
             f"at random or not at all; {CURE}"
         )
 
@@ -282,19 +270,19 @@ class Squad(LabelledFiles):
         one_of("null_windows", self.null_windows, ("keep", "drop"), ValueError)
 
     def read(self, path: Path) -> list[SpanExample]:
-        """See `LabelledFiles`."""
         return read_questions(path)
 
     def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
-        """See `LabelledFiles`."""
         data = super().examples(paths, own)
         if "train" not in paths:
             return data
         questions = data.splits["train"]
         train = [
-            replace(each, answer_windows_only=self.null_windows == "drop" and bool(each.answers))
-            for each in questions
-            if each.start is not None or not each.answers
+            replace(
+                question, answer_windows_only=self.null_windows == "drop" and bool(question.answers)
+            )
+            for question in questions
+            if question.start is not None or not question.answers
         ]
         if len(train) < len(questions):
             log.warning(

@@ -143,11 +143,11 @@ def encode_spans(
     is_cut, num_answers, num_unreachable = list[bool](), 0, 0
     for example, question, text, offsets in _encoded(examples, tokenizer):
         answer = answer_pieces(example, offsets)
-        own = _rows(question[: layout.question], text, answer, layout)
+        windows = _rows(question[: layout.question], text, answer, layout)
         if example.answer_windows_only:
-            own = [row for row in own if row.holds_answer] or own
-        example_of += [len(all_offsets)] * len(own)
-        rows += own
+            windows = [row for row in windows if row.holds_answer] or windows
+        example_of += [len(all_offsets)] * len(windows)
+        rows += windows
         all_offsets.append(offsets)
         is_cut.append(len(question) > layout.question)
         num_answers += answer is not None
@@ -160,7 +160,7 @@ def encode_spans(
     targets = {"window": np.array([row.window for row in rows], dtype=np.int64)}
     if known:
         targets["span"] = np.array([row.span for row in rows], dtype=np.int64)
-    found = EncodedSpans(
+    encoded = EncodedSpans(
         examples,
         [row.tokens for row in rows],
         tokenizer.pad,
@@ -169,8 +169,8 @@ def encode_spans(
         example_of=example_of,
         is_cut=is_cut,
     )
-    found.offsets, found.shift = all_offsets, [row.shift for row in rows]
-    return found
+    encoded.offsets, encoded.shift = all_offsets, [row.shift for row in rows]
+    return encoded
 
 
 def most_of_question(length: int) -> int:
@@ -219,8 +219,8 @@ def answer_pieces(example: SpanExample, offsets: Ints) -> tuple[int, int] | None
 
 def _is_reached(example: SpanExample, offsets: Ints, answer: tuple[int, int]) -> bool:
     """Return whether the answer that is cut from the text by whole pieces is right."""
-    said = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
-    return best_of(exact, example.answers or (), said) == 1
+    predicted = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
+    return best_of(exact, example.answers or (), predicted) == 1
 
 
 def _encoded(
@@ -229,7 +229,7 @@ def _encoded(
     """Yield examples with the tokens of both texts, and the characters of those of the second."""
     for portion in in_portions(examples, "questions"):
         # A blank question is none, as RoBERTa's truncation in other libraries fails on it.
-        questions = tokenizer.encode_batch([each.question.lstrip() for each in portion])
+        questions = tokenizer.encode_batch([example.question.lstrip() for example in portion])
         contexts = list(dict.fromkeys(example.context for example in portion))
         encoded = {
             context: (tokens, np.array(places, dtype=np.int64).reshape(-1, 2))
@@ -248,8 +248,8 @@ def _rows(
     head = [*layout.before, *question, *layout.between]
     size = layout.room - len(question)
     starts = window_starts(len(text), size, layout.step)
-    found = []
-    for start, own in zip(starts, owned_pieces(len(text), size, starts), strict=True):
+    rows = []
+    for start, owned in zip(starts, owned_pieces(len(text), size, starts), strict=True):
         tokens = text[start : start + size]
         row = array("i", [*head, *tokens, *layout.after])
         shift, past = len(head) - start, start + len(tokens)
@@ -257,6 +257,6 @@ def _rows(
         span = (null, null)
         if answer is not None and start <= answer[0] and answer[1] < past:
             span = (answer[0] + shift, answer[1] + shift)
-        window = (null, *(place + shift for place in (start, past, *own)))
-        found.append(_Row(row, shift, window, span))
-    return found
+        window = (null, *(place + shift for place in (start, past, *owned)))
+        rows.append(_Row(row, shift, window, span))
+    return rows

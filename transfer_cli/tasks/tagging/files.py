@@ -108,16 +108,16 @@ class TaggedFiles(LabelledFiles):
     def _scheme(self, train: Sequence[Sentence], path: Path) -> Scheme:
         if self.scheme != "auto":
             return self.scheme
-        scheme, warning = schemes.scheme_of(each.tags for each in train)
+        scheme, warning = schemes.scheme_of(sentence.tags for sentence in train)
         if warning:
             log.warning("%s: %s", path, warning)
         return scheme
 
 
 def _in_bio(sentence: Sentence, scheme: Scheme, source: Path) -> list[str]:
-    found = schemes.fault(sentence.tags, scheme)
-    if found is not None:
-        word, said = found
+    fault = schemes.fault(sentence.tags, scheme)
+    if fault is not None:
+        word, said = fault
         raise DataError(
             f"{source}, line {sentence.lines[word]}: {said} (the scheme is {scheme}; data.scheme "
             f"sets it, to one of {listed(schemes.SCHEMES, 10)})."
@@ -126,11 +126,11 @@ def _in_bio(sentence: Sentence, scheme: Scheme, source: Path) -> list[str]:
 
 
 def _say_changes(
-    found: Sequence[Sentence], bio: Sequence[list[str]], scheme: Scheme, source: Path
+    sentences: Sequence[Sentence], bio: Sequence[list[str]], scheme: Scheme, source: Path
 ) -> None:
     changed = sum(
         one != other
-        for sentence, tags in zip(found, bio, strict=True)
+        for sentence, tags in zip(sentences, bio, strict=True)
         for one, other in zip(sentence.tags, tags, strict=True)
     )
     if changed:
@@ -141,10 +141,10 @@ def _say_changes(
 
 
 def _check_known(
-    found: Sequence[Sentence], bio: Sequence[list[str]], labels: Sequence[str], source: Path
+    sentences: Sequence[Sentence], bio: Sequence[list[str]], labels: Sequence[str], source: Path
 ) -> None:
     known = set(labels)
-    for sentence, tags in zip(found, bio, strict=True):
+    for sentence, tags in zip(sentences, bio, strict=True):
         for tag, line in zip(tags, sentence.lines, strict=True):
             if tag not in known:
                 raise DataError(

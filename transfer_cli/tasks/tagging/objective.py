@@ -66,7 +66,6 @@ class TokenTagging(UnitObjective):
 
     @property
     def head(self) -> str:
-        """The name of its head."""
         return "tags" if self.info.name == "main" else f"tags_{self.info.name}"
 
     @property
@@ -75,7 +74,6 @@ class TokenTagging(UnitObjective):
         return self.head
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the head."""
         head = TagHead(backbone.shape.width, len(self.info.labels), self.dropout)
         initialise_plain(head)
         return {self.head: head}
@@ -111,7 +109,6 @@ class TokenTagging(UnitObjective):
         return mask.flatten().index_select(0, rows_with_word(batch))
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed cross-entropy."""
         rows_N = rows_with_target(batch)
         return {"loss": _summed(self._logits_at(rows_N, model, encoded), batch, rows_N)}
 
@@ -133,9 +130,9 @@ class TokenTagging(UnitObjective):
         classes = len(self.info.labels)
         if classes > MOST_IN_CONFUSION:
             return {"loss": loss}
-        word_N, said_N = _of_words(batch).flatten(), logits_NC.argmax(-1)
+        word_N, predicted_N = _of_words(batch).flatten(), logits_NC.argmax(-1)
         # What is no word goes into a cell of its own.
-        cell_N = torch.where(word_N == IGNORE, classes**2, word_N * classes + said_N)
+        cell_N = torch.where(word_N == IGNORE, classes**2, word_N * classes + predicted_N)
         cells = occurrences(cell_N, classes**2 + 1)[:-1]
         return {"loss": loss, "confusion": cells.view(classes, classes)}
 
@@ -146,9 +143,9 @@ class TokenTagging(UnitObjective):
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the tags of each row's words and the likeliest ones."""
         target_BT = _of_words(batch)
-        said_BT = torch.where(target_BT == IGNORE, IGNORE, outputs.argmax(-1))
-        both = zip(target_BT.tolist(), said_BT.tolist(), strict=True)
-        return [(self._names(wanted), self._names(said)) for wanted, said in both]
+        predicted_BT = torch.where(target_BT == IGNORE, IGNORE, outputs.argmax(-1))
+        both = zip(target_BT.tolist(), predicted_BT.tolist(), strict=True)
+        return [(self._names(wanted), self._names(predicted)) for wanted, predicted in both]
 
     def _names(self, tags: Sequence[int]) -> str:
         return " ".join(self.info.labels[tag] for tag in tags if tag != IGNORE)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from transfer_cli.data.columns import check_accepted, other_data
-from transfer_cli.data.readers import numbered_lines, read_table
+from transfer_cli.data.json_tables import json_rows
+from transfer_cli.data.readers import numbered_lines
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.tagging.schemes import Entity, of_entities
@@ -106,10 +107,10 @@ class TagColumns:
 
 def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sentence]:
     """Return the sentences of a file."""
-    found = list(_READERS[file_format](path, columns))
-    if not found:
+    read = list(_READERS[file_format](path, columns))
+    if not read:
         raise DataError(f"{path} has no sentences.")
-    return found
+    return read
 
 
 def format_of(path: Path) -> Format:
@@ -183,12 +184,12 @@ def _by_lines(
     path: Path, word_of: Callable[[str, int], tuple[str, str] | None]
 ) -> Iterator[Sentence]:
     """Yield what stands between empty lines; `word_of` gives a word and its tag, or None."""
-    found = list[tuple[str, str, int]]()
+    words = list[tuple[str, str, int]]()
     for number, line in numbered_lines(path):
         if not line.strip(" \t"):
-            if found:
-                yield _sentence(found)
-            found = []
+            if words:
+                yield _sentence(words)
+            words = []
             continue
         both = word_of(line, number)
         if both is None:
@@ -196,18 +197,18 @@ def _by_lines(
         if not all(both):
             what = "word" if not both[0] else "tag"
             raise DataError(f"{path}, line {number}: the {what} is empty.")
-        found.append((*both, number))
-    if found:
-        yield _sentence(found)
+        words.append((*both, number))
+    if words:
+        yield _sentence(words)
 
 
-def _sentence(found: Sequence[tuple[str, str, int]]) -> Sentence:
-    words, tags, lines = zip(*found, strict=True)
+def _sentence(tagged: Sequence[tuple[str, str, int]]) -> Sentence:
+    words, tags, lines = zip(*tagged, strict=True)
     return Sentence(words, tags, lines)
 
 
 def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
-    for record in read_table(path, "jsonl"):
+    for record in json_rows(path):
         fields, where = record.fields, f"{path}, line {record.line}"
         if "_input_hash" in fields:
             check_accepted([fields.get("answer")], str(path))
@@ -256,7 +257,7 @@ def _of_text(record: Record, name: str) -> Sentence:
         raise DataError(f"{where}: the text has no words.")
     first_at = {start: word for word, (start, _) in enumerate(spans)}
     past_at = {end: word + 1 for word, (_, end) in enumerate(spans)}
-    found = list[Entity]()
+    entities = list[Entity]()
     key = next(key for key in _ENTITIES if key in record.fields)
     for entry in _list(record.fields, key, where):
         kind, start, end = _entity(entry, text, where)
@@ -270,15 +271,15 @@ def _of_text(record: Record, name: str) -> Sentence:
                 f"{where}: the entity {text[start:end]!r:.80} ({start} to {end}) cuts the word "
                 f"{cut!r:.80}."
             )
-        found.append(Entity(kind, first, past))
-    found.sort(key=lambda each: each.first)
-    for one, other in pairwise(found):
+        entities.append(Entity(kind, first, past))
+    entities.sort(key=lambda entity: entity.first)
+    for one, other in pairwise(entities):
         if other.first < one.past:
             raise DataError(
                 f"{where}: the entities {one.type} and {other.type} share the word "
                 f"{words[other.first]!r:.80}; a word has one tag."
             )
-    tags = of_entities(found, len(words))
+    tags = of_entities(entities, len(words))
     return Sentence(words, tags, [record.line] * len(words), text, spans)
 
 
@@ -307,10 +308,10 @@ def _entity(entry: object, text: str, where: str) -> tuple[str, int, int]:
 
 
 def _list(fields: Mapping[str, object], key: str, where: str) -> list[Any]:
-    found = fields.get(key)
-    if not isinstance(found, list):
-        raise DataError(f"{where}: expected a list {key!r}, found {found!r:.40}.")
-    return found
+    values = fields.get(key)
+    if not isinstance(values, list):
+        raise DataError(f"{where}: expected a list {key!r}, found {values!r:.40}.")
+    return values
 
 
 _READERS: Mapping[Format, Callable[[Path, TagColumns], Iterator[Sentence]]] = {

@@ -62,15 +62,15 @@ def entities(tags: Sequence[str], *, strict: bool = False) -> list[Entity]:
         tags: A tag for each word.
         strict: Leave out those that do not begin with B, as seqeval's strict mode does.
     """
-    found, first, before, kind_before = list[Entity](), 0, OUTSIDE, ""
+    runs, first, before, kind_before = list[Entity](), 0, OUTSIDE, ""
     for at, (mark, kind) in enumerate([*map(split, tags), (OUTSIDE, "")]):
         goes_on = mark == "I" and before != OUTSIDE and kind == kind_before
         if not goes_on:
             if before != OUTSIDE and not (strict and not tags[first].startswith("B-")):
-                found.append(Entity(kind_before, first, at))
+                runs.append(Entity(kind_before, first, at))
             first = at
         before, kind_before = mark, kind
-    return found
+    return runs
 
 
 def scheme_of(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, str]:
@@ -130,12 +130,12 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
         return [tag if tag == OUTSIDE else f"{marks.get(tag[0], tag[0])}{tag[1:]}" for tag in tags]
     if scheme != "iob1":
         return list(tags)
-    found, before = list[str](), OUTSIDE
+    bio, before = list[str](), OUTSIDE
     for tag in tags:
         opens = marks_entity(tag, "I") and split(before)[1] != split(tag)[1]
-        found.append(f"B{tag[1:]}" if opens else tag)
+        bio.append(f"B{tag[1:]}" if opens else tag)
         before = tag
-    return found
+    return bio
 
 
 def _in_letters(tags: Sequence[str], scheme: Scheme) -> list[str]:
@@ -145,10 +145,10 @@ def _in_letters(tags: Sequence[str], scheme: Scheme) -> list[str]:
     return [f"{_AS_BIOES[tag[0]]}{tag[1:]}" if marks_entity(tag, "LUMW") else tag for tag in tags]
 
 
-def of_entities(found: Iterable[Entity], words: int) -> list[str]:
+def of_entities(runs: Iterable[Entity], words: int) -> list[str]:
     """Return the BIO tags of so many words with entities that do not overlap."""
     tags = [OUTSIDE] * words
-    for kind, first, past in found:
+    for kind, first, past in runs:
         tags[first:past] = [f"B-{kind}", *[f"I-{kind}"] * (past - first - 1)]
     return tags
 
@@ -158,11 +158,11 @@ def labels_of(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 
     A type whose entities never begin with B gets that tag, too: a valid sequence needs it.
     """
-    found = set(tags)
+    labels = set(tags)
     if scheme == "none":
-        return tuple(sorted(found))
-    found |= {f"B{tag[1:]}" for tag in found if tag != OUTSIDE} | {OUTSIDE}
-    return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, split(tag)[1], tag)))
+        return tuple(sorted(labels))
+    labels |= {f"B{tag[1:]}" for tag in labels if tag != OUTSIDE} | {OUTSIDE}
+    return tuple(sorted(labels, key=lambda tag: (tag != OUTSIDE, split(tag)[1], tag)))
 
 
 Floats = npt.NDArray[np.float64]

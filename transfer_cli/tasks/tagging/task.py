@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,18 +52,10 @@ class TaggingTask(Task):
         stride: Words that two windows of a long text share; None: half of one.
     """
 
-    name: ClassVar[str] = "tagging"
-    objective: ClassVar[str] = "tagging"
-    head: ClassVar[str] = "tags"
-    example: ClassVar[type] = TagExample
-    files: ClassVar[str | None] = "transfer_cli.tasks.tagging.files.TaggedFiles"
-    fields: ClassVar[tuple[str, ...]] = ("tags", "entities")
-    expected: ClassVar[str] = "tags"
-    export_head: ClassVar[str | None] = "token_classification"
-    makes_windows: ClassVar[bool] = True
-    scores_answers: ClassVar[bool] = True
-    combines: ClassVar[bool] = True
-    can_fail: ClassVar[bool] = True
+    name, objective, head, example = "tagging", "tagging", "tags", TagExample
+    fields, expected = ("tags", "entities"), "tags"
+    files, export_head = "transfer_cli.tasks.tagging.files.TaggedFiles", "token_classification"
+    makes_windows = scores_answers = combines = can_fail = True
 
     # Tasks that differ in these alone share their heads.
     marks_entities: bool = field(default=True, compare=False)
@@ -78,14 +70,13 @@ class TaggingTask(Task):
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TagExample:
         """Return the words between the blanks of a text, or those of a list."""
-        found = record.fields.get(text)
-        if isinstance(found, list) and all(isinstance(word, str) for word in found):
-            return TagExample.of_words(found)
-        found = text_of(record, text, name)
-        return TagExample(found, tuple(match.span() for match in _WORD.finditer(found)))
+        cell = record.fields.get(text)
+        if isinstance(cell, list) and all(isinstance(word, str) for word in cell):
+            return TagExample.of_words(cell)
+        cell = text_of(record, text, name)
+        return TagExample(cell, tuple(match.span() for match in _WORD.finditer(cell)))
 
     def texts(self, example: TagExample) -> tuple[str, ...]:
-        """See `Task`."""
         return (example.text,)
 
     def inputs(self, example: TagExample) -> tuple[str, ...]:
@@ -93,11 +84,9 @@ class TaggingTask(Task):
         return tuple(example.words)
 
     def labels_of(self, example: TagExample) -> Sequence[str]:
-        """Return the tags."""
         return [self.labels[number] for number in example.label or ()]
 
     def check(self, train: Sequence[TagExample], where: str) -> None:
-        """See `Task`."""
         if len(self.labels) < 2:
             raise DataError(
                 f"{where}: all words have the tag {self.labels[0]!r}; there is nothing to learn. "
@@ -106,9 +95,10 @@ class TaggingTask(Task):
 
     def strata(self, examples: Sequence[TagExample]) -> Sequence[int]:
         """Return the rarest tag of each, so that a share has entities of each type."""
-        count = Counter(chain.from_iterable(each.label or () for each in examples))
+        count = Counter(chain.from_iterable(example.label or () for example in examples))
         return [
-            min(each.label or (), key=lambda number: (count[number], number)) for each in examples
+            min(example.label or (), key=lambda number: (count[number], number))
+            for example in examples
         ]
 
     def encode(
@@ -135,7 +125,6 @@ class TaggingTask(Task):
 
     @classmethod
     def sample(cls) -> tuple["TaggingTask", Sequence[TagExample]]:
-        """See `Task`."""
         return cls(("O", "B-RIVER", "I-RIVER"), stride=1), (
             TagExample.of_words(["Where", "do", "the", "rivers", "go", "?"], (0, 0, 1, 2, 0, 0)),
             TagExample.of_words(["How", "many", "?"], (0, 0, 0)),
@@ -146,9 +135,9 @@ class TaggingTask(Task):
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
         """Return the text, the characters of its words, and the probability of each tag of each."""
-        found = data.examples[example]
-        spans = [[int(start), int(end)] for start, end in found.spans]
-        return {"text": found.text, "spans": spans, "shares": of_words(data, rows, "shares")}
+        sentence = data.examples[example]
+        spans = [[int(start), int(end)] for start, end in sentence.spans]
+        return {"text": sentence.text, "spans": spans, "shares": of_words(data, rows, "shares")}
 
     def decoded(self, shares_WC: Sequence[Sequence[float]]) -> list[str]:
         """Return the likeliest tags, of those that mark entities without fault if they are to."""
@@ -180,10 +169,11 @@ class TaggingTask(Task):
         }
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        """Return the mean of the probabilities."""
         words = range(len(answers[0][1]["spans"]))
         shares_WC = [
-            mean_by_label(self.labels, [(task.labels, own["shares"][at]) for task, own in answers])
+            mean_by_label(
+                self.labels, [(task.labels, answer["shares"][at]) for task, answer in answers]
+            )
             for at in words
         ]
         return {**answers[0][1], "shares": shares_WC}
@@ -200,20 +190,25 @@ class TaggingTask(Task):
 
         The score is the F1 of the entities of this text, or the share of right tags.
         """
-        found = data.examples[example]
+        sentence = data.examples[example]
         shares_WC = of_words(data, rows, "shares")
-        said, given = self.decoded(shares_WC), list(self.labels_of(found))
+        predicted, given = self.decoded(shares_WC), list(self.labels_of(sentence))
         if self.marks_entities:
-            wanted, had = set(self.entities(given)), set(self.entities(said))
+            wanted, had = set(self.entities(given)), set(self.entities(predicted))
             both = len(wanted) + len(had)
             score = 2 * len(wanted & had) / both if both else 1.0
         else:
-            right = sum(one == other for one, other in zip(given, said, strict=True))
+            right = sum(one == other for one, other in zip(given, predicted, strict=True))
             score = right / max(1, len(given))
-        numbers = [self.labels.index(tag) for tag in said]
-        probability = float(np.prod([own[n] for own, n in zip(shares_WC, numbers, strict=True)]))
+        numbers = [self.labels.index(tag) for tag in predicted]
+        probability = float(
+            np.prod([shares_C[n] for shares_C, n in zip(shares_WC, numbers, strict=True)])
+        )
         return Result(
-            self._shown(found, given), self._shown(found, said), min(1.0, probability), score
+            self._shown(sentence, given),
+            self._shown(sentence, predicted),
+            min(1.0, probability),
+            score,
         )
 
     def _shown(self, example: TagExample, tags: Sequence[str]) -> str:
@@ -232,8 +227,8 @@ class TaggingTask(Task):
         conlleval's rules, `entity_f1_strict` seqeval's strict mode. Without any entity all are 0.
         """
         given = [list(self.labels_of(data.examples[example])) for example in rows]
-        said = [self.decoded(of_words(data, own, "shares")) for own in rows.values()]
-        return measures(given, said, entities=self.marks_entities)
+        predicted = [self.decoded(of_words(data, windows, "shares")) for windows in rows.values()]
+        return measures(given, predicted, entities=self.marks_entities)
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -253,25 +248,25 @@ class TaggingTask(Task):
 
 
 def measures(
-    given: Sequence[Sequence[str]], said: Sequence[Sequence[str]], *, entities: bool = True
+    given: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, entities: bool = True
 ) -> dict[str, float]:
     """Return the measures of sentences of tags; see `TaggingTask.scores`."""
-    pairs = list(zip(given, said, strict=True))
+    pairs = list(zip(given, predicted, strict=True))
     words = sum(map(len, given))
     right = sum(one == other for both in pairs for one, other in zip(*both, strict=True))
-    found = {"accuracy": right / words if words else 0.0}
+    scores = {"accuracy": right / words if words else 0.0}
     if not entities:
-        return found
+        return scores
     counts = _counted(pairs)
     hits, wanted, had = (sum(part.values()) for part in counts)
-    found |= {
+    scores |= {
         "entity_f1": _f1(hits, wanted, had),
         "entity_precision": hits / had if had else 0.0,
         "entity_recall": hits / wanted if wanted else 0.0,
         "entity_f1_strict": _f1(*(sum(part.values()) for part in _counted(pairs, strict=True))),
     }
     hit_of, wanted_of, had_of = counts
-    return found | {
+    return scores | {
         f"entity_f1/{kind}": _f1(hit_of[kind], wanted_of[kind], had_of[kind])
         for kind in sorted(wanted_of | had_of)
     }
@@ -282,11 +277,11 @@ def _counted(
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Return how many entities of each type are said rightly, given, and said."""
     hits, wanted, had = Counter[str](), Counter[str](), Counter[str]()
-    for given, said in pairs:
-        ours, theirs = (schemes.entities(tags, strict=strict) for tags in (given, said))
-        wanted.update(each.type for each in ours)
-        had.update(each.type for each in theirs)
-        hits.update(each.type for each in set(ours) & set(theirs))
+    for given, predicted in pairs:
+        ours, theirs = (schemes.entities(tags, strict=strict) for tags in (given, predicted))
+        wanted.update(entity.type for entity in ours)
+        had.update(entity.type for entity in theirs)
+        hits.update(entity.type for entity in set(ours) & set(theirs))
     return hits, wanted, had
 
 

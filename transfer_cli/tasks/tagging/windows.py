@@ -62,20 +62,19 @@ class EncodedWords(EncodedRows):
         self._of_words[name] = values
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """See `EncodedRows`."""
-        found = super().batch(indices)
-        word_BT = found["word"].numpy()
+        batch = super().batch(indices)
+        word_BT = batch["word"].numpy()
         is_read_BT = word_BT != IGNORE
         for name, values in self._of_words.items():
             placed = np.zeros((*word_BT.shape, *values.shape[1:]), values.dtype)
             placed[is_read_BT] = values[word_BT[is_read_BT]]
-            found[name] = torch.from_numpy(placed)
-        return found
+            batch[name] = torch.from_numpy(placed)
+        return batch
 
 
 def of_words(data: Any, rows: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
     """Return what rows of `EncodedWords` hold of each word: they come in order, each once."""
-    return [own[name][place] for row, own in rows.items() for place in data.read_at[row]]
+    return [window[name][place] for row, window in rows.items() for place in data.read_at[row]]
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,13 @@ class _Window:
 
     @classmethod
     def of(
-        cls, pieces: Sequence[list[int]], window: tuple[int, int], own: range, before: list[int]
+        cls, pieces: Sequence[list[int]], window: tuple[int, int], owned: range, before: list[int]
     ) -> "_Window":
         tokens, words = [*before], []
         for word in range(*window):
             start = len(tokens)
             tokens += pieces[word]
-            if word in own:
+            if word in owned:
                 words.append((word, start, len(tokens)))
         return cls(tokens, words)
 
@@ -118,13 +117,13 @@ class _Window:
 
     def target(self, label: Sequence[int], reading: Reading) -> list[int]:
         """Return the target of each token."""
-        found = [IGNORE] * len(self.tokens)
+        target = [IGNORE] * len(self.tokens)
         for (word, start, past), place in zip(self.words, self.read_at(reading), strict=True):
-            tag = found[place] = label[word]
+            tag = target[place] = label[word]
             if reading.inside is not None:
-                found[start:place] = [tag] * (place - start)
-                found[place + 1 : past] = [reading.inside[tag]] * (past - place - 1)
-        return found
+                target[start:place] = [tag] * (place - start)
+                target[place + 1 : past] = [reading.inside[tag]] * (past - place - 1)
+        return target
 
 
 def encode_words(
@@ -147,12 +146,12 @@ def encode_words(
         raise ConfigError(f"data.length is {length}, which leaves no room for a word; raise it")
     known = all_known([example.label for example in examples], "tags")
     rows, example_of, is_cut = list[_Window](), list[int](), list[bool]()
-    for at, (_, found) in enumerate(_pieces(examples, tokenizer)):
-        is_cut.append(any(len(own) > room for own in found))
-        pieces = [own[:room] for own in found]
+    for at, (_, whole) in enumerate(_pieces(examples, tokenizer)):
+        is_cut.append(any(len(word) > room for word in whole))
+        pieces = [word[:room] for word in whole]
         windows = windows_of([*map(len, pieces)], room, reading.stride)
-        for window, own in zip(windows, owners(len(pieces), windows), strict=True):
-            rows.append(_Window.of(pieces, window, own, before))
+        for window, owned in zip(windows, owners(len(pieces), windows), strict=True):
+            rows.append(_Window.of(pieces, window, owned, before))
             example_of.append(at)
     target = None
     if known:
@@ -173,13 +172,13 @@ def encode_words(
 
 def _numbered(rows: Sequence[Sequence[int]], read_at: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the number of each word at the position where it is read, `IGNORE` elsewhere."""
-    number, found = count(), list[list[int]]()
+    number, numbers = count(), list[list[int]]()
     for tokens, places in zip(rows, read_at, strict=True):
-        own = [IGNORE] * len(tokens)
+        row = [IGNORE] * len(tokens)
         for place in places:
-            own[place] = next(number)
-        found.append(own)
-    return found
+            row[place] = next(number)
+        numbers.append(row)
+    return numbers
 
 
 def windows_of(sizes: Sequence[int], room: int, stride: int | None) -> list[tuple[int, int]]:
@@ -220,7 +219,7 @@ def _pieces(
     # As other libraries do: else the first word's would be others than in the middle of a text.
     prefix = " " if tokenizer.is_byte_level else ""
     for portion in in_portions(examples):
-        texts = [prefix + " ".join(each.words) for each in portion]
+        texts = [prefix + " ".join(example.words) for example in portion]
         for example, text, (tokens, places) in zip(
             portion, texts, tokenizer.encode_with_offsets(texts), strict=True
         ):
@@ -236,7 +235,7 @@ def _by_word(
 ) -> list[list[int]]:
     begins = list(accumulate((len(word) + 1 for word in words), initial=0))
     shift = length - max(0, begins[-1] - 1)
-    found: list[list[int]] = [[] for _ in words]
+    pieces: list[list[int]] = [[] for _ in words]
     for token, (start, _) in zip(tokens, places, strict=True):
-        found[min(bisect_right(begins, max(0, start - shift)), len(words)) - 1].append(token)
-    return [own or [unknown] for own in found]
+        pieces[min(bisect_right(begins, max(0, start - shift)), len(words)) - 1].append(token)
+    return [word or [unknown] for word in pieces]

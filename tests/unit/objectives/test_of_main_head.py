@@ -1,0 +1,683 @@
+"""Losses of what the main head says: its units, perturbed copies, consistency, distillation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.batch import IGNORE, with_facts, with_rows
+from transfer_cli.engine.features.cached import CachedFeatures
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.beside_main_head import CrossView
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.of_main_head import Consistency, Distillation
+from transfer_cli.objectives.perturbations import PERTURBATIONS, Delete, Mask, TfIdf, Unigram
+from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.choice.task import MultipleChoice
+from transfer_cli.tasks.multilabel import Multilabel
+from transfer_cli.tasks.regression import Regression, RegressionTask
+from transfer_cli.tasks.tagging.objective import TokenTagging
+from transfer_cli.tasks.tagging.task import TaggingTask
+from transfer_cli.tasks.tagging.windows import EncodedWords
+from transfer_cli.testing.objectives import check_objective
+
+KEY = "teacher_further"
+NOISE = ExampleNoise(0, "train", 3)
+
+
+def texts():
+    """Return texts without tags, in which a word is read at each second token."""
+    rows = tiny.Questions(examples=6).rows
+    read_at = [range(0, len(row) - 1, 2) for row in rows]
+    return EncodedWords(
+        rows, rows, tiny.VOCABULARY.pad, read_at, None, example_of=range(6), is_cut=[False] * 6
+    )
+
+
+def answered(seed=0):
+    """Return texts with what a teacher says of each word."""
+    data = texts()
+    words = sum(map(len, data.read_at))
+    draw = np.random.default_rng(seed)
+    data.add_answers(KEY, draw.dirichlet(np.ones(3), words).astype(np.float32))
+    return data
+
+
+def at_work(objective):
+    """Return an objective and a lively model, whose main loss are tags."""
+    model = tiny.model(TokenTagging(dropout=0), objective).eval()
+    tiny.lively(model)
+    return objective, model
+
+
+def lost(objective, model, view):
+    return objective.loss_sums(model, view, Encoding(model, view))["loss"]
+
+
+def alone(objective, **options):
+    """Return one with a head, which the contract asks for; its main loss are tags."""
+    main = tiny.bound(TokenTagging(dropout=0))
+
+    class Alone(objective):
+        def setup(self, info):
+            super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=main))
+            self.on_data(texts())
+
+        def modules(self, backbone):
+            return main.modules(backbone)
+
+    return Alone(**options)
+
+
+# --- teachers ----------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_paper_at_a_word():
+    main = tiny.bound(TokenTagging())
+    main.scores = lambda *_: torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    objective = tiny.bound(Distillation(("RUN",)), main)
+    given = torch.zeros(1, 3, 2)
+    given[0, 0] = torch.tensor([2.0, 0.0]).softmax(0)
+    given[0, 2] = torch.tensor([1.0, 3.0]).softmax(0)
+    batch = {"tokens": torch.zeros(1, 3), "word": torch.tensor([[0, IGNORE, 1]]), KEY: given}
+
+    found = objective.loss_sums(None, batch, None)["loss"]
+
+    # Of the first word they are (0.7311, 0.2689) and (0.5, 0.5); of the second one they are alike.
+    assert_close(found, torch.tensor(0.4438), atol=1e-4, rtol=0)
+    assert objective.counts(batch) == {"loss": 2}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_student_like_its_teacher_loses_nothing_and_has_no_gradient(temperature):
+    objective, model = at_work(Distillation(("RUN",), temperature=temperature))
+    data = texts()
+    batch = tiny.all_of(data)
+    shares_NC = objective.main.scores(model, batch, Encoding(model, batch)).softmax(1)
+    data.add_answers(KEY, shares_NC.detach().numpy())
+    view = tiny.all_of(data)
+
+    found = lost(objective, model, view)
+    found.backward()
+
+    assert_close(found, torch.tensor(0.0), atol=1e-5, rtol=0)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert max(float(each.abs().max()) for each in gradients) < 1e-5
+
+
+def test_words_of_which_the_teacher_is_not_sure_are_left_out():
+    objective, model = at_work(Distillation(("RUN",), hard=True, confidence=0.6))
+    view = tiny.all_of(answered())
+    shares_NC = objective.main.of_units(view[KEY], view)
+    sure_N = shares_NC.amax(1) > 0.6
+    scores_NC = objective.main.scores(model, view, Encoding(model, view)).log_softmax(1)
+
+    found = lost(objective, model, view)
+
+    said_N = -scores_NC.gather(1, shares_NC.argmax(1, keepdim=True)).squeeze(1)
+    assert 0 < sure_N.sum() < len(sure_N)
+    assert_close(found, said_N[sure_N].sum())
+    assert objective.counts(view) == {"loss": int(sure_N.sum())}
+
+
+def test_distillation_keeps_the_contract_of_an_objective():
+    check_objective(
+        alone(Distillation, teachers=("RUN",), confidence=0.5),
+        TaskInfo(tiny.VOCABULARY, tiny.LABELS),
+        tiny.all_of(answered()),
+    )
+
+
+def test_cached_states_give_what_a_pass_gives():
+    objective, model = at_work(Distillation(("RUN",)))
+    data = answered()
+    cached = CachedFeatures(data, model, tiny.FP32, batch=4, layers=(-1,))
+
+    found, expected = (lost(objective, model, tiny.all_of(each)) for each in (cached, data))
+
+    assert_close(found, expected)
+
+
+# --- perturbed copies --------------------------------------------------------------------------
+
+
+def prepared(perturb, **options):
+    objective, model = at_work(Consistency(perturb, rate=0.4, **options))
+    objective.on_data(texts())
+    return objective, model, objective.prepare(tiny.all_of(texts()), NOISE)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_words_agree_with_themselves_where_nothing_is_perturbed(symmetric):
+    objective, model, view = prepared("none", symmetric=symmetric)
+
+    assert lost(objective, model, view) == 0
+    assert objective.counts(view) == {"loss": sum(map(len, texts().read_at))}
+
+
+@pytest.mark.parametrize("perturb", PERTURBATIONS)
+def test_consistency_keeps_the_contract_of_an_objective(perturb):
+    data = texts()
+    # In a short one nothing may be perturbed.
+    long = np.flatnonzero(data.lengths > 5)
+
+    check_objective(
+        alone(Consistency, perturb=perturb, rate=0.6, symmetric=True),
+        TaskInfo(tiny.VOCABULARY, tiny.LABELS),
+        data.batch(long),
+    )
+
+
+def test_a_word_that_the_copy_lacks_is_left_out_of_sum_and_count():
+    objective, model, view = prepared("delete")
+    plain = tiny.all_of(texts())
+    both_BT = (plain["word"] != IGNORE) & view["mask_copy"]
+    copy = {**plain, "tokens": view["tokens_copy"], "mask": view["mask_copy"]}
+    first_NC, second_NC = (
+        objective.main.outputs(model, each, Encoding(model, each))[both_BT].log_softmax(1)
+        for each in (plain, copy)
+    )
+
+    found = lost(objective, model, view)
+
+    assert 0 < both_BT.sum() < (plain["word"] != IGNORE).sum()
+    assert objective.counts(view) == {"loss": int(both_BT.sum())}
+    assert_close(found, (first_NC.exp() * (first_NC - second_NC)).sum())
+
+
+def test_a_word_of_which_the_model_is_not_sure_counts_as_0():
+    objective, model, view = prepared("mask")
+    scores_NC = objective.main.scores(model, view, Encoding(model, view)).detach()
+    sure_N = scores_NC.softmax(1).amax(1)
+    border = float(sure_N.median())
+    strict, _, _ = prepared("mask", confidence=border)
+    rows = {key: value.clone() for key, value in view.items()}
+    rows["word"][view["word"] != IGNORE] = torch.where(sure_N > border, 0, IGNORE)
+
+    found = lost(strict, model, view)
+
+    assert found > 0.01
+    assert_close(found, lost(objective, model, rows))
+    assert strict.counts(view) == objective.counts(view)
+
+
+@pytest.mark.parametrize("perturb", ["delete", "mask", "dropout"])
+def test_texts_in_rows_with_others_are_compared_alike(perturb):
+    objective, model, view = prepared(perturb, symmetric=True)
+    expected = lost(objective, model, view)
+
+    for laid_out in (with_facts(view), with_rows(view)):
+        assert_close(lost(objective, model, laid_out), expected)
+
+
+def test_where_every_word_is_left_out_the_mean_is_0():
+    objective, _ = at_work(Consistency("none"))
+
+    assert objective.compute_metrics({"loss": torch.tensor(0.0)}, {"loss": 0}, None) == {"loss": 0}
+
+
+def test_a_word_counts_in_the_views_that_see_it():
+    objective, model = at_work(CrossView())
+    view = with_facts(objective.prepare(tiny.all_of(texts()), NOISE))
+    is_read_BT = view["word"] != IGNORE
+    seen = {"masked": view["mask"], "left": view["mask_left"], "right": view["mask_right"]}
+    words = {name: int((is_read_BT & mask).sum()) for name, mask in seen.items()}
+    part = {key: view[key] for key in ("tokens", "word")} | {"mask": view["mask_left"]}
+    whole_NC = objective.main.scores(model, view, Encoding(model, view)).log_softmax(1)
+    left = objective.beside_main["left"].scores(model, part, Encoding(model, part)).log_softmax(1)
+    each_N = (whole_NC.exp() * (whole_NC - left)).sum(1)
+
+    found = objective.loss_sums(model, view, Encoding(model, view))["left"]
+
+    assert_close(found, each_N[view["mask_left"][is_read_BT]].sum())
+    assert objective.counts(view) == words
+    assert 0 < words["left"] < words["masked"]
+
+
+@pytest.mark.parametrize("further", [Distillation(("RUN",)), Consistency()])
+def test_a_stream_of_running_text_has_no_words_to_be_tagged(further):
+    main = TokenTagging()
+    main.setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS, task=TaggingTask(tiny.LABELS)))
+
+    with pytest.raises(ConfigError, match=r"losses.further.stream: TokenTagging answers parts"):
+        tiny.bound(further, main)
+
+
+SPECIAL = torch.arange(5)
+
+
+class Texts:
+    """Two hundred texts of twenty words: 5 is in all, 6 in half, others are rare."""
+
+    def __len__(self):
+        return 200
+
+    def batch(self, indices):
+        generator = torch.Generator().manual_seed(0)
+        words = torch.randint(7, 40, (200, 20), generator=generator)
+        words[:, ::4] = 5
+        words[::2, 1] = 6
+        tokens = torch.full((200, 24), tiny.VOCABULARY.pad)
+        tokens[:, 0], tokens[:, 21], tokens[:, 1:21] = 2, 3, words
+        rows = torch.from_numpy(np.asarray(indices))
+        return {"tokens": tokens[rows], "mask": (torch.arange(24) < 22).expand(len(rows), -1),
+                "index": rows}  # fmt: skip
+
+
+BATCH = Texts().batch(np.arange(200))
+WORDS = BATCH["mask"] & (BATCH["tokens"] > 4)
+
+
+def changed(name, rate=0.3, step=0):
+    perturbation = PERTURBATIONS[name](rate)
+    perturbation.setup(TaskInfo(tiny.VOCABULARY))
+    perturbation.on_data(Texts())
+    return perturbation(BATCH, ExampleNoise(0, "train", step))
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+def test_special_tokens_and_padding_stay_and_each_step_changes_others(name):
+    before = {key: value.clone() for key, value in BATCH.items()}
+
+    tokens, mask = changed(name)
+
+    assert torch.equal(tokens[~WORDS], BATCH["tokens"][~WORDS])
+    assert torch.equal(mask[~WORDS], BATCH["mask"][~WORDS])
+    assert not torch.isin(tokens[WORDS & (tokens != 4)], SPECIAL).any()
+    again, other = changed(name), changed(name, step=1)
+    assert torch.equal(again[0], tokens)
+    assert torch.equal(again[1], mask)
+    assert not (torch.equal(other[0], tokens) and torch.equal(other[1], mask))
+    assert all(torch.equal(value, before[key]) for key, value in BATCH.items())
+
+
+def test_a_share_of_the_words_is_masked():
+    tokens, mask = changed("mask")
+
+    share = (tokens == tiny.VOCABULARY.mask)[WORDS].float().mean()
+    assert float(share) == pytest.approx(0.3, abs=0.02)
+    assert torch.equal(mask, BATCH["mask"])
+    assert torch.equal(tokens[tokens != 4], BATCH["tokens"][tokens != 4])
+
+
+def test_deleted_words_are_as_if_they_had_never_been_there():
+    tokens, mask = changed("delete")
+    model = tiny.model().eval().backbone
+    tiny.lively(model)
+    row = 3
+    left = tokens[row][mask[row]][None]
+
+    whole = model(tokens[:8], mask[:8])[-1]
+    alone = model(left, torch.ones_like(left, dtype=torch.bool))[-1]
+
+    assert 12 < left.shape[1] < 20
+    assert_close(whole[row][mask[row]], alone[0])
+
+
+def test_words_become_others_as_often_as_these_occur():
+    tokens, _ = changed("unigram", rate=0.5)
+
+    new = tokens[WORDS & (tokens != BATCH["tokens"])]
+    seen = torch.bincount(BATCH["tokens"][WORDS], minlength=48).float()
+    share = seen[6] / (seen.sum() - seen[5])
+    of_others = (new == 6).sum() / (new != 5).sum()
+    assert not (seen[new] == 0).any()
+    assert float(of_others) == pytest.approx(float(share), abs=0.01)
+
+
+def test_words_that_tell_texts_apart_stay():
+    tokens, _ = changed("tfidf", rate=0.3)
+    differs = tokens != BATCH["tokens"]
+
+    rates = {word: float(differs[WORDS & (BATCH["tokens"] == word)].float().mean())
+             for word in (5, 6)}  # fmt: skip
+    others = float(differs[WORDS & (BATCH["tokens"] > 6)].float().mean())
+    # 5 is in every text, and says nothing of any; it is not drawn to replace itself alone.
+    assert rates[5] > 0.45
+    assert rates[6] > others + 0.1
+    assert others < 0.25
+
+
+@pytest.mark.parametrize("kind", [Unigram, TfIdf])
+def test_texts_without_words_are_no_error(kind):
+    class Empty(Texts):
+        def batch(self, indices):
+            found = super().batch(indices)
+            return {**found, "tokens": torch.full_like(found["tokens"], 2)}
+
+    perturbation = kind(0.5)
+    perturbation.setup(TaskInfo(tiny.VOCABULARY))
+    perturbation.on_data(Empty())
+    batch = Empty().batch(np.arange(3))
+
+    tokens, mask = perturbation(batch, ExampleNoise(0, "train", 0))
+
+    assert torch.equal(tokens, batch["tokens"])
+    assert torch.equal(mask, batch["mask"])
+
+
+def test_choices_of_an_example_are_perturbed_each():
+    batch = {"tokens": BATCH["tokens"].view(50, 4, 24), "mask": BATCH["mask"].view(50, 4, 24),
+             "index": torch.arange(50)}  # fmt: skip
+    for kind in (Mask, Delete, TfIdf):
+        perturbation = kind(0.3)
+        perturbation.setup(TaskInfo(tiny.VOCABULARY))
+        perturbation.on_data(Texts())
+
+        tokens, mask = perturbation(batch, ExampleNoise(0, "train", 0))
+
+        assert tokens.shape == mask.shape == (50, 4, 24)
+        differs = (tokens != batch["tokens"]) | (mask != batch["mask"])
+        assert (differs.any(-1).sum(1) > 1).float().mean() > 0.9
+
+
+DATA = tiny.Questions(examples=40)
+
+
+class Alone(Consistency):
+    """With a head, which the contract asks for; a further loss has that of the main one."""
+
+    def setup(self, info):
+        self._own = tiny.bound(Classification(dropout=0))
+        super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=self._own))
+        self.on_data(DATA)
+
+    def modules(self, backbone):
+        return self._own.modules(backbone)
+
+
+def consistent(perturb="mask", **options):
+    """Return an objective, a lively model, and a prepared batch."""
+    main, objective = Classification(dropout=0), Consistency(perturb, **options)
+    model = tiny.model(main, objective).eval()
+    tiny.lively(model)
+    objective.on_data(DATA)
+    batch = DATA.batch(np.arange(6))
+    return objective, model, objective.prepare(batch, NOISE)
+
+
+def loss_of(objective, model, view):
+    return objective.loss_sums(model, view, Encoding(model, view))["loss"]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("perturb", ["none", "dropout"])
+def test_a_text_and_itself_agree_where_nothing_is_random(perturb, symmetric):
+    objective, model, view = consistent(perturb, symmetric=symmetric)
+
+    found = loss_of(objective, model, view)
+    found.backward()
+
+    assert found == 0
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert gradients
+    assert max(float(each.abs().max()) for each in gradients) < 1e-6
+
+
+def test_in_training_dropout_alone_makes_a_difference():
+    objective, model, view = consistent("dropout")
+    model = tiny.model(Classification(), dropout=0.3).train()
+    tiny.lively(model)
+
+    assert loss_of(objective, model, view) > 0
+
+
+@pytest.mark.parametrize("perturb", PERTURBATIONS)
+def test_it_keeps_the_contract_of_an_objective(perturb):
+    batch = DATA.batch(np.arange(5))
+
+    check_objective(
+        Alone(perturb, rate=0.4, symmetric=True), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch
+    )
+
+
+@pytest.mark.parametrize("perturb", PERTURBATIONS)
+def test_copies_of_choices_are_the_same_in_every_batch(perturb):
+    class OfChoices(Alone):
+        def setup(self, info):
+            self._own = tiny.bound(MultipleChoice(dropout=0))
+            Consistency.setup(self, TaskInfo(info.vocabulary, (), "further", main=self._own))
+            self.on_data(tiny.groups())
+
+    batch = tiny.groups().batch(np.arange(5))
+
+    check_objective(
+        OfChoices(perturb, rate=0.4, symmetric=True), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch
+    )
+
+
+def pair_of(objective, model, view):
+    """Return what the main head says of the texts, and of their copies."""
+    copy = {"tokens": view["tokens_copy"], "mask": view["mask_copy"]}
+    main = objective.main
+    return (main.scores(model, each, Encoding(model, each)) for each in (view, copy))
+
+
+def test_it_is_the_divergence_of_the_copy_from_the_sharpened_text_without_its_gradient():
+    objective, model, view = consistent(rate=0.5, temperature=0.4)
+    first, second = pair_of(objective, model, view)
+    target = (first / 0.4).softmax(1).detach()
+    wanted = (target * (target.log() - second.log_softmax(1))).sum()
+
+    found = loss_of(objective, model, view)
+
+    assert found > 0.01
+    assert_close(found, wanted)
+    ours, theirs = (torch.autograd.grad(each, model.heads["class"].linear.weight)[0]
+                    for each in (found, wanted))  # fmt: skip
+    assert_close(ours, theirs)
+
+
+def test_both_ways_with_gradients_through_both():
+    objective, model, view = consistent(rate=0.5, symmetric=True)
+    first, second = (each.log_softmax(1) for each in pair_of(objective, model, view))
+    there = (first.exp() * (first - second)).sum()
+    back = (second.exp() * (second - first)).sum()
+
+    found = loss_of(objective, model, view)
+
+    assert_close(found, (there + back) / 2)
+    weight = model.heads["class"].linear.weight
+    assert_close(*(torch.autograd.grad(each, weight)[0] for each in (found, (there + back) / 2)))
+
+
+def test_masking_needs_a_mask_token():
+    info = TaskInfo(tiny.Vocabulary(has_mask=False), tiny.LABELS, "rest", main=Classification())
+
+    with pytest.raises(ConfigError, match=r"losses.rest.perturb: this tokenizer has no mask token"):
+        Consistency().setup(info)
+    Consistency("delete").setup(info)
+
+
+def test_it_is_no_main_loss():
+    with pytest.raises(ConfigError, match=r"^objective: it is a further loss.*objective@losses"):
+        Consistency("none").setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"perturb": "masks"}, "Did you mean 'mask'"),
+        ({"rate": 1.0}, "rate must be between 0 and 1"),
+        ({"temperature": 0}, "temperature"),
+        ({"confidence": -0.1}, r"confidence must be in \[0, 1\)"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Consistency(**options)
+
+
+class Said(Classification):
+    """A main objective whose scores are given."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.given = torch.tensor(scores)
+
+    def scores(self, model, batch, encoded):
+        return self.given
+
+
+def made(main, **options):
+    objective = Distillation(("RUN",), **options)
+    return tiny.bound(objective, main)
+
+
+def from_answers(objective, answers, size=None):
+    answers = torch.tensor(answers)
+    batch = {"tokens": torch.zeros(size or len(answers), 1), KEY: answers}
+    return objective.loss_sums(None, batch, None)["loss"], objective.counts(batch)["loss"]
+
+
+def test_the_example_of_the_paper_by_hand():
+    teacher = torch.tensor([[2.0, 0.0]]).softmax(1).tolist()
+
+    found, count = from_answers(made(Said([[0.0, 0.0]])), teacher)
+
+    # Both are flattened by 2: (0.7311, 0.2689) and (0.5, 0.5), whose divergence is 0.1109.
+    assert_close(found, torch.tensor(0.4438), atol=1e-4, rtol=0)
+    assert_close(found / 4, torch.tensor(0.1109), atol=1e-4, rtol=0)
+    assert count == 1
+
+
+def test_at_a_high_temperature_it_is_the_squared_difference_of_logits():
+    own, theirs = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.0, 1.0, -0.5]])
+
+    found, _ = from_answers(made(Said(own.tolist()), temperature=30.0), theirs.softmax(1).tolist())
+
+    apart = (own - own.mean()) - (theirs - theirs.mean())
+    assert_close(found, apart.square().sum() / 6, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_answers_like_those_of_the_teachers_lose_nothing_and_have_no_gradient(temperature):
+    main = Said([[1.0, -2.0, 0.5], [0.0, 3.0, 0.1]])
+    main.given.requires_grad_()
+    answers = main.given.detach().softmax(1).tolist()
+
+    found, _ = from_answers(made(main, temperature=temperature), answers)
+    found.backward()
+
+    assert_close(found, torch.tensor(0.0), atol=1e-6, rtol=0)
+    assert_close(main.given.grad, torch.zeros(2, 3), atol=1e-6, rtol=0)
+
+
+def test_the_first_choice_alone_is_its_cross_entropy_where_the_teacher_is_sure():
+    scores = [[1.0, 2.0], [0.3, 0.1], [0.0, 0.0]]
+    objective = made(Said(scores), hard=True, confidence=0.9, temperature=5.0)
+
+    found, count = from_answers(objective, [[0.05, 0.95], [0.92, 0.08], [0.6, 0.4]])
+
+    wanted = -torch.tensor(scores).log_softmax(1)
+    assert_close(found, wanted[0, 1] + wanted[1, 0])
+    assert count == 2
+
+
+def test_of_a_text_of_which_no_teacher_is_sure_nothing_is_learnt():
+    found, count = from_answers(made(Said([[1.0, 2.0]]), confidence=0.9), [[0.5, 0.5]])
+
+    assert (float(found), count) == (0, 0)
+
+
+def test_numbers_are_compared_in_the_unit_of_the_head():
+    main = Regression()
+    main.setup(TaskInfo(tiny.VOCABULARY, task=RegressionTask(mean=10.0, scale=2.0)))
+    main.scores = lambda *_: torch.tensor([[0.5], [1.0]])
+
+    found, _ = from_answers(made(main, temperature=1.0), [[10.0], [14.0]])
+
+    assert_close(found, torch.tensor(0.5**2 + 1.0**2))
+
+
+def test_several_labels_are_compared_one_by_one():
+    main = tiny.bound(Multilabel())
+    scores = torch.tensor([[0.0, 2.0], [-1.0, 0.5]])
+    main.scores = lambda *_: scores
+    answers = torch.tensor([[0.5, 0.9], [0.2, 0.6]])
+
+    same, _ = from_answers(made(main), scores.sigmoid().tolist())
+    found, _ = from_answers(made(main, temperature=1.0), answers.tolist())
+
+    assert_close(same, torch.tensor(0.0), atol=1e-6, rtol=0)
+    said = torch.distributions.Bernoulli(logits=scores)
+    wanted = torch.distributions.kl_divergence(torch.distributions.Bernoulli(answers), said)
+    assert_close(found, wanted.sum())
+
+
+def test_choices_that_are_not_there_count_on_neither_side():
+    main = tiny.bound(MultipleChoice())
+    scores = torch.tensor([[1.0, 0.0, -math.inf], [0.0, 2.0, 1.0]], requires_grad=True)
+    main.scores = lambda *_: scores
+    answers = [[0.7, 0.3, 0.0, 0.0], [0.2, 0.5, 0.3, 0.0]]
+
+    found, _ = from_answers(made(main, temperature=1.0), answers)
+    found.backward()
+
+    rows = [(answers[0][:2], scores[0, :2]), (answers[1][:3], scores[1, :3])]
+    wanted = sum(
+        (torch.tensor(p) * (torch.tensor(p).log() - q.log_softmax(0))).sum() for p, q in rows
+    )
+    assert_close(found, wanted)
+    assert scores.grad.isfinite().all()
+
+
+def test_distillation_of_texts_keeps_the_contract_of_an_objective():
+    class Alone(Distillation):
+        """With a head, which the contract asks for; a further loss has that of the main one."""
+
+        def setup(self, info):
+            super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=main))
+
+        def modules(self, backbone):
+            return main.modules(backbone)
+
+    main = tiny.bound(Classification(dropout=0))
+    batch = tiny.Questions(examples=5).batch(np.arange(5))
+    batch[KEY] = torch.rand(5, 3).softmax(1)
+
+    check_objective(Alone(("RUN",)), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch)
+
+
+def test_without_answers_it_says_where_they_come_from():
+    objective = made(Said([[0.0, 0.0]]))
+
+    with pytest.raises(RunError, match=r"losses.further: what the teachers say comes with a run's"):
+        objective.counts({"tokens": torch.zeros(1, 1)})
+
+
+def test_it_is_about_what_is_said_of_whole_texts():
+    message = r"losses.further: it is about what the main objective says of a text.*CausalLM"
+    with pytest.raises(ConfigError, match=message):
+        made(tiny.bound(CausalLM()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teachers": ()}, "teachers is empty"),
+        ({"temperature": 0}, "temperature"),
+        ({"confidence": 1.0}, r"confidence must be in \[0, 1\)"),
+    ],
+)
+def test_a_value_of_distillation_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Distillation(**{"teachers": ("RUN",), **options})
+
+
+def test_the_head_is_that_of_the_main_loss():
+    main, objective = Classification(), Distillation(("RUN",))
+    model = tiny.model(main, objective).eval()
+    batch = tiny.Questions(examples=4).batch(np.arange(4))
+    encoded = Encoding(model, batch)
+    batch[KEY] = main.outputs(model, batch, encoded).softmax(1).detach()
+
+    found = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
+
+    assert [*model.heads] == ["class"]
+    assert_close(found, torch.tensor(0.0), atol=1e-5, rtol=0)

@@ -1,0 +1,504 @@
+"""Contracts of edits, objectives, penalties and plans: ours keep them, broken parts do not."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests import tiny
+from transfer_cli.adaptation.edit import Edit
+from transfer_cli.adaptation.edits import Adapters, FreshTop, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.penalties import EWC, L2SP
+from transfer_cli.adaptation.plans import AllAtOnce, GradualUnfreezing, Only, Stage
+from transfer_cli.lengths import Length
+from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.optim.layer_scale import Geometric, PerGroup, Uniform
+from transfer_cli.optim.schedules import Constant, Cosine, InverseSqrt, Linear, Slanted
+from transfer_cli.testing.edits import check_edit
+from transfer_cli.testing.objectives import check_objective
+from transfer_cli.testing.penalties import check_penalty
+from transfer_cli.testing.plans import (
+    check_layer_scale,
+    check_plan,
+    check_schedule,
+    example_models,
+)
+
+
+class Nothing(Edit):
+    def __call__(self, model, special):
+        return set()
+
+
+class OnBothSites(Edit):
+    """Adapters of this class's `make`, in every block."""
+
+    def __call__(self, model: TransferModel, special):
+        like = model.backbone.token_embedding.weight
+        for block in model.backbone.blocks:
+            block.sites["after_attention"] = self.make(like.shape[1]).to(like)
+        return set()
+
+    def make(self, width):
+        return Adapter(width, 4, "relu")
+
+
+class WrapsALayer(Edit):
+    def __call__(self, model, special):
+        for block in model.backbone.blocks:
+            block.attention.output = nn.Sequential(block.attention.output)
+        return set()
+
+
+class StartsElsewhere(OnBothSites):
+    def make(self, width):
+        adapter = super().make(width)
+        nn.init.normal_(adapter.up.weight, std=0.01)
+        return adapter
+
+
+class NeverMoves(OnBothSites):
+    def make(self, width):
+        adapter = super().make(width)
+        nn.init.zeros_(adapter.down.weight)
+        return adapter
+
+
+class KeepsQuiet(FreshTop):
+    def __call__(self, model, special):
+        super().__call__(model, special)
+        return set()
+
+
+class SaysTooMuch(Nothing):
+    def __call__(self, model, special):
+        return {"backbone.token_embedding.weight"}
+
+
+class MakesUpNames(Nothing):
+    def __call__(self, model, special):
+        return {"backbone.nothing"}
+
+
+class HidesInABlock(Edit):
+    def __call__(self, model, special):
+        like = model.backbone.token_embedding.weight
+        model.backbone.blocks[0].register_parameter("extra", nn.Parameter(torch.zeros_like(like)))
+        return set()
+
+
+class MixesAtOnce(MixLayers):
+    """Says that heads read the same as before, and mixes."""
+
+    def __call__(self, model, special):
+        super().__call__(model, special)
+        model.readout.keeps_outputs = True
+        return set()
+
+
+class MergesWrongly(LoRA):
+    def __call__(self, model, special):
+        super().__call__(model, special)
+        for block in model.backbone.blocks:
+            packed = block.attention.packed
+            packed.merged = lambda: nn.Linear(16, 48)
+        return set()
+
+
+class DrawsFromItsOwn(OnBothSites):
+    draws = 0
+
+    def make(self, width):
+        DrawsFromItsOwn.draws += 1
+        adapter = super().make(width)
+        generator = torch.Generator().manual_seed(self.draws)
+        adapter.down.weight.data.normal_(std=0.02, generator=generator)
+        return adapter
+
+
+class ForgetsItsAdapters(Adapters):
+    structural = False
+
+
+class HoldsWhatNoWeightsHold(Edit):
+    """Adds a constant that depends on the seed, and does not save it."""
+
+    def __call__(self, model, special):
+        NewRows()(model, special)
+        table = model.backbone.token_embedding.weight
+        rows = model.backbone.new_rows
+        rows.register_buffer("scale", torch.rand(()).to(table), persistent=False)
+        rows.register_forward_hook(lambda module, _, added: added * module.scale)
+        return set()
+
+
+class LooksAtValues(OnBothSites):
+    def __call__(self, model, special):
+        largest = float(model.backbone.token_embedding.weight.detach().max())
+        return super().__call__(model, special) if largest < 1e9 else {"never"}
+
+
+class StaysOnTheCPU(Edit):
+    def __call__(self, model, special):
+        width = model.backbone.token_embedding.weight.shape[1]
+        with torch.device("cpu"):
+            for block in model.backbone.blocks:
+                block.sites["after_attention"] = Adapter(width, 4, "relu")
+        return set()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (WrapsALayer(), "attention.output.weight has lost its name"),
+        (StartsElsewhere(), "changes the states of layer 1 before the first step"),
+        (NeverMoves(), "gets no gradient"),
+        (KeepsQuiet(), "does not report it"),
+        (SaysTooMuch(), "which is as it was loaded"),
+        (MakesUpNames(), "not in the model"),
+        (HidesInABlock(), "is taken for a part of block.0"),
+        (MixesAtOnce(), "changes what the heads read before the first step"),
+        (MergesWrongly(), "computes something else when it is merged"),
+        (DrawsFromItsOwn(), "differs for the same seed"),
+        (ForgetsItsAdapters(), "says that it is not structural"),
+        (HoldsWhatNoWeightsHold(), "give other outputs in a model that is edited again"),
+        (StaysOnTheCPU(), "is not on the model's device"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_contract_of_edits_catches(edit, message):
+    with pytest.raises(AssertionError, match=message):
+        check_edit(edit)
+
+
+def test_an_edit_that_looks_at_values_fails_without_them():
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        check_edit(LooksAtValues())
+
+
+@pytest.mark.parametrize("edit", [Nothing(), OnBothSites()], ids=lambda value: type(value).__name__)
+def test_an_edit_of_a_users_own_can_pass(edit):
+    check_edit(edit)
+
+
+class MeanInsteadOfSum(Classification):
+    def loss_sums(self, model, batch, encoded):
+        return {"loss": F.cross_entropy(self.outputs(model, batch, encoded), batch["label"])}
+
+
+class CountsPadding(CausalLM):
+    def counts(self, batch):
+        return {"loss": batch["target"].numel()}
+
+
+class LearnsPadding(CausalLM):
+    def prepare(self, batch, noise):
+        prepared = super().prepare(batch, noise)
+        return {**prepared, "target": prepared["target"].clamp(min=0)}
+
+
+class DrawsFromTheGlobalGenerator(MaskedLM):
+    def prepare(self, batch, noise):
+        prepared = super().prepare(batch, noise)
+        hidden = torch.rand(prepared["tokens"].shape) < 0.3
+        return {**prepared, "tokens": torch.where(hidden, 4, prepared["tokens"])}
+
+
+class ChangesItsInput(CausalLM):
+    def prepare(self, batch, noise):
+        batch["tokens"][0, 0] = 4
+        return super().prepare(batch, noise)
+
+
+class LooksAtItsCompany(Classification):
+    def prepare(self, batch, noise):
+        return {**batch, "tokens": batch["tokens"].flip(0)}
+
+
+class NamesTermsDifferently(Classification):
+    @property
+    def weights(self):
+        return {"class": 1.0}
+
+
+class NotesHalfOfItsLoss(Classification):
+    def example_results(self, model, batch, encoded):
+        found = super().example_results(model, batch, encoded)
+        return replace(found, loss=found.loss / 2)
+
+
+class NotesTokensAsTargets(CausalLM):
+    def example_results(self, model, batch, encoded):
+        found = super().example_results(model, batch, encoded)
+        return replace(found, targets=batch["mask"].sum(1) + 1)
+
+
+class NotesOneForAll(Classification):
+    def example_results(self, model, batch, encoded):
+        found = super().example_results(model, batch, encoded)
+        return replace(found, predicted={"probability": found.predicted["probability"].mean()})
+
+
+class DeclaresAnIdleModule(Classification):
+    def modules(self, backbone):
+        return {**super().modules(backbone), "idle": torch.nn.Linear(16, 2)}
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (MeanInsteadOfSum(), "no sum over the examples"),
+        (CountsPadding(), "targets, and counts are"),
+        (LearnsPadding(), "changes the counts to"),
+        (DrawsFromTheGlobalGenerator(), "does not come from its noise"),
+        (ChangesItsInput(), "changes the batch that it is given"),
+        (LooksAtItsCompany(), "differently when it is alone"),
+        (NamesTermsDifferently(), "counts names"),
+        (NotesHalfOfItsLoss(), "the losses of example_results and metric_sums differ"),
+        (NotesTokensAsTargets(), "targets, and counts are"),
+        (NotesOneForAll(), "no probability for each example"),
+        (DeclaresAnIdleModule(), r"heads\.idle\.weight gets no gradient"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_contract_of_objectives_catches(objective, message):
+    batch = tiny.Questions().batch(np.arange(6))
+
+    with pytest.raises(AssertionError, match=message):
+        check_objective(objective, TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch)
+
+
+def test_a_batch_without_padding_cannot_show_anything():
+    batch = tiny.rows_to_batch([[5, 6], [7, 8]])
+
+    with pytest.raises(AssertionError, match="examples of different lengths"):
+        check_objective(CausalLM(), TaskInfo(tiny.VOCABULARY), batch)
+
+
+class Lenient(L2SP):
+    def start(self, start):
+        if start.inherited:
+            super().start(start)
+
+
+class PullsToZero(L2SP):
+    def __call__(self, model):
+        return sum((p.square().sum() for p in model.parameters()), start=torch.zeros(()))
+
+
+class KeepsNoCopy(L2SP):
+    def start(self, start):
+        super().start(start)
+        self.anchors = dict(start.model.named_parameters())
+
+
+class WithoutAGradient(L2SP):
+    def __call__(self, model):
+        return super().__call__(model).detach()
+
+
+class PushesAway(L2SP):
+    def __call__(self, model):
+        value = super().__call__(model)
+        return 2 * value.detach() - value
+
+
+class OfAnotherSlope(L2SP):
+    def __call__(self, model):
+        value = super().__call__(model)
+        return value + 0.2 * (value - value.detach())
+
+
+class CountsTheFrozen(L2SP):
+    def __call__(self, model):
+        pulls = [(p - self.anchors[name]).square().sum() for name, p in model.named_parameters()]
+        return torch.stack(pulls).sum()
+
+
+class ForgetsTheFrozen(L2SP):
+    def start(self, start):
+        super().start(start)
+        named = start.model.named_parameters()
+        self.anchors = {name: self.anchors[name] for name, p in named if p.requires_grad}
+
+
+class InDouble(L2SP):
+    def __call__(self, model):
+        return super().__call__(model).double()
+
+
+class OnePerParameter(L2SP):
+    def __call__(self, model):
+        return super().__call__(model)[None]
+
+
+@pytest.mark.parametrize(
+    ("penalty", "message"),
+    [
+        (Lenient(), "nothing is inherited"),
+        (PullsToZero(), "at the start"),
+        (KeepsNoCopy(), "is 0.0 away from the start"),
+        (WithoutAGradient(), "does not lead back"),
+        (PushesAway(), "pushes it away"),
+        (OfAnotherSlope(), "finite differences"),
+        (CountsTheFrozen(), "frozen parameters add"),
+        (ForgetsTheFrozen(), "thaw where they started"),
+        (InDouble(), "not float32"),
+        (OnePerParameter(), "no scalar"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_contract_of_penalties_catches(penalty, message):
+    with pytest.raises(AssertionError, match=message):
+        check_penalty(penalty)
+
+
+@pytest.mark.parametrize("penalty", [L2SP(), EWC()], ids=lambda value: value.name)
+def test_the_contract_of_penalties_lets_ours_pass(penalty):
+    check_penalty(penalty)
+
+
+REMAINDER = Length(None)
+
+
+def one(*patterns):
+    return [Stage(patterns, REMAINDER)]
+
+
+def counting():
+    count = itertools.count(1)
+    return lambda groups: [Stage(("*",), Length(next(count))), *one("*")]
+
+
+def emptying(groups):
+    groups.clear()
+    return one("*")
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (lambda groups: [], "a pretrained model: there is no stage"),
+        (lambda groups: one(), "stage 1 trains nothing"),
+        (lambda groups: one("block.7"), "a pretrained model: 'block.7' matches no parameter"),
+        (lambda groups: one("added.*", "*"), r"a pretrained model: 'added\.\*' matches no"),
+        (lambda groups: one("block.*"), r"head\.class is new and never trains"),
+        (lambda groups: one("head.*"), r"a model with added modules: .*added\.0 is new and never"),
+        (lambda groups: [*one("head.*"), *one("*")], "stage 1 takes the rest of the run"),
+        (lambda groups: [Stage("*", REMAINDER)], "its patterns are no tuple: '\\*'"),
+        (lambda groups: [("*",)], "stage 1 is no Stage"),
+        (lambda groups: [Stage(("*",), Length(2000)), *one("*")], "but the run has 1000"),
+        (counting(), "gives other stages when it is asked again"),
+        (emptying, "changes the layer groups"),
+    ],
+)
+def test_the_contract_of_plans_catches(plan, message):
+    with pytest.raises(AssertionError, match=message):
+        check_plan(plan)
+
+
+def test_a_plan_can_be_for_some_models_only():
+    models = example_models()
+
+    check_plan(Only(("head.*",)), {"plain": models["a pretrained model"]})
+
+
+def test_a_plan_can_need_a_longer_run():
+    check_plan(GradualUnfreezing("300 steps"), total=2000)
+
+    with pytest.raises(AssertionError, match="make stages shorter or the run longer"):
+        check_plan(GradualUnfreezing("300 steps"))
+
+
+def test_the_example_models_differ_in_what_plans_look_at():
+    found = example_models(depth=2)
+
+    names = {what: [group.name for group in groups] for what, groups in found.items()}
+    assert names["a pretrained model"] == ["embeddings", "block.0", "block.1", "head.class"]
+    assert names["a model with added modules"][-3:] == ["added.0", "added.1", "head.class"]
+    assert not any(group.inherited for group in found["a model from scratch"])
+    assert all(group.inherited for group in found["a model of which all is inherited"])
+    check_plan(AllAtOnce(), found)
+
+
+class Forgetful:
+    """A schedule that falls whenever it is asked."""
+
+    def __init__(self):
+        self.value = 1.0
+
+    def __call__(self, step, total):
+        self.value *= 0.9
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (Forgetful(), "depends on which were asked for before"),
+        (lambda step, total: step / total, "the first step of 1 has a rate of 0"),
+        (
+            lambda step, total: 1 - 2 * step / total,
+            r"step 2 of 3 has the multiplier -0.3.*, which is not in \[0, 1\]",
+        ),
+        (lambda step, total: 1.5, r"step 0 of 1 has the multiplier 1.5, which is not in \[0, 1\]"),
+        (lambda step, total: float("nan"), "step 0 of 1 has the multiplier nan"),
+    ],
+)
+def test_the_contract_of_schedules_catches(schedule, message):
+    with pytest.raises(AssertionError, match=message):
+        check_schedule(schedule)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Constant(), Constant(5), Linear(10), Linear(0.1), Cosine(0.02), Cosine(0.2, floor=0.1),
+     InverseSqrt(10), Slanted(), Slanted(0.5, 4.0)],
+)  # fmt: skip
+def test_our_schedules_keep_the_contract(schedule):
+    check_schedule(schedule)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (lambda name, depth, top: float(depth), "embeddings, at depth 0 of 2, has the multiplier"),
+        (lambda name, depth, top: float("inf"), "the multiplier inf"),
+        (lambda name, depth, top: 1.0 if name != "added.0" else -1.0, r"added\.0, at depth 2"),
+        (PerGroup({"block.7": 0.5}), r"rates\.block\.7 matches no layer group"),
+    ],
+)
+def test_the_contract_of_layer_scales_catches(scale, message):
+    with pytest.raises(AssertionError, match=message):
+        check_layer_scale(scale)
+
+
+def test_a_layer_scale_may_not_remember():
+    seen = []
+
+    def slower_each_time(name, depth, top):
+        seen.append(name)
+        return 1 / len(seen)
+
+    with pytest.raises(AssertionError, match="depends on which were asked for before"):
+        check_layer_scale(slower_each_time)
+
+
+def test_our_layer_scales_keep_the_contract():
+    for scale in (Uniform(), Geometric(2.6), Geometric(1.2), PerGroup({"block.*": 0.5})):
+        check_layer_scale(scale)
+
+
+def test_a_layer_scale_can_be_for_one_model_only():
+    names = ["embeddings", *(f"block.{number}" for number in range(8)), "head.class"]
+
+    check_layer_scale(PerGroup({"block.7": 0.5}), names)

@@ -1,0 +1,81 @@
+"""What a pass multiplies: the products of matrices, each at the price of its forward and backward.
+
+A layer that multiplies by something else than its linear layers, or in another order than that in
+which they were made, says so itself (`Multiplies`); of all others the linear layers are counted.
+
+A *unit* is what a price is of: `token`, a position in the backbone; `place`, one that attention
+sees, which may be padding that nothing else computes; `pair` and `near_pair`, a query and a key in
+a block that sees everything, or has a window; `window_pair` and so on, those that a part of sparse
+attention computes (`model.sparse_attention`); `remembered`, a position of a memory; `distance`, one
+between a query and a key, encoded once a pass; `heads.NAME...`, a row in a head.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence, Set
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+TOKEN, PLACE, PAIR, NEAR = "token", "place", "pair", "near_pair"
+REMEMBERED, DISTANCE = "remembered", "distance"
+
+
+class Products:
+    """Follows a state through layers, and adds up what is multiplied on its way.
+
+    `moves` says of a state whether anything that it was computed from trains: then what comes next
+    has to return the gradient of its input.
+
+    Args:
+        trained: The `id` of each parameter that trains.
+
+    Attributes:
+        prices: The floating-point operations of each unit, forward and backward.
+        pairs: The units of a query and a key in the block that is counted; as many heads have each.
+    """
+
+    def __init__(self, trained: Set[int]) -> None:
+        self._trained = trained
+        self.prices: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.pairs: Sequence[str] = ()
+
+    def trains(self, *parts: nn.Module | Tensor | None) -> bool:
+        """Return whether anything in these parts trains."""
+        parameters = (p.parameters() if isinstance(p, nn.Module) else [p] for p in parts)
+        return any(id(each) in self._trained for some in parameters for each in some)
+
+    def add(self, unit: str, size: int, *, moves: bool, trains: bool) -> None:
+        """Count a product of `size` numbers for each unit with a state."""
+        price = self.prices[unit]
+        price[0] += 2 * size
+        price[1] += 2 * size * (moves + trains)
+
+    def add_attention(self, width: int, *, moves: bool) -> None:
+        """Count scores and weighted sums; all that they are made of has a gradient, or nothing."""
+        for unit in self.pairs:
+            self.add(unit, 2 * width // len(self.pairs), moves=moves, trains=moves)
+
+    def through(self, part: nn.Module, unit: str = TOKEN, *, moves: bool) -> bool:
+        """Count a layer; return whether what it returns moves."""
+        if isinstance(part, Multiplies):
+            return part.products(self, unit, moves=moves)
+        if isinstance(part, nn.Linear):
+            size = part.in_features * part.out_features
+            self.add(unit, size, moves=moves, trains=self.trains(part.weight))
+        for child in part.children():
+            moves = self.through(child, unit, moves=moves)
+        return moves or self.trains(*part.parameters(recurse=False))
+
+
+@runtime_checkable
+class Multiplies(Protocol):
+    """A layer that says itself what it multiplies."""
+
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """Count its products; return whether what it returns moves.
+
+        Args:
+            counted: Where they are added.
+            unit: Of a row of its input.
+            moves: Whether its input moves.
+        """

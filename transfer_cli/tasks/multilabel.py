@@ -1,0 +1,487 @@
+"""Several labels for a text, or none: the record of the task, tables of such texts, the loss.
+
+Legend: N texts, B batch, C labels, K labels of a text at most.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.columns import Chosen, Wanted, is_yes, parts_of
+from transfer_cli.data.encoded_task import all_known
+from transfer_cli.data.label_names import joined_by, look_over
+from transfer_cli.data.layout import DELIMITERS, delimiter_name
+from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import DataError, listed, one_of
+from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.tasks.base import (
+    DECIMALS,
+    Answer,
+    Encoded,
+    Result,
+    Rows,
+    Task,
+    TextsTask,
+    mean_by_label,
+    no_better,
+)
+from transfer_cli.tasks.table import Table, TableRow
+
+SEPARATOR = "|"
+"""What parts labels in a cell of a table."""
+
+HALF = 0.5
+"""The threshold of a label for which none was fitted."""
+
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class LabelsExample:
+    """A text, or two, and the numbers of its labels; None: they are not known."""
+
+    text: str
+    label: tuple[int, ...] | None = None
+    pair: str | None = None
+    line: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class MultilabelTask(TextsTask):
+    """Any number of labels for a text, or for a pair of texts.
+
+    A label is said where its probability is above its threshold: `fitted["thresholds"]`, else 0.5.
+
+    Args:
+        truncate: See `TextsTask`.
+        shares: The share of the training examples that have each label.
+    """
+
+    name, objective, head, example = "multilabel", "multilabel", "class", LabelsExample
+    fields, expected = ("labels", "probabilities"), "labels"
+    files, export_head = f"{__name__}.LabelsTable", "sequence_classification"
+    combines = can_fail = True
+
+    shares: tuple[float, ...] = field(default=(), compare=False)
+
+    @property
+    def thresholds(self) -> list[float]:
+        """The probability above which each label is said."""
+        return list(self.fitted.get("thresholds", [HALF] * len(self.labels)))
+
+    def labels_of(self, example: LabelsExample) -> Sequence[str]:
+        return [self.labels[number] for number in example.label or ()]
+
+    def check(self, train: Sequence[LabelsExample], where: str) -> None:
+        labels = self.labels
+        look_over(
+            Counter(labels[number] for example in train for number in example.label or ()), where
+        )
+        if len({example.label for example in train}) < 2:
+            raise DataError(
+                f"{where}: all examples have the same labels, {listed(labels) or 'none'}; there "
+                "is nothing to learn. Name another label column."
+            )
+        if len(train) < FEW_ROWS:
+            return
+        if all(len(example.label or ()) == 1 for example in train):
+            mark = joined_by(labels)
+            cure = f"data.separator={delimiter_name(mark)} parts them" if mark else (
+                "data=table objective=classification is for such rows"
+            )  # fmt: skip
+            raise DataError(f"{where}: each of its {len(train):,} rows has one label; {cure}.")
+        if 2 * len(labels) > sum(len(example.label or ()) for example in train):
+            raise DataError(
+                f"{where}: {len(train):,} examples have {len(labels):,} different labels, most of "
+                "them once. Is that the column of the labels? Say data.label=COLUMN."
+            )
+
+    def strata(self, examples: Sequence[LabelsExample]) -> Sequence[int]:
+        """Return the rarest label of each, so that a share has of each; of none, one more."""
+        count = Counter(chain.from_iterable(example.label or () for example in examples))
+        return [
+            min(example.label or (), key=lambda number: (count[number], number), default=-1)
+            for example in examples
+        ]
+
+    def facts(self, train: Sequence[LabelsExample]) -> dict[str, list[float]]:
+        """Return the share of the examples that have each label."""
+        count = Counter(chain.from_iterable(example.label or () for example in train))
+        return {"shares": [count[number] / len(train) for number in range(len(self.labels))]}
+
+    def targets(self, examples: Sequence[LabelsExample]) -> Mapping[str, Any]:
+        numbers = [example.label for example in examples]
+        if not all_known(numbers, "list of labels"):
+            return {}
+        known = [labels or () for labels in numbers]
+        # Of many labels a text has few: their numbers take less than a table of yes and no.
+        targets = np.full((len(known), max(map(len, known))), _NONE, dtype=np.int64)
+        for row, labels in enumerate(known):
+            targets[row, : len(labels)] = labels
+        return {"labels": targets}
+
+    @classmethod
+    def sample(cls) -> tuple["MultilabelTask", Sequence[LabelsExample]]:
+        return cls(("number", "place"), shares=(0.5, 0.5)), (
+            LabelsExample("Where is it ?", (1,)),
+            LabelsExample("How many rivers are there ?", (0, 1)),
+            LabelsExample("Do the rivers go ?", ()),
+            LabelsExample("How many ?", (0,)),
+        )
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        (row,) = rows.values()
+        return {"probabilities": row["probabilities"]}
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """See `Task`; the score is the F1 of the labels of this example."""
+        (row,) = rows.values()
+        predicted = [self.labels[number] for number in sorted(row["predicted"]) if number >= 0]
+        given = self.labels_of(data.examples[example])
+        both = 2 * len({*predicted} & {*given})
+        score = both / (len(predicted) + len(given)) if predicted or given else 1.0
+        return Result(SEPARATOR.join(given), SEPARATOR.join(predicted), row["probability"], score)
+
+    def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
+        """Return the thresholds with the highest F1 of each label on the validation examples."""
+        shares_NC = np.array([row_shares["probabilities"] for windows in rows.values()
+                              for row_shares in windows.values()])  # fmt: skip
+        given_NC = np.zeros(shares_NC.shape, dtype=bool)
+        for row, example in enumerate(rows):
+            given_NC[row, list(data.examples[example].label)] = True
+        return {"thresholds": [*map(best_threshold, shares_NC.T, given_NC.T)]}
+
+    def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
+        """Return the mean of the probabilities and, where some were fitted, of the thresholds.
+
+        So a label is said whose probability is above its runs' thresholds on average.
+        """
+        parts = [(task.labels, answer["probabilities"]) for task, answer in answers]
+        means = {"probabilities": mean_by_label(self.labels, parts)}
+        runs = [task for task, _ in answers if isinstance(task, MultilabelTask)]
+        if any(task.fitted for task in runs):
+            thresholds = [(task.labels, task.thresholds) for task in runs]
+            means["thresholds"] = mean_by_label(self.labels, thresholds)
+        return means
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        shares_C = np.asarray(answer["probabilities"])
+        above_C = shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+        predicted = [self.labels[number] for number in np.flatnonzero(above_C)]
+        shares = shares_C.round(DECIMALS).tolist()
+        return {"labels": predicted, "probabilities": dict(zip(self.labels, shares, strict=True))}
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return ("labels", *(f"probability/{label}" for label in self.labels))
+
+    def cells(self, answer: Answer) -> list[Any]:
+        """See `Task`; labels as a table has them."""
+        written = self.written(answer)
+        return [SEPARATOR.join(written["labels"]), *written["probabilities"].values()]
+
+    def failure(
+        self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
+    ) -> str | None:
+        """Return why nothing was learnt: the same labels for every text are no worse."""
+        if "micro_f1" not in measures or "decisions" not in tables:
+            return None
+        right_C, surplus_C, missing_C, neither_C = np.array(tables["decisions"])
+        given_C = right_C + missing_C
+        texts, given = (given_C + surplus_C + neither_C)[0], given_C.sum()
+        order = np.argsort(-given_C, kind="stable")
+        # The micro-F1 of the one, two, ... most frequent labels as every answer.
+        predicted = texts * np.arange(1, len(order) + 1)
+        constant = 2 * given_C[order].cumsum() / (predicted + given)
+        if given == 0:
+            return None
+        names = listed((self.labels[at] for at in order[: constant.argmax() + 1]), 3)
+        return no_better(
+            "micro-F1",
+            measures["micro_f1"],
+            f"always answering {names}",
+            constant.max(),
+            "try a longer run, another optimizer.lr, objective.pos_weight=balanced or "
+            "objective.thresholds=fit",
+        )
+
+
+def best_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bool_]) -> float:
+    """Return the threshold with the highest F1 of a label; of equal ones the highest.
+
+    It is halfway between two probabilities, so that rounding decides nothing. Without an example of
+    the label it is 0.5.
+
+    Args:
+        shares_N: The label's probability for each example.
+        given_N: Whether the example has it.
+    """
+    if not given_N.any():
+        return HALF
+    order = np.argsort(-shares_N, kind="stable")
+    sorted_N = shares_N[order]
+    predicted_N = np.arange(1, len(order) + 1)
+    f1_N = 2 * given_N[order].cumsum() / (predicted_N + given_N.sum())
+    below_N = np.append(sorted_N[1:], 0.0)
+    f1_N[sorted_N == below_N] = -1  # equal probabilities are said together
+    best = int(f1_N.argmax())
+    return float((sorted_N[best] + below_N[best]) / 2)
+
+
+@dataclass(kw_only=True)
+class LabelsTable(Table):
+    """Own tables with any number of labels in each row; see `tasks.table.Table`.
+
+    A cell without labels is empty, or an empty list. Where `label` names several columns, each says
+    yes or no of the label that it is called by; see `data.columns.is_yes`.
+
+    Args:
+        separator: What parts the labels in a cell, or its name in `data.layout.DELIMITERS`; in
+            JSON lines and Parquet it may be a list.
+    """
+
+    separator: str = SEPARATOR
+
+    task: ClassVar[type[Task]] = MultilabelTask
+    read_as_trained: ClassVar[tuple[str, ...]] = ("separator",)
+    several: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.separator:
+            raise ValueError(f"separator is empty, expected a text or one of {listed(DELIMITERS)}")
+        self._mark = DELIMITERS.get(self.separator, self.separator)
+
+    @property
+    def columns(self) -> Wanted:
+        return replace(super().columns, separator=self._mark)
+
+    def label_in(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> tuple[str, ...]:
+        if columns.labels:
+            return tuple(label for label in columns.labels if _has_label(record, label, name))
+        names = [
+            label_of(Record(record.line, {columns.label: part}), columns.label, name)
+            for part in parts_of(value_of(record, columns.label, name), self._mark)
+        ]
+        return tuple(labels.setdefault(label, label) for label in dict.fromkeys(names))
+
+    def example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
+        return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line)
+
+    def check(self, task: Task, train: Sequence[LabelsExample], where: str) -> None:
+        """See `LabelledSource`; columns of labels that no text has, or each has, say nothing."""
+        if not isinstance(self.label, tuple):
+            task.check(train, where)
+            return
+        count = Counter(chain.from_iterable(example.label or () for example in train))
+        names = [name for number, name in enumerate(task.labels) if 0 < count[number] < len(train)]
+        if len(names) < len(self.label):
+            raise DataError(
+                f"{where}: of its {len(self.label)} columns of labels only {len(names)} "
+                f"({listed(names, 20)}) have both yes and no in training; leave the others out of "
+                "data.label"
+            )
+
+
+def _has_label(record: Record, column: str, name: str) -> bool:
+    """Return whether a row has the label that a column is called by."""
+    cell = value_of(record, column, name)
+    has_label = is_yes(cell)
+    if has_label is None:
+        raise DataError(
+            f"{name}, line {record.line}: {str(cell)!r:.80} in {column!r} says neither yes (1, "
+            "true, yes, x) nor no (0, false, no, nothing)."
+        )
+    return has_label
+
+
+MOST_WEIGHT = 100.0
+"""The largest weight of a label's examples: of rarer labels a single text would decide all."""
+
+_NEVER = 1e-6
+"""The probability of what a teacher is sure of not to be so."""
+
+
+@dataclass(eq=False, repr=False)
+class Multilabel(SequenceObjective):
+    """Binary cross-entropy of each label, from one vector for each text; see `SequenceObjective`.
+
+    It is the mean over texts and labels.
+
+    Args:
+        pos_weight: balanced: the examples of a label count as much as those without it, at most
+            `MOST_WEIGHT` each; None: each counts once.
+        thresholds: fit: a label is said where its probability is above the threshold with the
+            highest F1 on validation, which the end of a run finds; None: above 0.5.
+        options: Those of `SequenceObjective`.
+    """
+
+    task = "multilabel"
+    problem_type: ClassVar[str] = "multi_label_classification"
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("micro_f1", higher_is_better=True, unit="fraction", headline=True),
+        Metric("macro_f1", higher_is_better=True, unit="fraction"),
+        Metric("exact_match", higher_is_better=True, unit="fraction"),
+        Metric("hamming_loss", higher_is_better=False, unit="fraction"),
+        LOSS,
+    )
+    counted: ClassVar[tuple[str, ...]] = ("decisions",)
+
+    pos_weight: Literal["balanced"] | None = field(default=None, kw_only=True)
+    thresholds: Literal["fit"] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("pos_weight", self.pos_weight or "balanced", ("balanced",), ValueError)
+        one_of("thresholds", self.thresholds or "fit", ("fit",), ValueError)
+        self.fits_answers = self.thresholds == "fit"
+
+    def setup(self, info: TaskInfo) -> None:
+        super().setup(info)
+        share_C = torch.tensor(getattr(info.task, "shares", ()))
+        self._weight_C = ((1 - share_C) / share_C).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.info.labels)
+
+    def scores_of(self, answers_BN: Tensor) -> Tensor:
+        return answers_BN.logit(eps=_NEVER)
+
+    def confidence(self, scores_BN: Tensor) -> Tensor:
+        """Return the probability of the answer that is least sure, `[B]`."""
+        return scores_BN.abs().sigmoid().amin(1)
+
+    def divergence(self, target_BN: Tensor, scores_BN: Tensor) -> Tensor:
+        """Return the divergences of all labels, summed, `[B]`."""
+        present_BN = target_BN.sigmoid() * (F.logsigmoid(target_BN) - F.logsigmoid(scores_BN))
+        absent_BN = (-target_BN).sigmoid() * (F.logsigmoid(-target_BN) - F.logsigmoid(-scores_BN))
+        return (present_BN + absent_BN).sum(1)
+
+    def given(self, batch: Batch) -> Tensor:
+        """Return whether each text has each label, `[B, C]`."""
+        labels_BK, classes = batch["labels"], self.num_outputs
+        # What pads a list of labels goes into a column of its own.
+        column_BK = torch.where(labels_BK < 0, classes, labels_BK)
+        nothing = labels_BK.new_zeros((len(labels_BK), classes + 1), dtype=torch.bool)
+        return nothing.scatter(1, column_BK, value=True)[:, :classes]
+
+    def predicted(self, logits_BC: Tensor) -> Tensor:
+        """Return whether each label is said of each text, `[B, C]`."""
+        shares_BC, task = logits_BC.sigmoid(), self.info.task
+        if not (task and task.fitted):
+            return shares_BC > HALF
+        # Doubles, as in the task's own decision.
+        return shares_BC.double() > shares_BC.new_tensor(task.thresholds, dtype=torch.float64)
+
+    def decision_losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of each decision, `[B, C]`."""
+        given_BC = self.given(batch).to(logits_BC.dtype)
+        weight_C = None
+        if self.pos_weight == "balanced":
+            # It stays on the device: a step does not wait for copies.
+            weight_C = self._weight_C = self._weight_C.to(logits_BC.device)
+        return F.binary_cross_entropy_with_logits(
+            logits_BC, given_BC, reduction="none", pos_weight=weight_C
+        )
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        return {"loss": self.decision_losses(self.outputs(model, batch, encoded), batch).sum()}
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self.decision_losses(outputs, batch).sum(1)
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Return the number of decisions: one for each label."""
+        return super().targets(batch) * self.num_outputs
+
+    def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed loss, the texts answered exactly, and counts of decisions `[4, C]`.
+
+        The rows of these: rightly said, wrongly said, wrongly not said, rightly not said.
+        """
+        given_BC, predicted_BC = self.given(batch), self.predicted(outputs)
+        cells = (
+            given_BC & predicted_BC,
+            ~given_BC & predicted_BC,
+            given_BC & ~predicted_BC,
+            ~given_BC & ~predicted_BC,
+        )
+        return {
+            "loss": self.decision_losses(outputs, batch).sum(),
+            "exact": (given_BC == predicted_BC).all(1).sum(),
+            "decisions": torch.stack([cell_BC.sum(0) for cell_BC in cells]),
+        }
+
+    def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the probability of each label, `probabilities` `[B, C]`."""
+        return {"probabilities": outputs.sigmoid()}
+
+    def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return what is said of each text.
+
+        These are the numbers of labels, `predicted` `[B, K]`, then -1, and the probability of all
+        these decisions. The probabilities of all labels are there for `Task.fit` alone: of
+        thousands of labels, those of a whole split would fill the memory.
+        """
+        predicted_BC, shares_BC = self.predicted(outputs), outputs.sigmoid()
+        numbers_C = torch.arange(self.num_outputs, device=outputs.device)
+        most = int(predicted_BC.sum(1).max())
+        predicted = {
+            "predicted": torch.where(predicted_BC, numbers_C, -1).topk(most, dim=1).values,
+            "probability": torch.where(predicted_BC, shares_BC, 1 - shares_BC).prod(1),
+        }
+        if self.fits_answers and not self.info.task.fitted:
+            predicted["probabilities"] = shares_BC
+        return predicted
+
+    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        both = zip(self.given(batch).tolist(), self.predicted(outputs).tolist(), strict=True)
+        return [(self._names(wanted_C), self._names(predicted_C)) for wanted_C, predicted_C in both]
+
+    def _names(self, chosen_C: list[bool]) -> str:
+        names = zip(self.info.labels, chosen_C, strict=True)
+        return SEPARATOR.join(name for name, is_chosen in names if is_chosen)
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return loss, F1 of all decisions, of each label and on average, exact match."""
+        right_C, surplus_C, missing_C, _ = totals["decisions"].double()
+        wrong_C = surplus_C + missing_C
+        # As in sklearn's macro average, a label that is neither given nor said has no F1.
+        f1 = {
+            f"macro_f1/{name}": float(2 * right / (2 * right + wrong))
+            for name, right, wrong in zip(self.info.labels, right_C, wrong_C, strict=True)
+            if right + wrong
+        }
+        right, wrong = float(right_C.sum()), float(wrong_C.sum())
+        texts = counts["loss"] / self.num_outputs
+        return {
+            "loss": float(totals["loss"]) / counts["loss"],
+            # Where nothing is given, to say nothing is all right.
+            "micro_f1": 2 * right / (2 * right + wrong) if right + wrong else 1.0,
+            "macro_f1": sum(f1.values()) / len(f1) if f1 else 1.0,
+            "exact_match": float(totals["exact"]) / texts,
+            "hamming_loss": wrong / counts["loss"],
+            **f1,
+        }
+
+    def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
+        return ("the fitted thresholds, so that 0.5 decides",) if task.fitted else ()

@@ -1,1 +1,0 @@
-"""Several labels for a text, or none."""
