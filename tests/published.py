@@ -152,76 +152,43 @@ def unigrams(folder: Path) -> int:
     return backend.get_vocab_size()
 
 
+COMMON = {
+    "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24,
+    "max_position_embeddings": 42,
+}  # fmt: skip
+SIZES = {
+    "distilbert": {"dim": 16, "n_layers": 3, "n_heads": 4, "hidden_dim": 24,
+                   "max_position_embeddings": 42},
+    "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 40},
+}  # fmt: skip
+"""Of families whose configs have other names."""
+
+TEXT_ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+TODAYS = {**TEXT_ENDS, "num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0}
+ROBERTA = {"layer_norm_eps": 1e-5, "type_vocab_size": 1}
+CONFIGS = {
+    "bert": ("Bert", {}), "roberta": ("Roberta", ROBERTA), "xlm-roberta": ("XLMRoberta", ROBERTA),
+    "albert": ("Albert", {"embedding_size": 8}), "electra": ("Electra", {"embedding_size": 8}),
+    "mpnet": ("MPNet", {}), "distilbert": ("DistilBert", {}), "gpt2": ("GPT2", TEXT_ENDS),
+    "gpt_neox": ("GPTNeoX", {**TEXT_ENDS, "num_attention_heads": 2}),
+    "modernbert": ("ModernBert", {
+        "local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0,
+        "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3,
+    }),
+    "llama": ("Llama", TODAYS), "qwen2": ("Qwen2", TODAYS), "qwen3": ("Qwen3", TODAYS),
+    "mistral": ("Mistral", {**TODAYS, "sliding_window": 5}),
+    "gemma3_text": ("Gemma3Text", {**TODAYS, "sliding_window": 5, "sliding_window_pattern": 2}),
+}  # fmt: skip
+"""By `model_type`: the name of the config's class, and what it is given beyond sizes."""
+
+
 def config_of(family: str, vocabulary: int, **options):
     """Return the config of a small model."""
-    lib = reference()
-    common = {
-        "vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "intermediate_size": 24, "max_position_embeddings": 42,
-    }  # fmt: skip
-    if family in LLAMAS:
-        named = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
-                 "gemma3_text": "Gemma3Text"}  # fmt: skip
-        own = {
-            "mistral": {"sliding_window": 5},
-            "gemma3_text": {"sliding_window": 5, "sliding_window_pattern": 2,
-                            "query_pre_attn_scalar": options.get("head_dim", 4)},
-        }  # fmt: skip
-        shared = {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0, "bos_token_id": 0}
-        given = {**common, **shared, **own.get(family, {}), "eos_token_id": 0, **options}
-        return getattr(lib, f"{named[family]}Config")(**given)
-    made = {
-        "bert": lambda: lib.BertConfig(**{**common, **options}),
-        "roberta": lambda: lib.RobertaConfig(
-            **{**common, "layer_norm_eps": 1e-5, "type_vocab_size": 1, **options}
-        ),
-        "xlm-roberta": lambda: lib.XLMRobertaConfig(
-            **{**common, "layer_norm_eps": 1e-5, "type_vocab_size": 1, **options}
-        ),
-        "albert": lambda: lib.AlbertConfig(**{**common, "embedding_size": 8, **options}),
-        "mpnet": lambda: lib.MPNetConfig(**{**common, **options}),
-        "gpt_neox": lambda: lib.GPTNeoXConfig(
-            **{**common, "num_attention_heads": 2, "bos_token_id": 0, "eos_token_id": 0, **options}
-        ),
-        "modernbert": lambda: lib.ModernBertConfig(
-            **{
-                **common,
-                "local_attention": 8,
-                "global_attn_every_n_layers": 2,
-                "pad_token_id": 0,
-                "bos_token_id": 2,
-                "eos_token_id": 3,
-                "cls_token_id": 2,
-                "sep_token_id": 3,
-                **options,
-            }
-        ),
-        "electra": lambda: lib.ElectraConfig(**{**common, "embedding_size": 8, **options}),
-        "distilbert": lambda: lib.DistilBertConfig(
-            **{
-                "vocab_size": vocabulary,
-                "dim": 16,
-                "n_layers": 3,
-                "n_heads": 4,
-                "hidden_dim": 24,
-                "max_position_embeddings": 42,
-                **options,
-            }
-        ),
-        "gpt2": lambda: lib.GPT2Config(
-            **{
-                "vocab_size": vocabulary,
-                "n_embd": 16,
-                "n_layer": 3,
-                "n_head": 4,
-                "n_positions": 40,
-                "bos_token_id": 0,
-                "eos_token_id": 0,
-                **options,
-            }
-        ),
-    }
-    return made[family]()
+    name, own = CONFIGS[family]
+    given = {"vocab_size": vocabulary, **SIZES.get(family, COMMON), **own, **options}
+    if family == "gemma3_text":
+        given.setdefault("query_pre_attn_scalar", given["head_dim"])
+    return getattr(reference(), f"{name}Config")(**given)
 
 
 def publish(folder: Path, family: str, kind: str = "", **options):

@@ -17,10 +17,9 @@ from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.batch import Batch
 from transfer_cli.config.build import build
-from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
-from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split, TextStats

@@ -64,13 +64,27 @@ key            shape, type     meaning
 """
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from transfer_cli.errors import ConfigError
 
 Batch = dict[str, Tensor]
+
+
+class PaddingBatch(dict[str, Tensor]):
+    """A batch of weight 0, which keeps a process in step with the others."""
+
+
+class Indexed(Protocol):
+    """An array, or what is read as one."""
+
+    def __getitem__(self, places: npt.NDArray[np.int64], /) -> npt.NDArray[Any]: ...
+
 
 _ON_HOST = ("padded", "lengths")
 """What is asked for in a pass, and must not wait for the device; so of each view."""
@@ -226,3 +240,21 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         key: value if key.startswith(_ON_HOST) else value.to(device, non_blocking=True)
         for key, value in batch.items()
     }
+
+
+def gather(
+    tokens: Indexed,
+    starts_B: npt.NDArray[np.int64],
+    lengths_B: npt.NDArray[np.int64],
+    filler: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the pieces of `tokens` that start at `starts_B` as rows, padded on the right.
+
+    Returns:
+        The rows, `[B, T]` with T the longest length, and a mask that is False at padding.
+    """
+    offsets_T = np.arange(lengths_B.max(initial=0))
+    mask_BT = offsets_T < lengths_B[:, None]
+    positions_BT = np.where(mask_BT, starts_B[:, None] + offsets_T, 0)
+    rows_BT = np.where(mask_BT, tokens[positions_BT].astype(np.int64), filler)
+    return rows_BT, mask_BT

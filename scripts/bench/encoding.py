@@ -12,11 +12,15 @@ Memory: the peak of anonymous resident memory, which is all that is not a file's
 process and of all together: of the command, and of one that reads blocks of the encoded corpus in
 random order, for corpora of growing size.
 
-The text is that of `prepare.py`.
+The text is what lies in DIR of the English Wikipedia (`enwiki-2015/train.txt.xz`) or of WikiText-2,
+else one of made-up words; repeated where more is asked for than there is.
 """
 
 import argparse
+import itertools
+import lzma
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -28,7 +32,10 @@ from pathlib import Path
 
 import measuring
 from measuring import Command, Goal, Report, compare
-from prepare import LIBRARY, MB, PARTS, RECIPES, make_tokenizer, source_in, speeds, write_text
+
+MB = 10**6
+RECIPES = {"WordPiece": "wordpiece", "byte-level BPE": "bpe"}
+LIBRARY = ("encode_batch_fast", "encode_batch")
 
 SIZES = (1, 4)
 """Corpora whose memory is measured, in multiples of `--megabytes`."""
@@ -50,17 +57,56 @@ _READER = """
 import sys
 from pathlib import Path
 import numpy as np
-from transfer_cli.data.corpus import TextBlocks
-from transfer_cli.data.shards import encode_text
+from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.text import whole_text
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 tokenizer, cache, files = sys.argv[1:]
-made = Tokenizer.load(Path(tokenizer))
+made = LibraryTokenizer.load(Path(tokenizer))
 blocks = TextBlocks(encode_text(whole_text(files, "train"), made, Path(cache)), 512, made.pad)
 order = np.random.default_rng(0).permutation(len(blocks))
 for begin in range(0, len(order), 32):
     blocks.batch(order[begin : begin + 32])
 """
+
+
+_PLACES = ("enwiki-2015/train.txt.xz", "wikitext-2/train.txt", "wikitext-2/wiki.train.tokens")
+_MADE_WORDS = 120_000
+
+
+def write_text(path: Path, megabytes: float, source: Path | None) -> None:
+    """Write so much text, and not less."""
+    left = int(megabytes * MB)
+    with path.open("wb") as file:
+        while left > 0:
+            for line in _lines(source):
+                file.write(line)
+                left -= len(line)
+                if left <= 0:
+                    break
+
+
+def _lines(source: Path | None) -> Iterator[bytes]:
+    if source is None:
+        yield from _made_lines()
+        return
+    with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as file:
+        yield from file
+
+
+def _made_lines() -> Iterator[bytes]:
+    """Yield lines of words of which few are frequent and most are rare, for ever."""
+    drawn = random.Random(0)  # noqa: S311 - a text, not a key
+    parts = [a + b for a in "bcdfghlmnprst" for b in ("a", "e", "i", "o", "u", "an", "er")]
+    words = ["".join(drawn.choices(parts, k=drawn.randint(1, 4))) for _ in range(_MADE_WORDS)]
+    frequencies = list(itertools.accumulate(1 / (rank + 3) for rank in range(_MADE_WORDS)))
+    while True:
+        line = drawn.choices(words, cum_weights=frequencies, k=drawn.randint(20, 120))
+        yield f"{' '.join(line)} .\n".encode()
+
+
+def source_in(folder: Path) -> Path | None:
+    """Return the largest text that lies in a folder, None where there is none."""
+    return next((folder / place for place in _PLACES if (folder / place).is_file()), None)
 
 
 def write_files(folder: Path, megabytes: float, files: int, source: Path | None) -> list[Path]:
@@ -76,6 +122,32 @@ def write_files(folder: Path, megabytes: float, files: int, source: Path | None)
             path.write_bytes(b"".join(text.readlines(size * number // files - text.tell())))
     whole.unlink()
     return paths
+
+
+def make_tokenizer(name: str, text: Path, path: Path, asked: argparse.Namespace) -> None:
+    """Make a tokenizer of a text file."""
+    words = [RECIPES[name], 1000 if asked.quick else 28_996, text, path]
+    command = [sys.executable, "-c", _MAKE, *map(str, words)]
+    measuring.once(Command(f"making {name}", command), threads=asked.threads)
+
+
+_MAKE = """
+import sys
+from pathlib import Path
+from transfer_cli.data.text import whole_text
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
+recipe, size, text, path = sys.argv[1:]
+made = {"wordpiece": WordPiece, "bpe": BytePairs}[recipe](size=int(size))
+made.make(whole_text(text, "train").lines).save(Path(path))
+"""
+
+
+def speeds(megabytes: float) -> dict[str, measuring.Cell]:
+    """Return the columns of who encodes so much text."""
+    return {
+        "MB/s": lambda figure: f"{megabytes / figure.wall_s:.2f}",
+        "MB a CPU second": lambda figure: f"{megabytes / figure.cpu_s:.2f}",
+    }
 
 
 def command_on(folder: Path, tokenizer: Path, asked: argparse.Namespace) -> Command:
@@ -203,5 +275,6 @@ def memory(
 if __name__ == "__main__":
     size = {"type": float, "help": "of the corpus; 64 if not given"}
     cut = {"type": int, "help": "that it is cut into; 8 if not given"}
-    options = {"--only": PARTS, "--megabytes": size, "--files": cut}
+    parts = {"choices": ("speed", "memory"), "help": "one of the two parts"}
+    options = {"--only": parts, "--megabytes": size, "--files": cut}
     measuring.main(__doc__, measure, options, rounds=3)

@@ -108,7 +108,7 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
     parts = _parts(words)
     split = parts.data.splits["test"]
     asked = split if in_order else replace(split, order=None)
-    objective = parts.blueprint.losses[0].objective
+    objective = parts.blueprint.network.losses[0].objective
     while True:
         arrive()
         evaluate(parts.model, objective, asked, batch=BATCH, precision=parts.blueprint.precision)

@@ -4,14 +4,14 @@
         [--tasks labels lora tags numbers spans answers choices dialog] [--seeds 0] [--threads 2]
         [--device cpu] [--quick] [--json FILE]
 
-Both sides start from the same published model (`python scripts/published_weights.py minilm`), read
+Both sides start from the same published model (`scripts/minilm.sh minilm`), read
 the same files, and train with AdamW, the same rate, warm-up and fall to 0, batch, epochs, dropout
 and clipping; both score the same split with the weights of the last epoch. The plain loop is
 `plain_tasks.py`.
 
 labels: TREC's six kinds of questions, accuracy on its test set. lora: the same with low-rank
-updates and 100 labels; the peers' environment needs peft, and `--model` may be a Llama-like model
-(`python scripts/published_weights.py smollm2`). tags: WNUT-17, entity F1 of its
+updates and 100 labels; the peers' environment needs peft, and `--model` may be a Llama-like model.
+tags: WNUT-17, entity F1 of its
 test set. numbers: STS-B, Pearson's correlation on its test set. spans: the part of SQuAD 2.0, F1
 of its validation questions, in percent; answers: the same of the questions that have an answer,
 for both to train on and be scored by. choices, dialog: the embedded samples, from a small GPT-2

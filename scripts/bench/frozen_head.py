@@ -4,7 +4,7 @@
         [--threads 2] [--quick] [--json FILE]
 
 Whole commands, from a table to a stored model that has been scored, from a published model such as
-all-MiniLM-L6-v2 (`python scripts/published_weights.py minilm`), with an empty cache. Then
+all-MiniLM-L6-v2 (`scripts/minilm.sh minilm`), with an empty cache. Then
 scikit-learn fits its logistic regression, with its defaults (C = 1), to the very features that the
 command had, on the same training rows, and is scored on the same test rows.
 
@@ -44,7 +44,7 @@ found = {}
 for name in ("train", "test"):
     data = run.data.splits[name].data
     if not isinstance(data, CachedFeatures):
-        pooling = run.blueprint.losses[0].objective.pooling_of(run.model)
+        pooling = run.blueprint.network.losses[0].objective.pooling_of(run.model)
         data = CachedFeatures(
             data, run.model, run.blueprint.precision, batch=64, layers=(-1,), pooling=pooling
         )

@@ -3,7 +3,7 @@
     python scripts/bench/generate.py --model FOLDER [--peers PYTHON] [--threads 2] [--device cpu]
         [--tokens 32] [--texts 8] [--rounds N] [--quick] [--json FILE]
 
-FOLDER is a published causal model (`python scripts/published_weights.py smollm2`). A turn makes the
+FOLDER is a published causal model such as SmolLM2-135M. A turn makes the
 likeliest tokens after one prompt, or after several prompts of 8 to 64 tokens at once; a prompt is
 drawn tokens, whose values decide nothing. The first token after each must be the same on both
 sides; later on rounding decides between some that are nearly as likely, and so all that follow.

@@ -246,11 +246,6 @@ def ratio(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
     return statistics.median(mine / theirs for mine, theirs in _pairs(ours, peer, of))
 
 
-def difference(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
-    """Return own - peer in seconds of a step, the median over rounds, of `wall_s` or `cpu_s`."""
-    return statistics.median(mine - theirs for mine, theirs in _pairs(ours, peer, of))
-
-
 def together(name: str, *parts: Figure) -> Figure:
     """Return what variants take one after the other: the sum of their turns, round by round."""
     return Figure.of(name, [
@@ -488,11 +483,10 @@ def python(interpreter: str, code: str, *words: object, **env: str) -> str:
 
 def can_import(interpreter: str, *modules: str) -> bool:
     """Return whether an interpreter has some modules."""
-    try:
+    with contextlib.suppress(BenchmarkError):
         python(interpreter, f"import {', '.join(modules)}")
-    except BenchmarkError:
-        return False
-    return True
+        return True
+    return False
 
 
 # ---------------------------------------------------------------------------- what comes of it
@@ -592,23 +586,10 @@ def rows_of(
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows, the header first, as an aligned Markdown table; numbers stand on the right."""
+    """Return rows, the header first, as a Markdown table; all but the first column on the right."""
     header, *body = rows
-    columns = list(zip(*body, strict=True)) or [()] * len(header)
-    right = [any(cell.lstrip("-")[:1].isdigit() for cell in cells) for cells in columns]
-    right = [False, *right[1:]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rule = [
-        "-" * (width - on_right) + ":" * on_right
-        for width, on_right in zip(widths, right, strict=True)
-    ]
-    return "\n".join(
-        "| " + " | ".join(
-            cell.rjust(width) if on_right else cell.ljust(width)
-            for cell, width, on_right in zip(row, widths, right, strict=True)
-        ) + " |"
-        for row in (header, rule, *body)
-    )  # fmt: skip
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 _PACKAGES = ("torch", "pytorch-ignite", "hydra-core", "tokenizers", "transformers", "accelerate")
@@ -624,13 +605,11 @@ def machine(peers: str | None = None) -> dict[str, Any]:
     """Return what a reader has to know of the machine, and the versions of ours and the peers."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-    telling = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     interpreters = {"versions": sys.executable, **({"peers": peers} if peers else {})}
     return {
         "cpu": facts.get("model name", platform.machine()),
         "cores": os.cpu_count(),
-        "features": [name for name in telling if name in facts.get("flags", "").split()],
         "memory_gib": round(pages / 2**30, 1),
         "load": round(os.getloadavg()[0], 1),
         **{
@@ -690,8 +669,11 @@ def main(
         words.add_argument(name, **settings)
     words.set_defaults(device=device)
     asked = words.parse_args()
-    if device_is_missing(asked.device):
-        sys.exit(2)
+    if asked.device.startswith("cuda"):
+        import torch  # not for a CPU: whoever measures the memory of commands must not import it
+
+        if not torch.cuda.is_available():
+            sys.exit(f"{Path(sys.argv[0]).name}: there is no CUDA device here; take --device cpu")
     asked.rounds = asked.rounds or (1 if asked.quick else rounds)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -704,19 +686,6 @@ def main(
 
 MODEL = {"--model": {"required": True, "type": Path, "help": "folder of a published model"}}
 """For the options of `main`."""
-
-
-def device_is_missing(device: str) -> bool:
-    """Return whether a CUDA device is asked for and there is none, which is said then."""
-    if not device.startswith("cuda"):
-        return False
-    # Not for a CPU: whoever measures the memory of commands must not have imported it.
-    import torch
-
-    missing = not torch.cuda.is_available()
-    if missing:
-        print(f"{Path(sys.argv[0]).name}: there is no CUDA device here; take --device cpu")
-    return missing
 
 
 def show(reports: Sequence[Report], asked: argparse.Namespace) -> None:

@@ -3,11 +3,11 @@
     python scripts/bench/probes.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
         [--threads 2] [--rounds 1] [--quick] [--json FILE]
 
-Whole commands, from a published model such as all-MiniLM-L6-v2 (`python
-scripts/published_weights.py minilm`) and tables of TREC's questions to the accuracy of each layer
-on the test questions, in turns: ours, and `plain_probes.py` on the same splits with the same grid
-of L2 penalties, which are chosen by the loss on validation. A third command stops in its grid where
-ours does. A fourth is ours with all controls and the learnt mix, which has a goal of its own.
+Whole commands, from a published model such as all-MiniLM-L6-v2 (`scripts/minilm.sh`) and tables of
+TREC's questions to the accuracy of each layer on the test questions, in turns: ours, and
+`plain_probes.py` on the same splits with the same grid of L2 penalties, which are chosen by the
+loss on validation. A third command stops in its grid where ours does. A fourth is ours with all
+controls and the learnt mix, which has a goal of its own.
 """
 
 import argparse

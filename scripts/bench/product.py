@@ -220,17 +220,6 @@ class _Parts:
         return sums
 
 
-def bare_loop(arrive: Callable[[], None], words: Sequence[str]) -> None:
-    """Take the very steps of `transfer pretrain WORDS` in a loop of a line, without an engine."""
-
-    def loop(step: Callable[[int], Any], _: Any) -> None:
-        for number in itertools.count():
-            arrive()
-            step(number)
-
-    in_place_of_engine(words, loop)
-
-
 def in_place_of_engine(
     words: Sequence[str],
     body: Callable[[Callable[[int], Any], Any], None],

@@ -20,7 +20,7 @@ import measuring
 from measuring import Goal, Report
 
 FAILED = "(failed)"
-CASES = ("pretrain", "engine", "growth", "finetune", "predict", "prepare", "startup")
+CASES = ("pretrain", "engine", "growth", "finetune", "predict", "encoding", "startup")
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:

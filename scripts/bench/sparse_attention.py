@@ -79,7 +79,7 @@ def times(
             words += product.ENDLESS if on_gpu else product.UNDISTURBED
             options = {"words": words}
             options |= {"steps": STEPS_OF_A_TURN, "device": asked.device} if on_gpu else {}
-            module, function = ("gpu", "transfer_run") if on_gpu else ("product", "bare_loop")
+            module, function = ("gpu", "transfer_run") if on_gpu else ("product", "pretrain")
             variants.append(Variant(f"{kind} {length}", module, function, options, env=env))
         turns = {"unmeasured": 0, "at_once": 2} if on_gpu else {}
         dense, *_ = of_length = measuring.take_turns(

@@ -8,7 +8,7 @@ is missing is installed from DIR of `--wheels`, which `wheels.sh` fills, into OU
 of jobs, the most telling first. Each has its own time, and none begins that the stage's has run out
 for: typed again, the command goes on with the next one. OUT/STAGE.jsonl gets a line for each job,
 OUT/STAGE.md a table, OUT/logs/STAGE/JOB.log what it printed. `--model` is a published BERT
-(`python scripts/published_weights.py minilm`), without which some jobs are left out.
+(`scripts/minilm.sh minilm`), without which some jobs are left out.
 
 `--dry` tries all of it on the CPU at the smallest sizes, in less than two minutes a stage; its
 figures mean nothing.

@@ -6,7 +6,9 @@ import importlib
 import io
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.origins import rows, write_table
+from tests.run_kinds import KINDS as KINDS_OF_RUNS
 from tests.task_kinds import CITIES, KINDS, THINGS
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
@@ -26,10 +29,29 @@ TINY = (
 LOOP = ("device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3 steps",
         "checkpoint.every=2 steps", "checkpoint.keep=2")  # fmt: skip
 
+FIXTURES = {"run": "finetuned", "model": "pretrained", "short": "short_run"}
+"""What words in braces are called that stand for a fixture of another name."""
+
+SMALL = (*TINY, *LOOP, "loop.steps=2", "run.dir=run")
+
+WORDS = {
+    "loop": (*LOOP, "loop.steps=2", "run.dir=run"),
+    "small": SMALL,
+    "tiny": ("init=scratch", "tokenizer=wordpiece", *SMALL),
+}
+"""What stands for words in braces: of any run, of one on text, of one on labelled data."""
+
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of this folder."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.functional)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +61,36 @@ class Ended:
     code: int
     out: str
     err: str
+
+    def ok(self):
+        """Return it, which has ended well."""
+        assert self.code == 0, self.err
+        return self
+
+    def refusal(self, *parts):
+        """Return the line in which it was refused, which has all of these parts."""
+        assert self.code == 2, self.err
+        assert "Traceback" not in self.err
+        line = self.err.splitlines()[-1]
+        assert line.startswith("transfer ")
+        assert all(part in line for part in parts), line
+        return line
+
+
+class Places(dict):
+    """What stands for the words in braces, made when it is asked for."""
+
+    def __init__(self, request):
+        self.request = request
+
+    def __missing__(self, name):
+        name, _, argument = FIXTURES.get(name, name).partition(" ")
+        if name in WORDS:
+            return shlex.join(WORDS[name])
+        value = self.request.getfixturevalue(name)
+        if callable(value):
+            value = value(argument) if argument else value()
+        return shlex.join(value) if isinstance(value, tuple) else str(value)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,6 +125,14 @@ def transfer(capsys, tmp_path, monkeypatch):
         return Ended(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def type_in(monkeypatch):
+    """Return how to set what stands in standard input."""
+    return lambda text: monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -164,18 +224,23 @@ def corpus(tmp_path_factory):
     return file
 
 
+def table_of_questions(file, count, person):
+    """Write so many questions about places and persons in turn; return the file."""
+    rows = [
+        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
+        if n % 2
+        else f"{person.format(CITIES[n % 6], n)},person"
+        for n in range(count)
+    ]
+    file.write_text("\n".join(["text,label", *rows]) + "\n")
+    return file
+
+
 @pytest.fixture(scope="session")
 def questions(tmp_path_factory):
     """Return a table of 60 questions with two labels."""
     file = tmp_path_factory.mktemp("questions") / "questions.csv"
-    rows = [
-        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
-        if n % 2
-        else f"Who built the one in {CITIES[n % 6]} numbered {n} ?,person"
-        for n in range(60)
-    ]
-    file.write_text("\n".join(["text,label", *rows]) + "\n")
-    return file
+    return table_of_questions(file, 60, "Who built the one in {} numbered {} ?")
 
 
 @pytest.fixture(scope="session")
@@ -197,6 +262,31 @@ def masked(tmp_path_factory, corpus):
         "optimizer.lr=1e-2", f"run.dir={run}",
     )  # fmt: skip
     return run
+
+
+@pytest.fixture(scope="session")
+def still(tmp_path_factory):
+    """Return a run directory of `pretrain` whose model has no dropout."""
+    run = tmp_path_factory.mktemp("still") / "run"
+    words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "loop.steps=1", "model.dropout=0")
+    finished("pretrain", *words, f"run.dir={run}")
+    return run
+
+
+@pytest.fixture(scope="session")
+def language_model(tmp_path_factory):
+    """Return runs of `pretrain` by objective, to which the words of the sample are tokens."""
+    folder = tmp_path_factory.mktemp("language_models")
+
+    def of(objective):
+        run = folder / objective
+        if not run.exists():
+            words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "tokenizer.size=2000")
+            more = ("model.dropout=0", f"objective={objective}", "loop.steps=6")
+            finished("pretrain", *words, *more, f"run.dir={run}")
+        return run
+
+    return of
 
 
 @pytest.fixture(scope="session")
@@ -276,6 +366,31 @@ def task_run(task_file, task_words):
     return run_of
 
 
+@pytest.fixture
+def words_of(request):
+    """Return how to write the words of a kind of run."""
+
+    def words(kind, *more):
+        typed = shlex.split(KINDS_OF_RUNS[kind].format_map(Places(request)))
+        command = "pretrain" if "pretrain" in typed else "finetune"
+        typed.remove(command)
+        is_fresh = command == "pretrain" and not any(w.startswith("init_from=") for w in typed)
+        return (command, *(TINY if is_fresh else ()), *LOOP, "schedule=constant", *typed, *more)
+
+    return words
+
+
+@pytest.fixture
+def stopped(transfer, at_record):
+    """Return how to run a command that gets a signal once a step is validated, as a cluster's."""
+
+    def call(step, *words, number=signal.SIGTERM):
+        at_record("after", "validation", step, lambda: signal.raise_signal(number))
+        return transfer(*words)
+
+    return call
+
+
 # --- adaptation --------------------------------------------------------------------------------
 
 DEEP = (
@@ -309,6 +424,11 @@ class Watched:
     spans: tuple = ()
     moved: list = dataclasses.field(default_factory=list)
 
+    @property
+    def ever(self):
+        """The names of what trains in any stage."""
+        return frozenset().union(*(span.trains for span in self.spans))
+
 
 @contextlib.contextmanager
 def _watching(watched):
@@ -322,7 +442,10 @@ def _watching(watched):
 
     def made(*args):
         parts = build_run(*args)
-        watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.stage_plans
+        watched.inherited, watched.spans = (
+            parts.blueprint.network.inherited,
+            parts.blueprint.course.stage_plans,
+        )
         return parts
 
     def step(self, batches, number):
@@ -345,6 +468,19 @@ def _watching(watched):
             yield
         finally:
             handle.remove()
+
+
+def files_below(folder):
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def untouched(tmp_path, tmp_path_factory):
+    """Fail where a test has changed a file of any other test, or left one in its own folder."""
+    before = files_below(tmp_path_factory.getbasetemp())
+    yield
+    assert not list(tmp_path.iterdir())
+    assert files_below(tmp_path_factory.getbasetemp()) == before
 
 
 @pytest.fixture(scope="session")
@@ -378,14 +514,7 @@ def deep(tmp_path_factory, deep_words):
 def few_questions(tmp_path_factory):
     """Return a table of 30 questions with two labels, of which 6 are held out."""
     file = tmp_path_factory.mktemp("few") / "few.csv"
-    rows = [
-        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
-        if n % 2
-        else f"Who built the one in {CITIES[n % 6]} ?,person"
-        for n in range(30)
-    ]
-    file.write_text("\n".join(["text,label", *rows]) + "\n")
-    return file
+    return table_of_questions(file, 30, "Who built the one in {} ?")
 
 
 @pytest.fixture(scope="session")

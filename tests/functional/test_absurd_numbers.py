@@ -16,8 +16,6 @@ from transfer_cli.config.flags import Request
 from transfer_cli.config.flat import flat
 from transfer_cli.errors import ConfigError
 
-pytestmark = pytest.mark.functional
-
 OPTIONAL = (
     "loop.epochs", "loop.steps", "loop.micro_batch", "loop.patience", "loop.clip", "data.length",
     "checkpoint.minutes", "forgetting.blocks", "plan.steps", "threads",
@@ -72,7 +70,7 @@ def refused(transfer, corpus, tiny, loop, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+@pytest.mark.parametrize("command", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "value",
     [

@@ -13,8 +13,6 @@ import pytest
 
 from transfer_cli.config.locate import conf_dir
 
-pytestmark = pytest.mark.functional
-
 FOLDER = conf_dir().parent / "scripts" / "bench"
 
 

@@ -6,31 +6,17 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from torch.testing import assert_close
 
-from tests.functional.conftest import LOOP, TINY, finished
+from tests.functional.conftest import LOOP
 from transfer_cli.runs.items import read_items
-
-pytestmark = pytest.mark.functional
 
 ITEM = "{text} It is the"
 AT_ONCE = ("optimizer.lr=1e-30", "loop.steps=1", "loop.evaluate_every=1 steps")
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """Return the runs of `pretrain` that the labels of the sample are words to, by objective."""
-    folder = tmp_path_factory.mktemp("start")
-
-    def of(objective):
-        run = folder / objective
-        if not run.exists():
-            words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "tokenizer.size=2000",
-                     "model.dropout=0")  # fmt: skip
-            finished("pretrain", *words, f"objective={objective}", "loop.steps=6", f"run.dir={run}")
-        return run
-
-    return of
+@pytest.fixture
+def start(language_model):
+    return language_model
 
 
 @pytest.fixture
@@ -63,9 +49,8 @@ def test_before_the_first_step_it_is_what_score_says_without_training(
     adapt(f"objective.pattern={ITEM} {{mask}}{end}", *AT_ONCE, objective=objective)
 
     asked = (f"prompt.item={ITEM} {{label}}{end}", "split=validation", "device=cpu", "output=out")
-    scored = transfer("score", f"run={start(objective)}", "data=sample_questions", *asked)
+    transfer("score", f"run={start(objective)}", "data=sample_questions", *asked).ok()
 
-    assert scored.code == 0, scored.err
     found, expected = shares("run"), shares("out")
     assert len(found) == len(expected) == 96
     assert len({said for said, _, _ in expected.values()}) > 1 or len(
@@ -79,15 +64,13 @@ def test_in_a_masked_model_it_is_what_fill_says_of_the_words(transfer, adapt, st
     adapt(f"objective.pattern={ITEM} {{mask}} .", *AT_ONCE, objective="mlm")
     labels = read_json(Path("run/model/model.json"))["labels"]
     Path("asked.jsonl").write_text(json.dumps({"text": "Who knows Lima ?"}) + "\n")
-    answered = transfer("predict", "run", "asked.jsonl", "output=said.jsonl", "device=cpu")
-    assert answered.code == 0, answered.err
+    transfer("predict", "run", "asked.jsonl", "output=said.jsonl", "device=cpu").ok()
 
-    filled = transfer(
+    transfer(
         "fill", f"run={start('mlm')}", "Who knows Lima ? It is the [MASK] .", "top=2000",
         "output=filled.jsonl", "device=cpu",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
-    assert filled.code == 0, filled.err
     (gap,) = json.loads(Path("filled.jsonl").read_text())["gaps"]
     by_word = {each["token"]: each["probability"] for each in gap}
     total = sum(by_word[label] for label in labels)
@@ -104,35 +87,13 @@ def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, tr
     kept = read_json(Path("run/model/model.json"))
     assert kept["task"]["pattern"] == "{text} {mask}"
     assert kept["task"]["words"]["city"] == ["city"]
-    again = transfer("evaluate", "run", "device=cpu", "output=again.json")
-    assert again.code == 0, again.err
+    transfer("evaluate", "run", "device=cpu", "output=again.json").ok()
     found = read_json(Path("again.json"))["measures"]["test"]
     assert found["loss"] == pytest.approx(results["measures"]["test"]["loss"], rel=1e-5)
     Path("hi.jsonl").write_text('{"text": "Where is it ?"}\n')
-    assert transfer("predict", "run=[run,run]", "input=hi.jsonl", "output=said.jsonl").code == 0
+    transfer("predict", "run=[run,run]", "input=hi.jsonl", "output=said.jsonl").ok()
     said = json.loads(Path("said.jsonl").read_text())
     assert sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("objective", ["clm", "mlm"])
-def test_two_processes_give_the_weights_of_one(objective, parallel, adapt, start, shell):
-    words = ("loop.steps=6", "loop.micro_batch=3", "optimizer=sgd", "optimizer.lr=0.05")
-    adapt(*words, objective=objective, run="one")
-
-    process = shell(
-        "finetune", f"init_from={start(objective)}", "data=sample_questions", "adaptation=pet",
-        *LOOP, *words, "run.dir=two", "devices=2", f"parallel={parallel}",
-    )  # fmt: skip
-    _, said = process.communicate(timeout=240)
-
-    assert process.returncode == 0, said
-    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    for name, weight in one.items():
-        assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
 def digest(file):
@@ -180,12 +141,11 @@ def test_teachers_that_differ_by_their_pattern_alone_are_told_apart(adapt, start
     students = []
     for teacher, pattern in (("plain", "{text} {mask}"), ("asked", "{text} It is the {mask}")):
         adapt(f"objective.pattern={pattern}", *AT_ONCE, run=teacher)
-        ended = transfer(
+        transfer(
             "finetune", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=12",
             "adaptation=distil", f"adaptation.teachers=[{teacher}]", *LOOP, "loop.steps=2",
             f"run.dir=of_{teacher}",
-        )  # fmt: skip
-        assert ended.code == 0, ended.err
+        ).ok()  # fmt: skip
         students.append(load_file(f"of_{teacher}/model/weights.safetensors"))
 
     weights = "model/weights.safetensors"
@@ -202,26 +162,24 @@ def test_what_cannot_be_exported_says_so_in_a_line(adapt, transfer):
         ended = transfer("export", "run=run", "to=out", *words)
         assert ended.code == 2
         assert "Cloze is no classification that other libraries know; head=false" in ended.err
-    assert transfer("export", "run=run", "to=out", "head=false").code == 0
+    transfer("export", "run=run", "to=out", "head=false").ok()
 
 
 @pytest.mark.slow
 def test_the_recipe_of_pet_runs_as_it_is_written(adapt, start, transfer, read_json):
     """Two patterns, then one classifier of all that they say."""
-    sweep = transfer(
+    transfer(
         "finetune", "-m", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=48",
         "adaptation=pet", "objective.pattern='{text} {mask}','{text} A {mask}'",
         *LOOP, "loop.steps=9", "run.dir=pets",
-    )  # fmt: skip
-    assert sweep.code == 0, sweep.err
+    ).ok()  # fmt: skip
     runs = sorted(path.parent for path in Path("pets").glob("*/results.json"))
     assert len(runs) == 2
 
-    taught = transfer(
+    transfer(
         "finetune", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=48",
         "adaptation=distil", f"adaptation.teachers=[{','.join(map(str, runs))}]", "seed=0",
         *LOOP, "loop.steps=9", "run.dir=student",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
-    assert taught.code == 0, taught.err
     assert read_json(Path("student/results.json"))["measures"]["test"]["accuracy"] > 0

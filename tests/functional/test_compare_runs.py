@@ -8,7 +8,7 @@ import pytest
 from tests.long.compare_runs import differences
 from transfer_cli.runs.tensorboard import SummaryWriter
 
-pytestmark = [pytest.mark.functional, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ import pytest
 from tests.functional.conftest import LOOP, finished
 from transfer_cli.config import commands
 
-pytestmark = pytest.mark.functional
-
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J\r\n\nFORGED \x85\x9b\x08\u202e\u2066\x7f"
 """Of each kind one; its third line must never begin a line of what is printed."""
 

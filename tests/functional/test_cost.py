@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.functional
-
 SIGNS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -39,14 +37,13 @@ def test_every_run_says_what_its_steps_took_and_what_was_spent(pretrained, finet
 
 
 def test_work_that_is_done_again_is_spent_twice_and_counts_once(transfer, words):
-    assert transfer(*words, "run.dir=run", "loop.steps=6", "checkpoint.keep=2").code == 0
+    transfer(*words, "run.dir=run", "loop.steps=6", "checkpoint.keep=2").ok()
     before, once = spent("run"), cost("run")
     shutil.rmtree("run/checkpoints/step-00000006")
     Path("run/status.json").write_text('{"status": "stopped"}')
 
-    ended = transfer("pretrain", "resume=run")
+    ended = transfer("pretrain", "resume=run").ok()
 
-    assert ended.code == 0, ended.err
     assert "going on after step 4" in ended.err
     assert cost("run") == once
     again = spent("run")["flops"] - before["flops"]  # two steps of six, of texts not all as long
@@ -62,7 +59,7 @@ def test_states_that_are_kept_are_computed_before_the_steps(
              "adaptation=frozen", "loop.steps=3", "seed=3")  # fmt: skip
 
     for run in ("computed", "taken"):
-        assert transfer(*words, f"run.dir={run}").code == 0
+        transfer(*words, f"run.dir={run}").ok()
 
     found = cost("taken")
     assert cost("computed") == found
@@ -75,29 +72,11 @@ def test_states_that_are_kept_are_computed_before_the_steps(
 
 
 def test_a_processor_says_why_it_has_no_energy(transfer, words):
-    ended = transfer(*words, "run.dir=run", "loop.steps=2", "cost.energy=auto")
+    ended = transfer(*words, "run.dir=run", "loop.steps=2", "cost.energy=auto").ok()
 
-    assert ended.code == 0, ended.err
     assert "energy: not known: only a GPU" in ended.err
     assert spent("run")["joules"] is None
     assert "GPU" in spent("run")["joules_source"]
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("cost.energy=on", "cost.energy: 'on' is not one of off, auto."),
-        ("cost.pue=0.9", "cost.pue: must be at least 1, got 0.9"),
-        ("cost.kg_per_kwh=-0.1", "cost.kg_per_kwh: must be 0 or more, got -0.1"),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused_in_one_line(transfer, words, word, said):
-    ended = transfer(*words, word)
-
-    assert (ended.code, ended.out) == (2, "")
-    assert said in ended.err
-    assert ended.err.count("\n") == 1
-    assert not list(Path().iterdir())
 
 
 # --- the plan ----------------------------------------------------------------------------------
@@ -112,10 +91,9 @@ def told(text):
 
 @pytest.mark.parametrize("steps", [[], ["plan.steps=0"]])
 def test_a_plan_tells_the_operations_of_the_run(transfer, words, steps):
-    planned = transfer("plan", *words, "loop.steps=4", *steps)
-    assert transfer(*words, "run.dir=run", "loop.steps=4").code == 0
+    planned = transfer("plan", *words, "loop.steps=4", *steps).ok()
+    transfer(*words, "run.dir=run", "loop.steps=4").ok()
 
-    assert planned.code == 0, planned.err
     assert told(planned.out)[0] == pytest.approx(cost("run")["flops"], rel=0.03)
 
 
@@ -142,7 +120,7 @@ def test_low_rank_updates_save_a_third_of_the_operations_at_most(transfer, adapt
 @pytest.mark.multiprocess
 def test_processes_add_up(shell, transfer, words, tmp_path):
     more = ("loop.steps=2", "model.dropout=0")
-    assert transfer(*words, *more, "run.dir=one").code == 0
+    transfer(*words, *more, "run.dir=one").ok()
     process = shell(*words, *more, "run.dir=two", "devices=2")
     _, err = process.communicate(timeout=300)
 

@@ -8,9 +8,7 @@ import pytest
 
 from transfer_cli.report import sections
 
-pytestmark = [
-    pytest.mark.functional, pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 MINE = ("--plugin", "mylab", "--config-dir", "conf")
@@ -21,8 +19,9 @@ def analysed(mylab, finetuned, monkeypatch, transfer):
     """Return a folder in which the example's analysis was made of a run that really ran."""
     shutil.copytree(finetuned, mylab / "runs" / "tuned")
     monkeypatch.chdir(mylab)
-    done = transfer("analyze", *MINE, "runs/tuned", "analysis=token_lengths", "--html", "it.html")
-    assert done.code == 0, done.err
+    done = transfer(
+        "analyze", *MINE, "runs/tuned", "analysis=token_lengths", "--html", "it.html"
+    ).ok()
     assert done.out.endswith("token_lengths.json\npage       it.html\n")
     # The next command is to be the first one that knows of the package.
     monkeypatch.setattr(sections, "SECTIONS", {})
@@ -70,7 +69,7 @@ def test_an_analysis_from_outside_is_named_on_the_terminal(transfer, analysed):
 
 
 def test_without_its_package_an_analysis_is_shown_plainly(transfer, analysed):
-    assert transfer("report", "runs", "--html", "page.html").code == 0
+    transfer("report", "runs", "--html", "page.html").ok()
 
     page = (analysed / "page.html").read_text()
     assert "<h3>Length against loss</h3>" in page
@@ -79,9 +78,8 @@ def test_without_its_package_an_analysis_is_shown_plainly(transfer, analysed):
 
 
 def test_its_package_shows_it_in_a_section_of_its_own(transfer, analysed):
-    done = transfer("report", "runs", "--plugin", "mylab", "--html", "page.html")
+    transfer("report", "runs", "--plugin", "mylab", "--html", "page.html").ok()
 
-    assert done.code == 0, done.err
     page = (analysed / "page.html").read_text()
     assert "Loss by length of the text" in page
     assert "tokens, loss" in page

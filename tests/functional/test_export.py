@@ -15,7 +15,7 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
-from tests.functional.conftest import LOOP, finished
+from tests.functional.conftest import LOOP, TINY, finished
 from tests.published import FAMILIES, TEXT, publish, reference
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
@@ -34,9 +34,8 @@ HEADS = {
     "albert": ("", "MaskedLM", "PreTraining"), "gpt_neox": ("CausalLM",),
     "modernbert": ("MaskedLM", "SequenceClassification"),
 }  # fmt: skip
-ALL = [
-    *FAMILIES, *(pytest.param(f, marks=pytest.mark.slow) for f in HEADS if f not in FAMILIES)
-]  # fmt: skip
+QUICK = ("bert", "roberta", "gpt2")
+ALL = [*QUICK, *(pytest.param(f, marks=pytest.mark.slow) for f in HEADS if f not in QUICK)]
 CAUSAL = {"gpt2": "LMHeadModel", "gpt_neox": "CausalLM"}
 
 
@@ -71,14 +70,18 @@ def their_logits(folder, texts, pairs=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [(family, kind) for family, kinds in HEADS.items() for kind in kinds]
+    ("family", "kind"),
+    [
+        pytest.param(family, kind, marks=[] if family in FAMILIES else [pytest.mark.slow])
+        for family, kinds in HEADS.items()
+        for kind in kinds
+    ],
 )
 def test_import_export_import_gives_identical_tensors(transfer, tmp_path, family, kind):
     publish(tmp_path / "first", family, kind)
 
-    ended = transfer("export", "run=first", "to=second")
+    transfer("export", "run=first", "to=second").ok()
 
-    assert ended.code == 0, ended.err
     first, second = open_pretrained("first"), open_pretrained("second")
     assert second.description == first.description
     one, other = first.tensors(), second.tensors()
@@ -133,9 +136,8 @@ def adapted(request, tmp_path_factory, questions):
 def test_a_classifier_gives_the_same_logits_elsewhere(adapted, transfer):
     texts = ["Where is the bridge, number 3 ?", "Who built it ?", *TEXT[:3]]
 
-    ended = transfer("export", f"run={adapted}", "to=out")
+    transfer("export", f"run={adapted}", "to=out").ok()
 
-    assert ended.code == 0, ended.err
     theirs, model = their_logits("out", texts)
     ours = our_logits(adapted, texts)
     assert ours.std() > 1e-3
@@ -158,8 +160,7 @@ def texts_of(tokenizer, counts):
 
 @pytest.mark.slow
 def test_a_long_text_gets_the_same_answer_elsewhere_and_back_here(adapted, transfer, tmp_path):
-    ended = transfer("export", f"run={adapted}", "to=out")
-    assert ended.code == 0, ended.err
+    transfer("export", f"run={adapted}", "to=out").ok()
     tokenizer = open_pretrained(str(adapted)).tokenizer
     texts = texts_of(tokenizer, (0, 1, 5, 6, 7, *range(LENGTH - 4, LENGTH + 3), 36, 37, 227))
     texts += ["A [SEP] b [CLS] <s> c </s> <|endoftext|>", f"{'Ünd ' * 40}", "  ", "?" * 99]
@@ -217,10 +218,8 @@ def test_a_language_model_that_is_read_back_goes_on_as_before(
     publish(tmp_path / "first", family, kind)
     words = (f"objective={objective}", "data=text", f"data.train={corpus}", "data.length=16",
              "optimizer.lr=1e-2", *LOOP)  # fmt: skip
-    ended = transfer("pretrain", "init_from=first", *words, "loop.steps=2", "run.dir=run")
-    assert ended.code == 0, ended.err
-    ended = transfer("export", "run=run", "to=out")
-    assert ended.code == 0, ended.err
+    transfer("pretrain", "init_from=first", *words, "loop.steps=2", "run.dir=run").ok()
+    transfer("export", "run=run", "to=out").ok()
 
     if objective == "mlm":
         asked = ("fill", "the [MASK] is old", "top=3")
@@ -228,8 +227,7 @@ def test_a_language_model_that_is_read_back_goes_on_as_before(
         asked = ("generate", "Where is", "max_tokens=8", "temperature=0")
     rows = []
     for run in ("run", "out"):
-        ended = transfer(*asked, f"run={run}", f"output={run}.jsonl")
-        assert ended.code == 0, ended.err
+        transfer(*asked, f"run={run}", f"output={run}.jsonl").ok()
         rows.append(json.loads(Path(f"{run}.jsonl").read_text()))
 
     assert rows[0] == rows[1]
@@ -254,9 +252,8 @@ def test_an_export_whose_tokenizer_cuts_otherwise_is_refused(adapted, transfer, 
 def test_a_model_without_its_run_says_that_its_length_is_not_known(adapted, transfer):
     shutil.copytree(adapted / "model", "alone/model")
 
-    ended = transfer("export", "run=alone/model", "to=out")
+    ended = transfer("export", "run=alone/model", "to=out").ok()
 
-    assert ended.code == 0, ended.err
     assert "whether texts were cut in training is not known" in ended.err
     assert json.loads(Path("out/tokenizer_config.json").read_text())["model_max_length"] == 42
 
@@ -289,17 +286,6 @@ def test_the_card_says_where_the_model_comes_from_and_names_no_folder(adapted, t
     assert not [word for word in command.split() if word.partition("=")[2].startswith("/")]
 
 
-def test_our_own_causal_model_is_a_gpt2(transfer, finetuned):
-    texts = ["Where is Lima ?", "Who wrote the book about the old town of Riga ?", "Why ?"]
-
-    ended = transfer("export", f"run={finetuned}", "to=out")
-
-    assert ended.code == 0, ended.err
-    assert "GPT2ForSequenceClassification" in ended.out
-    theirs, _ = their_logits("out", texts)
-    torch.testing.assert_close(theirs, our_logits(finetuned, texts), atol=1e-5, rtol=0)
-
-
 def test_a_published_classifier_answers_here(transfer, tmp_path):
     names = {0: "no", 1: "yes", 2: "maybe"}
     theirs = publish(
@@ -308,9 +294,8 @@ def test_a_published_classifier_answers_here(transfer, tmp_path):
     )  # fmt: skip
     (tmp_path / "texts.txt").write_text("\n".join(TEXT) + "\n")
 
-    ended = transfer("predict", "run=judge", "input=texts.txt", "output=labels.jsonl")
+    transfer("predict", "run=judge", "input=texts.txt", "output=labels.jsonl").ok()
 
-    assert ended.code == 0, ended.err
     tokenizer = reference().AutoTokenizer.from_pretrained("judge")
     rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert len(rows) == len(TEXT)
@@ -367,9 +352,8 @@ def test_what_was_loaded_dropped_and_new_is_said(transfer, tmp_path, questions):
     publish(tmp_path / "judge", "bert", "SequenceClassification")
     words = ("data=table", f"data.train={questions}", "init_from=judge", *LOOP, "loop.steps=1")
 
-    ended = transfer("finetune", *words, "run.dir=run")
+    ended = transfer("finetune", *words, "run.dir=run").ok()
 
-    assert ended.code == 0, ended.err
     assert "loaded 43 tensors from judge" in ended.err
     assert "new: heads.class.linear.bias, heads.class.linear.weight" in ended.err
 
@@ -380,25 +364,24 @@ def test_what_a_published_model_forgets_is_measured_on_a_given_text(
     publish(tmp_path / "first", "bert", "MaskedLM")
     words = ("data=table", f"data.train={questions}", "init_from=first", *LOOP, "loop.steps=2")
 
-    ended = transfer("finetune", *words, f"forgetting.data={corpus}", "run.dir=run")
+    transfer("finetune", *words, f"forgetting.data={corpus}", "run.dir=run").ok()
     lost = transfer("finetune", *words, "forgetting.data=source", "run.dir=other")
 
-    assert ended.code == 0, ended.err
     forgetting = json.loads((tmp_path / "run" / "results.json").read_text())["forgetting"]
     assert forgetting["before"]["loss"] > 0
-    assert lost.code == 2
-    assert "brings no text along" in lost.err.splitlines()[-1]
+    lost.refusal("brings no text along")
 
 
 def test_a_published_model_is_scored_on_data_that_is_named(transfer, tmp_path, corpus):
     publish(tmp_path / "first", "gpt2", "LMHeadModel")
 
     nothing = transfer("evaluate", "run=first")
-    ended = transfer("evaluate", "run=first", "data=text", f"data.train={corpus}", "split=train")
+    ended = transfer(
+        "evaluate", "run=first", "data=text", f"data.train={corpus}", "split=train"
+    ).ok()
 
     assert nothing.code == 2
     assert "brings no data along" in nothing.err
-    assert ended.code == 0, ended.err
     assert "token_perplexity" in ended.out
 
 
@@ -406,11 +389,9 @@ def test_pretraining_goes_on_with_a_published_model(transfer, tmp_path, corpus):
     publish(tmp_path / "first", "distilbert", "MaskedLM")
     words = ("objective=mlm", "data=text", f"data.train={corpus}", "data.length=16", *LOOP)
 
-    ended = transfer("pretrain", "init_from=first", *words, "loop.steps=2", "run.dir=run")
-    again = transfer("export", "run=run", "to=out")
+    transfer("pretrain", "init_from=first", *words, "loop.steps=2", "run.dir=run").ok()
+    again = transfer("export", "run=run", "to=out").ok()
 
-    assert ended.code == 0, ended.err
-    assert again.code == 0, again.err
     assert "DistilBertForMaskedLM" in again.out
     one, other = open_pretrained("first").tensors(), open_pretrained("out").tensors()
     assert one.keys() == other.keys()
@@ -418,34 +399,14 @@ def test_pretraining_goes_on_with_a_published_model(transfer, tmp_path, corpus):
 
 
 @pytest.mark.slow
-def test_a_classifier_as_an_onnx_graph(transfer, finetuned, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-
-    ended = transfer("export", f"run={finetuned}", "to=graph", "format=onnx")
-
-    assert ended.code == 0, ended.err
-    assert "checked" in ended.out
-    facts = json.loads((tmp_path / "graph" / "onnx.json").read_text())
-    assert facts["layout"] == "A cls"
-    trained = open_trained(str(finetuned), CPU)
-    assert facts["labels"] == list(trained.start.description.labels)
-    text = "Where is the old market of Riga ?"
-    tokens = [*trained.start.tokenizer.encode(text), facts["special"]["cls"]]
-    session = onnxruntime.InferenceSession(tmp_path / "graph" / "model.onnx")
-    [found] = session.run(None, {"input_ids": [tokens], "attention_mask": [[1] * len(tokens)]})
-    torch.testing.assert_close(
-        torch.tensor(found), our_logits(finetuned, [text]), atol=1e-5, rtol=1e-5
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("adapted", ["bert", "gpt2"], indirect=True)
 def test_a_graph_and_its_tokenizer_give_the_answers_of_the_run(adapted, transfer):
     onnxruntime = pytest.importorskip("onnxruntime")
-    ended = transfer("export", f"run={adapted}", "to=out", "format=onnx")
-    assert ended.code == 0, ended.err
+    ended = transfer("export", f"run={adapted}", "to=out", "format=onnx").ok()
+    assert "checked" in ended.out
     facts = json.loads(Path("out/onnx.json").read_text())
     assert (facts["length"], facts["positions"] > 39) == (LENGTH, True)
+    assert facts["labels"] == ["person", "place"]
     texts = texts_of(open_pretrained(str(adapted)).tokenizer, (0, 1, 5, LENGTH - 1, LENGTH, 99))
     texts.append("A [SEP] b [CLS] c <|endoftext|>")
     pairs = list(itertools.product(texts, repeat=2))
@@ -508,9 +469,9 @@ def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretra
     assert refused.code == 2
     assert not list(tmp_path.iterdir())
 
-    ended = transfer("export", f"run={pretrained}", "to=new/folder/out", "head=false")
+    ended = transfer("export", f"run={pretrained}", "to=new/folder/out", "head=false").ok()
 
-    assert ended.code == 0, ended.err
+    assert "GPT2Model" in ended.out
     assert [path.name for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
     out = tmp_path / "new" / "folder" / "out"
     modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
@@ -530,3 +491,17 @@ def test_an_export_that_is_ended_leaves_nothing(number, shell, finetuned, tmp_pa
     _, err = command.communicate(timeout=60)
     assert command.returncode == (130 if number == signal.SIGINT else 75), err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_an_own_language_model_is_a_graph_as_its_plan_says(objective, transfer, corpus):
+    words = ("data=text", f"data.train={corpus}", "data.length=32", *TINY, *LOOP, "loop.steps=4")
+    transfer("pretrain", *words, f"objective={objective}", "run.dir=run")
+
+    refused = transfer("export", "run=run", "to=out")
+    transfer("export", "run=run", "to=out", "format=onnx").ok()
+
+    assert "exports: format=onnx" in Path("run/plan.txt").read_text()
+    assert refused.code == 2
+    assert Path("out/model.onnx").exists()

@@ -7,28 +7,16 @@ import pytest
 import torch
 
 from tests import published, tiny
-from tests.functional.conftest import LOOP, TINY, finished
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 
-pytestmark = pytest.mark.functional
-
-
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory):
-    """Return a run directory of `pretrain objective=mlm` on the embedded sample."""
-    run = tmp_path_factory.mktemp("runs") / "masked"
-    words = ("data=sample_text", "data.length=32", "objective=mlm", *TINY, *LOOP, "loop.steps=4")
-    finished("pretrain", *words, f"run.dir={run}")
-    return run
-
 
 @pytest.fixture
-def fill(transfer, masked):
+def fill(transfer, language_model):
     """Return how to fill gaps; gives what was printed."""
 
     def call(*words):
-        ended = transfer("fill", f"run={masked}", "device=cpu", *words)
+        ended = transfer("fill", f"run={language_model('mlm')}", "device=cpu", *words)
         assert (ended.code, ended.err) == (0, "")
         return ended.out
 
@@ -72,8 +60,8 @@ def test_all_of_it_goes_to_a_file_or_to_standard_output(fill, tmp_path):
     assert shown["filled"] in table
 
 
-def test_a_gap_stands_in_lines_where_the_model_was_trained_on_those_last(masked):
-    trained = open_trained(str(masked), tiny.FP32)
+def test_a_gap_stands_in_lines_where_the_model_was_trained_on_those_last(language_model):
+    trained = open_trained(str(language_model("mlm")), tiny.FP32)
     of_a_task = replace(trained.start.description, labels=("city", "river"))
 
     assert trained.start.around == "lines"

@@ -2,17 +2,17 @@
 
 import errno
 import io
+import json
 import os
 import sys
 
 import pytest
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.model.weights import read_description
-
-pytestmark = pytest.mark.functional
 
 LABELS = ["animal", "city", "disease", "mineral", "person", "river"]
 TASK_MEASURES = {"loss", "accuracy", "error_rate", "macro_f1"}
@@ -23,8 +23,7 @@ def finetune(transfer, loop, tmp_path):
     """Return how to fine-tune on the embedded questions; gives the ended command and the run."""
 
     def call(*words):
-        ended = transfer("finetune", "data=sample_questions", *loop, *words, "run.dir=run")
-        assert ended.code == 0, ended.err
+        ended = transfer("finetune", "data=sample_questions", *loop, *words, "run.dir=run").ok()
         return ended, tmp_path / "run"
 
     return call
@@ -39,7 +38,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
-# --- the run directory -------------------------------------------------------------------------
+# --- the run directory ---------------------------------------------------------------------------
 
 
 def test_the_results_are_what_reports_read(finetuned, read_json):
@@ -84,46 +83,17 @@ def test_the_tokenizer_and_the_shape_are_the_pretrained_models(pretrained, finet
     assert list(descriptions[1].labels) == LABELS
 
 
-# --- what trains -------------------------------------------------------------------------------
+# --- what it starts from -------------------------------------------------------------------------
 
 
-def test_full_fine_tuning_moves_everything(pretrained, finetuned):
-    before, after = backbone_of(pretrained / "model"), backbone_of(finetuned / "model")
-
-    assert before.keys() == after.keys()
-    moved = {name for name in before if not before[name].equal(after[name])}
-    assert {"backbone.token_embedding.weight"} <= moved
-    assert any(name.startswith("backbone.blocks.0.") for name in moved)
-
-
-def test_a_frozen_backbone_stays_as_it_is_bit_for_bit(finetune, pretrained, read_json):
-    _, run = finetune(f"init_from={pretrained}", "adaptation=frozen", "loop.steps=4")
-
-    assert same(backbone_of(pretrained / "model"), backbone_of(run / "model"))
-    parameters = read_json(run / "results.json")["parameters"]
-    assert parameters["trainable"] == 32 * 6 + 6 < parameters["total"]
-    rates = {key for record in read_metrics(run / "metrics.jsonl") for key in record}
-    assert "rate/head.class" in rates
-
-
-def test_a_further_loss_trains_beside_the_first(finetune, pretrained):
-    _, run = finetune(
-        f"init_from={pretrained}",
-        "+objective@losses.lm=clm",
-        "losses.lm.weight=0.5",
-        "loop.steps=2",
-    )
-
-    first = read_metrics(run / "metrics.jsonl")[0]
-    parts = {name: value for name, value in first.items() if name.startswith("loss/")}
-    assert set(parts) == {"loss/main/loss", "loss/lm/loss"}
-    assert first["loss"] == pytest.approx(parts["loss/main/loss"] + 0.5 * parts["loss/lm/loss"])
-
-
-# --- what it starts from -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["", "model", "checkpoints/step-00000004", "checkpoints/best"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        "checkpoints/best",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("model", "checkpoints/step-00000004")),
+    ],
+)
 def test_it_starts_from_a_run_its_model_or_a_checkpoint(finetune, pretrained, place):
     ended, run = finetune(f"init_from={pretrained / place}", "adaptation=frozen", "loop.steps=1")
 
@@ -146,19 +116,7 @@ def test_from_scratch_it_is_the_same_model_with_fresh_weights(finetune, pretrain
     assert not before[name].equal(after[name])
 
 
-def test_from_scratch_it_needs_no_pretrained_model(finetune, tiny):
-    _, run = finetune("init=scratch", "tokenizer=wordpiece", *tiny, "loop.steps=2")
-
-    assert read_description(run / "model").shape.width == 32
-
-
-def test_a_fine_tuned_run_can_be_the_start_of_another(finetune, finetuned):
-    ended, _ = finetune(f"init_from={finetuned}", "loop.steps=1")
-
-    assert "new:" not in ended.err
-
-
-# --- own data ----------------------------------------------------------------------------------
+# --- own data ------------------------------------------------------------------------------------
 
 
 def test_an_own_table_is_divided_and_learnt(
@@ -166,30 +124,15 @@ def test_an_own_table_is_divided_and_learnt(
 ):
     words = ("data=table", f"data.train={questions}", "data.validation_share=0.2")
 
-    ended = transfer(
+    transfer(
         "finetune", *words, f"init_from={pretrained}", *loop, "loop.steps=20",
         "optimizer.lr=0.01", "loop.monitor=accuracy", "run.dir=run",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
-    assert ended.code == 0, ended.err
     found = read_json(tmp_path / "run" / "results.json")
     assert found["labels"] == ["person", "place"]
     assert set(found["measures"]) == {"validation"}
     assert found["measures"]["validation"]["accuracy"] == 1
-
-
-def test_pairs_of_texts_are_one_input(transfer, pretrained, loop, tmp_path):
-    rows = [f"the bridge {n},the {'bridge' if n % 2 else 'tower'} {n},{n % 2}" for n in range(40)]
-    (tmp_path / "pairs.csv").write_text("\n".join(["one,two,same", *rows]))
-    words = ("data=table", "data.train=pairs.csv", "data.text=one", "data.pair=two")
-
-    ended = transfer(
-        "finetune", *words, "data.label=same", f"init_from={pretrained}", *loop,
-        "loop.steps=2", "run.dir=run",
-    )  # fmt: skip
-
-    assert ended.code == 0, ended.err
-    assert read_description(tmp_path / "run" / "model").labels == ("0", "1")
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])
@@ -209,3 +152,122 @@ def test_a_run_is_finished_though_nobody_can_be_told(
 
     assert ended.code == (0 if error == errno.EPIPE else 2)
     assert read_json(tmp_path / "run" / "status.json")["status"] == "finished"
+
+
+# --- tokens that a run adds ----------------------------------------------------------------------
+
+ADDED = "tokenizer.add=[<speaker1>,<speaker2>]"
+
+
+@pytest.fixture(scope="module")
+def words(pretrained, questions, loop):
+    return ("finetune", "data=table", f"data.train={questions}", *loop, f"init_from={pretrained}",
+            "loop.steps=2", ADDED)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_new_tokens_have_rows_like_the_others_and_no_text_is_read_as_one(
+    transfer, words, pretrained, tmp_path
+):
+    ended = transfer(*words, "adaptation=frozen", "adaptation.store=all", "run.dir=run").ok()
+
+    assert "new: backbone.token_embedding.weight" in ended.out + ended.err
+    places = (pretrained / "model", tmp_path / "run" / "model")
+    own, grown = (LibraryTokenizer.load(each / "tokenizer.json") for each in places)
+    assert grown.size == own.size + 2
+    assert grown.pieces([own.size, own.size + 1]) == ["<speaker1>", "<speaker2>"]
+    assert grown.token("<speaker2>") == own.size + 1
+    text = "a <speaker1> , b"
+    assert grown.encode(text) == own.encode(text)
+    before, after = (
+        load_file(each / "weights.safetensors")["backbone.token_embedding.weight"]
+        for each in places
+    )
+    assert after.shape == (own.size + 2, before.shape[1])
+    assert (after[: own.size] == before).all()
+    assert (after[own.size :] - before.mean(0)).std() == pytest.approx(0.02, rel=0.4)
+
+
+def test_a_run_with_new_tokens_goes_on_answers_and_is_started_from(transfer, words, tmp_path):
+    (tmp_path / "new.txt").write_text("Where is Lima ?\n")
+
+    transfer(*words, "run.dir=run", "adaptation=lora", "adaptation.store=trained").ok()
+    goes_on = transfer("finetune", "resume=run", "loop.steps=3")
+    answered = transfer("predict", "run", "new.txt", "device=cpu")
+    next_one = [each for each in words if not each.startswith(("init_from", "tokenizer"))]
+    started = transfer(*next_one, "init_from=run", "run.dir=next")
+
+    assert [each.code for each in (goes_on, answered, started)] == [0, 0, 0], started.err
+    assert json.loads(answered.out)["label"]
+
+
+# --- a task's texts before its labels (ULMFiT, stage 2) ------------------------------------------
+
+TEXTS = "data=sample_questions_text"
+
+
+@pytest.fixture(scope="module")
+def adapted(pretrained, loop, tmp_path_factory):
+    """Return a run directory of `pretrain` on the task's texts, from `pretrained`."""
+    from transfer_cli.cli import main
+
+    run = tmp_path_factory.mktemp("lm") / "adapted"
+    words = (
+        TEXTS,
+        "data.length=32",
+        f"init_from={pretrained}",
+        *loop,
+        "loop.steps=4",
+        "schedule.warmup=1",
+    )
+    assert main(["pretrain", *map(str, words), f"run.dir={run}"]) == 0
+    return run
+
+
+def test_the_language_model_reads_all_texts_with_its_own_tokenizer(adapted, pretrained, read_json):
+    found = read_json(adapted / "results.json")
+
+    assert found["presets"]["data"] == "sample_questions_text"
+    assert {"token_perplexity", "word_perplexity"} <= set(found["measures"]["validation"])
+    assert found["labels"] == []
+    same = [(run / "model" / "tokenizer.json").read_bytes() for run in (adapted, pretrained)]
+    assert same[0] == same[1]
+
+
+def test_the_adapted_model_learns_the_labels(transfer, adapted, loop, read_json):
+    transfer(
+        "finetune", "data=sample_questions", f"init_from={adapted}", *loop, "loop.steps=3",
+        "schedule.warmup=1", "data.labelled=12", "run.dir=run",
+    ).ok()  # fmt: skip
+
+    assert len(read_json("run/results.json")["labels"]) == 6
+
+
+def test_an_own_table_gives_its_texts(transfer, pretrained, questions, loop):
+    words = (
+        "pretrain",
+        "data=table_text",
+        f"init_from={pretrained}",
+        *loop,
+        "loop.steps=2",
+        "schedule.warmup=1",
+    )
+
+    transfer(*words, f"data.task.train={questions}", "data.length=32", "run.dir=run").ok()
+    missing = transfer(*words, "run.dir=other")
+
+    assert missing.code == 2
+    assert "data.task.train: needs a value" in missing.err
+
+
+def test_the_number_of_labels_cannot_shrink_the_texts(transfer, pretrained, loop):
+    ended = transfer("pretrain", TEXTS, "data.labelled=12", f"init_from={pretrained}", *loop)
+
+    assert ended.code == 2
+    assert "labelled" in ended.err
+
+
+def test_prepare_counts_the_texts(transfer):
+    ended = transfer("prepare", TEXTS, "tokenizer.size=600").ok()
+
+    assert "train      144 lines" in ended.out

@@ -17,8 +17,6 @@ from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 
-pytestmark = pytest.mark.functional
-
 FP32 = Precision("fp32", torch.device("cpu"))
 
 MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}
@@ -30,8 +28,7 @@ def adapt(transfer, adapting, read_json):
 
     def call(preset, *words):
         usual = ("schedule=constant", "loop.steps=6", "run.dir=run")
-        ended = transfer("finetune", *adapting(preset), *usual, *words)
-        assert ended.code == 0, ended.err
+        ended = transfer("finetune", *adapting(preset), *usual, *words).ok()
         return ended, read_json("run/results.json")["forgetting"]
 
     return call
@@ -43,8 +40,7 @@ def pretrained_score(transfer, deep):
 
     def call(*words):
         words = (*(words or ("split=validation",)), "output=score.json")
-        ended = transfer("evaluate", f"run={deep}", *words)
-        assert ended.code == 0, ended.err
+        transfer("evaluate", f"run={deep}", *words).ok()
         (found,) = json.loads(Path("score.json").read_text())["measures"].values()
         return found
 
@@ -54,24 +50,24 @@ def pretrained_score(transfer, deep):
 # --- before and after --------------------------------------------------------------------------
 
 
-def test_before_is_what_an_evaluation_of_the_pretrained_run_says(adapt, pretrained_score):
-    _, found = adapt("full", "forgetting.data=source")
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [("frozen", ()), ("feature_extraction", ("forgetting.blocks=100000",))],  # more than there are
+)
+def test_a_frozen_backbone_forgets_nothing(preset, words, adapt, pretrained_score):
+    _, found = adapt(preset, "forgetting.data=source", *words)
 
-    assert found["before"].keys() == MEASURES
     assert found["before"] == pytest.approx(pretrained_score(), rel=1e-6)
-
-
-@pytest.mark.parametrize("preset", ["frozen", "feature_extraction"])
-def test_a_frozen_backbone_forgets_nothing(preset, adapt):
-    _, found = adapt(preset, "forgetting.data=source")
-
     assert found["after"] == found["before"]
+    records = [r for r in read_metrics(Path("run/metrics.jsonl")) if r["kind"] == "forgetting"]
+    assert records[-1] == {"kind": "forgetting", "step": 6, **found["after"]}
 
 
 @pytest.mark.parametrize("preset", ["full", "adapters"])
-def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt):
+def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt, pretrained_score):
     ended, found = adapt(preset, "forgetting.data=source", "optimizer.lr=0.05")
 
+    assert found["before"] == pytest.approx(pretrained_score(), rel=1e-6)
     assert found["after"]["loss"] != found["before"]["loss"]
     assert found["after"].keys() == MEASURES
     before, after = (found[when]["token_perplexity"] for when in ("before", "after"))
@@ -97,13 +93,6 @@ def test_it_is_measured_with_the_best_weights(adapt, read_json):
     _, short = adapt("full", *words, f"loop.steps={best}")
 
     assert found == short
-
-
-def test_it_is_recorded_as_a_curve(adapt):
-    _, found = adapt("frozen", "forgetting.data=source")
-
-    records = [r for r in read_metrics(Path("run/metrics.jsonl")) if r["kind"] == "forgetting"]
-    assert records[-1] == {"kind": "forgetting", "step": 6, **found["after"]}
 
 
 def test_a_run_that_is_not_asked_measures_nothing(adapted, read_json):
@@ -133,12 +122,6 @@ def test_blocks_limit_it_to_some_that_are_spread_evenly(adapt, deep, short_text)
     assert "word_perplexity" not in found["before"]
 
 
-def test_more_blocks_than_there_are_is_all(adapt, pretrained_score):
-    _, found = adapt("frozen", "forgetting.data=source", "forgetting.blocks=100000")
-
-    assert found["before"] == pytest.approx(pretrained_score(), rel=1e-6)
-
-
 def test_it_can_be_measured_on_a_text_of_ones_own(adapt, pretrained_score, corpus, short_text):
     _, found = adapt("full", f"forgetting.data={corpus}")
 
@@ -147,6 +130,7 @@ def test_it_can_be_measured_on_a_text_of_ones_own(adapt, pretrained_score, corpu
     assert found["before"]["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_it_can_be_measured_on_a_data_set(adapt):
     _, found = adapt("frozen", "data@forgetting.data=sample_text", "forgetting.blocks=5")
 
@@ -158,25 +142,25 @@ def test_a_moved_text_is_replaced_by_a_named_one(transfer, adapting, deep_words,
     text = tmp_path / "own.txt"
     text.write_text("\n".join(f"the tower number {n} is tall" for n in range(60)))
     words = ("run.dir=base", f"data.train={text}")
-    assert transfer(*deep_words, *words).code == 0
+    transfer(*deep_words, *words).ok()
     moved = text.rename(tmp_path / "moved.txt")
     run = ("finetune", *adapting("frozen"), "init_from=base", "forgetting.data=source")
 
     ended = transfer(*run, "run.dir=one")
-    named = transfer(
+    transfer(
         *run, "data@source.data=text", f"source.data.train={moved}",
         "source.data.validation_share=0.1", "run.dir=two",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
     assert ended.code == 2
     assert "own.txt" in ended.err
-    assert named.code == 0, named.err
     assert not (tmp_path / "one").exists()
 
 
 # --- of which model ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_adaptation_is_measured_on_the_first_pretraining(
     adapt, transfer, adapting, read_json, tmp_path
 ):
@@ -190,19 +174,18 @@ def test_a_second_adaptation_is_measured_on_the_first_pretraining(
     assert found["after"] == found["before"]
 
 
+@pytest.mark.slow
 def test_a_masked_model_is_measured_by_what_it_restores(
     transfer, deep_words, adapting, read_json, tmp_path
 ):
-    assert transfer(*deep_words, "objective=mlm", "run.dir=masked").code == 0
+    transfer(*deep_words, "objective=mlm", "run.dir=masked").ok()
 
-    ended = transfer(
+    transfer(
         "finetune", *adapting("frozen"), "init_from=masked", "forgetting.data=source", "run.dir=run"
-    )
+    ).ok()
 
-    assert ended.code == 0, ended.err
     found = read_json("run/results.json")["forgetting"]
     assert found["before"] == found["after"]
-    scored = transfer("evaluate", "run=masked", "split=validation", "output=score.json")
-    assert scored.code == 0
+    transfer("evaluate", "run=masked", "split=validation", "output=score.json").ok()
     wanted = read_json("score.json")["measures"]["validation"]
     assert found["before"] == pytest.approx(wanted, rel=1e-6)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import altered, fuzz
 
-pytestmark = pytest.mark.functional
-
 SECONDS = 60
 """The longest that a command may take; the slowest that ends takes two."""
 

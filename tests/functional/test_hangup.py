@@ -14,8 +14,6 @@ import pytest
 from tests.killing import CONTEXT
 from transfer_cli.cli import main
 
-pytestmark = pytest.mark.functional
-
 
 @pytest.fixture
 def words(corpus, tiny, loop):

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = pytest.mark.functional
-
 MIB = 2**20
 
 
@@ -20,10 +18,8 @@ def refusal(transfer):
 
     def call(*words):
         ended = transfer(*words)
-        assert ended.code == 2, ended.err
-        assert "Traceback" not in ended.err
         assert ended.err.isprintable() or "\x1b" not in ended.err
-        return ended.err.splitlines()[-1]
+        return ended.refusal()
 
     return call
 
@@ -117,7 +113,13 @@ def test_a_description_of_more_than_the_weights_hold_takes_no_memory(
 
 
 @pytest.mark.parametrize("name", ["environment.json", "presets.json", "status.json"])
-@pytest.mark.parametrize("content", ["[]", "[" * 100_000, '{"command": [1]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("[]", '{"command": [1]}')),
+    ],
+)
 def test_a_damaged_small_file_is_no_traceback(transfer, stranger, name, content):
     (stranger / name).write_text(content)
 
@@ -232,7 +234,6 @@ def test_an_explosive_config_is_refused_whatever_is_asked(refusal, tmp_path):
 def test_versions_that_are_no_mapping_are_left_out_of_a_card(transfer, labelled, tmp_path):
     (labelled / "environment.json").write_text('{"versions": [1]}')
 
-    ended = transfer("export", f"run={labelled}", "to=out")
+    transfer("export", f"run={labelled}", "to=out").ok()
 
-    assert ended.code == 0, ended.err
     assert "versions" not in (tmp_path / "out" / "README.md").read_text()

@@ -39,26 +39,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.functional.conftest import LOOP, TINY
-
-pytestmark = pytest.mark.functional
+from tests.functional.conftest import Places
 
 TABLES = Path(__file__).parents[1] / "inputs"
 
 KEYS = {
     "case", "files", "command", "code", "says", "lacks", "environment", "input", "cure", "cured",
 }  # fmt: skip
-
-NAMES = {"run": "finetuned", "model": "pretrained", "short": "short_run"}
-
-SMALL = (*TINY, *LOOP, "loop.steps=2", "run.dir=run")
-
-WORDS = {
-    "loop": (*LOOP, "loop.steps=2", "run.dir=run"),
-    "small": SMALL,
-    "tiny": ("init=scratch", "tokenizer=wordpiece", *SMALL),
-}
-"""What stands for words in braces: of any run, of one on text, of one on labelled data."""
 
 
 def rows():
@@ -157,22 +144,6 @@ def maker_of(table):
     return module
 
 
-class Places(dict):
-    """What stands for the words in braces, made when it is asked for."""
-
-    def __init__(self, request):
-        self.request = request
-
-    def __missing__(self, name):
-        name, _, argument = NAMES.get(name, name).partition(" ")
-        if name in WORDS:
-            return shlex.join(WORDS[name])
-        value = self.request.getfixturevalue(name)
-        if callable(value):
-            value = value(argument) if argument else value()
-        return shlex.join(value) if isinstance(value, tuple) else str(value)
-
-
 def standing(folder):
     """Return what lies in a folder: each path, with what stands in a file."""
     return {
@@ -227,7 +198,6 @@ def test_an_input_is_read_as_it_was_meant_or_refused_in_one_line(
     for word in row.get("lacks", ()):
         assert str(word) not in printed
     if "cure" in row:
-        cured = transfer(*typed, *shlex.split(row["cure"]))
-        assert cured.code == 0, cured.err
+        cured = transfer(*typed, *shlex.split(row["cure"])).ok()
         for word in row.get("cured", ()):
             assert str(word) in cured.out + cured.err, f"{word!r} is not in {cured.out!r}"

@@ -13,8 +13,6 @@ import pytest
 
 from transfer_cli.config.locate import conf_dir
 
-pytestmark = pytest.mark.functional
-
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 PLAN = ("plan", "finetune", "experiment=sample/finetune", "init=scratch", "model=toy",

@@ -13,7 +13,7 @@ from tests.long.compare_runs import differences
 from tests.network_folder import Disk
 from transfer_cli.runs.sweep import JobState, SweepDirectory
 
-pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
+pytestmark = pytest.mark.multiprocess
 
 RHYTHM = ("loop.evaluate_every=2 steps", "checkpoint.every=3 steps", "loop.steps=7")
 

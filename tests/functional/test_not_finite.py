@@ -8,8 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from transfer_cli.assembly.init_from import open_pretrained
 
-pytestmark = pytest.mark.functional
-
 LARGEST = 3e38
 """A float32 whose sums are infinite: finite weights, and an answer that is none."""
 
@@ -89,3 +87,17 @@ def test_a_column_that_json_cannot_hold_is_not_kept(transfer, finetuned, tmp_pat
     assert stopped.code == 2
     assert "in.jsonl, line 1: a column holds NaN or Infinity, which is no JSON" in stopped.err
     assert [json.loads(line)["n"] for line in skipped.out.splitlines()] == [1]
+
+
+def test_a_run_that_diverges_says_where_and_ends_with_4(transfer, deep_words, read_json):
+    ended = transfer(
+        *deep_words, "run.dir=run", "optimizer.lr=1e18", "loop.clip=null", "loop.steps=20",
+        "loop.evaluate_every=20 steps", "loop.max_bad_steps=2",
+    )  # fmt: skip
+
+    assert ended.code == 4, ended.err
+    assert "Traceback" not in ended.err
+    said = ended.err.splitlines()[-1]
+    assert "loss or gradient is not finite" in said
+    assert "on examples main" in said
+    assert read_json("run/status.json")["status"] == "failed"

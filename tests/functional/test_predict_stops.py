@@ -11,8 +11,6 @@ import pytest
 
 from transfer_cli.commands.predict import predict as predicting
 
-pytestmark = pytest.mark.functional
-
 TEXTS = [f'Where is the "bridge", number {n} ?' for n in range(40)]
 
 
@@ -185,10 +183,9 @@ def test_answers_of_another_model_are_not_gone_on_with(predict, killed, rows, ad
     assert ".partial is of another model" in ended.err
 
 
-def test_a_pipe_gives_the_rows_once_more(predict, killed, rows, tmp_path, monkeypatch):
+def test_a_pipe_gives_the_rows_once_more(predict, killed, rows, tmp_path, type_in):
     whole = killed(1500)
-    source = io.BytesIO("\n".join(rows).encode())
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
+    type_in("\n".join(rows))
 
     ended = predict("format=jsonl", "output=out.csv", "resume=true")
 

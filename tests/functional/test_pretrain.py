@@ -9,10 +9,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.records import read_metrics
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.model.weights import read_description, read_weights
-
-pytestmark = pytest.mark.functional
 
 FILES = {
     "config.yaml", "overrides.txt", "presets.json", "environment.json", "status.json",
@@ -24,7 +22,7 @@ FILES = {
 TEXT_MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}
 
 
-# --- the run directory -------------------------------------------------------------------------
+# --- the run directory ---------------------------------------------------------------------------
 
 
 def test_the_run_directory_is_complete_and_holds_nothing_else(pretrained, read_json):
@@ -120,7 +118,7 @@ def test_the_curves_are_the_records_and_the_config_is_with_them(pretrained):
 
 def test_the_model_folder_is_all_that_the_next_run_needs(pretrained):
     description = read_description(pretrained / "model")
-    tokenizer = Tokenizer.load(pretrained / "model" / "tokenizer.json")
+    tokenizer = LibraryTokenizer.load(pretrained / "model" / "tokenizer.json")
     weights = read_weights(pretrained / "model")
 
     assert description.shape.direction == "causal"
@@ -143,13 +141,14 @@ def test_the_best_weights_are_the_models(pretrained, read_json):
     assert model.read_bytes() == (best / "weights.safetensors").read_bytes()
 
 
-# --- other runs --------------------------------------------------------------------------------
+# --- other runs ----------------------------------------------------------------------------------
 
 
 def test_a_run_without_a_name_gets_one_by_date_and_choice(transfer, corpus, tiny, loop, tmp_path):
-    ended = transfer("pretrain", "data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=1")
+    ended = transfer(
+        "pretrain", "data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=1"
+    ).ok()
 
-    assert ended.code == 0, ended.err
     (run,) = (tmp_path / "runs" / "pretrain").iterdir()
     assert run.name.endswith("-text-clm-tiny")
     assert f"next       transfer finetune init_from=runs/pretrain/{run.name}" in ended.out
@@ -160,9 +159,8 @@ def test_a_masked_model_is_measured_by_its_own_perplexity(
 ):
     words = ("data=text", f"data.train={corpus}", "objective=mlm", *tiny, *loop, "loop.steps=2")
 
-    ended = transfer("pretrain", *words, "run.dir=run")
+    transfer("pretrain", *words, "run.dir=run").ok()
 
-    assert ended.code == 0, ended.err
     measures = read_json(tmp_path / "run" / "results.json")["measures"]
     assert set(measures["validation"]) == {"loss", "masked_token_perplexity"}
     assert read_description(tmp_path / "run" / "model").shape.direction == "bidirectional"
@@ -175,9 +173,8 @@ def test_own_texts_may_be_packed_and_in_json(transfer, corpus, tiny, loop, tmp_p
     (tmp_path / "held-out.txt").write_text("\n".join(lines[:40]))
     words = ("data=text", "data.train=*.jsonl.gz", "data.field=body", "data.test=held-out.txt")
 
-    ended = transfer("pretrain", *words, *tiny, *loop, "loop.steps=1", "run.dir=run")
+    transfer("pretrain", *words, *tiny, *loop, "loop.steps=1", "run.dir=run").ok()
 
-    assert ended.code == 0, ended.err
     assert set(read_json(tmp_path / "run" / "results.json")["measures"]) == {"validation", "test"}
 
 
@@ -187,7 +184,7 @@ def test_the_same_command_gives_the_same_weights_and_another_seed_others(
     words = ("data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=3")
 
     for name, seed in {"one": 1, "two": 1, "other": 2}.items():
-        assert transfer("pretrain", *words, f"run.dir={name}", f"seed={seed}").code == 0
+        transfer("pretrain", *words, f"run.dir={name}", f"seed={seed}").ok()
 
     one, two, other = (
         (tmp_path / name / "model" / "weights.safetensors").read_bytes()
@@ -200,9 +197,8 @@ def test_the_same_command_gives_the_same_weights_and_another_seed_others(
 def test_pretraining_goes_on_from_another_run(transfer, pretrained, corpus, loop, tmp_path):
     words = ("data=text", f"data.train={corpus}", f"init_from={pretrained}", *loop, "loop.steps=1")
 
-    ended = transfer("pretrain", *words, "optimizer.lr=1e-30", "run.dir=run")
+    ended = transfer("pretrain", *words, "optimizer.lr=1e-30", "run.dir=run").ok()
 
-    assert ended.code == 0, ended.err
     assert "new:" not in ended.err
     before, after = read_weights(pretrained / "model"), read_weights(tmp_path / "run" / "model")
     assert all(before[name].equal(after[name]) for name in before)
@@ -211,8 +207,67 @@ def test_pretraining_goes_on_from_another_run(transfer, pretrained, corpus, loop
 def test_a_run_ends_early_when_patience_runs_out(transfer, corpus, tiny, loop, tmp_path, read_json):
     words = ("data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=60")
 
-    ended = transfer("pretrain", *words, "optimizer.lr=1e-30", "loop.patience=2", "run.dir=run")
+    ended = transfer(
+        "pretrain", *words, "optimizer.lr=1e-30", "loop.patience=2", "run.dir=run"
+    ).ok()
 
-    assert ended.code == 0, ended.err
     assert "ending early" in ended.err
     assert read_json(tmp_path / "run" / "results.json")["seen"]["steps"] == 9
+
+
+# --- loop.minutes: a run ends by the clock, with its rate decayed --------------------------------
+
+SECONDS = 1.5
+
+
+@pytest.fixture
+def bounded(transfer, corpus, tiny, loop, tmp_path):
+    """Train by the clock; return the run directory."""
+    words = (
+        "data=text",
+        f"data.train={corpus}",
+        *tiny,
+        *loop,
+        "optimizer.lr=1e-3",
+        "schedule=linear",
+        "schedule.warmup=0",
+    )
+    transfer(
+        "pretrain", *words, "loop.steps=1000000", f"loop.minutes={SECONDS / 60}", "run.dir=run",
+        "loop.evaluate_every=1000 steps", "checkpoint.every=1000 steps",
+    ).ok()  # fmt: skip
+    return tmp_path / "run"
+
+
+def rates(run):
+    records = [each for each in read_metrics(run / "metrics.jsonl") if each["kind"] == "train"]
+    return [each[next(name for name in each if name.startswith("rate/"))] for each in records]
+
+
+def seconds(run):
+    return json.loads((run / "timing.json").read_text())["seconds"]
+
+
+@pytest.mark.slow
+def test_a_run_by_the_clock_ends_in_time_at_the_end_of_its_rate(bounded):
+    found = rates(bounded)
+
+    assert SECONDS <= seconds(bounded) < 10 * SECONDS
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.3 * found[0]
+    assert json.loads((bounded / "status.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_resume_goes_on_with_the_time_that_is_left(transfer, bounded):
+    steps = len(rates(bounded))
+
+    nothing_left = transfer("pretrain", f"resume={bounded}")
+    transfer("pretrain", f"resume={bounded}", f"loop.minutes={2 * SECONDS / 60}").ok()
+
+    assert nothing_left.code == 2
+    assert "is finished" in nothing_left.err
+    assert "loop.minutes" in nothing_left.err
+    assert seconds(bounded) >= 2 * SECONDS
+    # Half of the time is used when it goes on.
+    assert rates(bounded)[steps] <= 0.51e-3

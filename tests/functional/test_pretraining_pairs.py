@@ -14,8 +14,6 @@ from tests.published import reference
 from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 
-pytestmark = pytest.mark.functional
-
 PAIR = "+objective@losses.pair=sentence_pair"
 WORDS = (
     "pretrain", "objective=mlm", "data=sample_text", "model=toy", "model.width=16",
@@ -29,19 +27,18 @@ ALBERT = (*BERT, "model.embedding_width=8", "model.share=all")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nsp", pytest.param("sop", marks=pytest.mark.slow)])
 def test_it_trains_as_it_stands_and_says_what_lacks_segments(kind, transfer):
-    ended = transfer(*WORDS, f"data.pairs={kind}", PAIR, "run.dir=run")
+    ended = transfer(*WORDS, f"data.pairs={kind}", PAIR, "run.dir=run").ok()
 
-    assert ended.code == 0, ended.err
     assert "(pairs of texts)" in ended.err
     assert "a fresh one learns them with model.segments=2" in ended.err
     [validation] = [r for r in read_metrics(Path("run/metrics.jsonl")) if r["kind"] == "validation"]
     assert 0.2 < validation["pair/accuracy"] < 0.8
     assert validation["pair/loss"] == pytest.approx(0.69, abs=0.05)
     assert json.loads(Path("run/model/model.json").read_text())["pairs"]
-    scored = transfer("evaluate", "run=run", "device=cpu")
-    assert scored.code == 0, scored.err
-    inspected = transfer("inspect", "data=sample_text", f"data.pairs={kind}", "tokenizer.size=600")
-    assert inspected.code == 0, inspected.err
+    transfer("evaluate", "run=run", "device=cpu").ok()
+    inspected = transfer(
+        "inspect", "data=sample_text", f"data.pairs={kind}", "tokenizer.size=600"
+    ).ok()
     assert "pairs of" in inspected.out
 
 
@@ -55,13 +52,11 @@ def test_it_trains_as_it_stands_and_says_what_lacks_segments(kind, transfer):
 )
 def test_both_heads_go_out_and_come_back(kind, shape, architecture, transfer):
     words = (*WORDS, *shape, "optimizer.lr=1e-2", f"data.pairs={kind}", PAIR)
-    ended = transfer(*words, "run.dir=run")
-    assert ended.code == 0, ended.err
+    ended = transfer(*words, "run.dir=run").ok()
     assert f"transformers.{architecture}" in ended.err
 
-    exported = transfer("export", "run=run", "to=out")
+    exported = transfer("export", "run=run", "to=out").ok()
 
-    assert exported.code == 0, exported.err
     assert f"transformers.{architecture}" in exported.out
     first, second = open_pretrained("run").tensors(), open_pretrained("out").tensors()
     assert first.keys() == second.keys()
@@ -75,8 +70,7 @@ def test_both_heads_go_out_and_come_back(kind, shape, architecture, transfer):
     again = transfer(
         "pretrain", "init_from=out", "objective=mlm", "data=sample_text", f"data.pairs={kind}",
         PAIR, *LOOP, "loop.steps=1", "optimizer.lr=1e-20", "run.dir=again",
-    )  # fmt: skip
-    assert again.code == 0, again.err
+    ).ok()  # fmt: skip
     assert "new: " not in again.err
     assert "dropped: " not in again.err
     kept = open_pretrained("again").tensors()
@@ -107,14 +101,13 @@ def test_next_sentences_ask_for_the_topic_and_the_order_of_sentences_does_not(
     write_language("train.txt", 800, 1)
     write_language("validation.txt", 200, 2)
 
-    ended = transfer(
+    transfer(
         "pretrain", "objective=mlm", "data=text", "data.train=train.txt", "device=cpu",
         "data.validation=validation.txt", f"data.pairs={kind}", PAIR, "model=toy",
         "model.segments=2", "tokenizer.size=2000", "loop.steps=400", "loop.batch=64",
         "optimizer.lr=2e-3", "loop.evaluate_every=400 steps", "run.dir=run",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
-    assert ended.code == 0, ended.err
     accuracy = read_json("run/results.json")["measures"]["validation"]["pair/accuracy"]
     print(f"{kind}: {accuracy=:.3f}")
     assert lowest <= accuracy <= highest

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -16,89 +15,20 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.long.compare_runs import differences
+from tests.run_kinds import KINDS
 from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE
 from transfer_cli.runs import environment
 from transfer_cli.runs.environment import computing_threads
 from transfer_cli.training.trainer import Trainer
 
-pytestmark = pytest.mark.functional
-
 ROOT = Path(__file__).parents[2]
 
-KINDS = {
-    "clm": "pretrain data=text data.train={corpus} objective=clm",
-    "mlm": "pretrain data=text data.train={corpus} objective=mlm",
-    "memory": (
-        "pretrain data=text data.train={corpus} data.documents=separate "
-        "model.position_kind=relative model.recurrence=70 loop.micro_batch=3"
-    ),
-    "static": (  # half of the text, so that an epoch ends
-        "pretrain data=text data.train={corpus} objective=mlm objective.masks=static "
-        "objective.copies=2 objective.spans=true data.validation_share=0.5"
-    ),
-    "pairs": (
-        "pretrain data=sample_text data.pairs=nsp objective=mlm "
-        "+objective@losses.pair=sentence_pair"
-    ),
-    "corrupted": (
-        "pretrain data=text data.train={corpus} objective=prefix_lm objective.corrupt=0.15 "
-        "tokenizer.sentinels=9"
-    ),
-    "full": "finetune data=sample_questions init_from={pretrained}",
-    "frozen": "finetune data=sample_questions init_from={pretrained} adaptation=frozen",
-    "unlabelled": (
-        "finetune data=sample_questions init_from={pretrained} adaptation=uda "
-        "data.labelled=30 losses.rest.perturb=tfidf"
-    ),
-    "views and slices": (
-        "finetune data=sample_questions init_from={pretrained} adaptation=cvt "
-        "data.labelled=30 objective.annealing=exp +objective@losses.slices=slice_heads "
-        "losses.slices.weight=0.5"
-    ),
-    "taught": (
-        "finetune data=sample_questions init_from={pretrained} adaptation=distil "
-        "adaptation.teachers=[{finetuned}] data.labelled=30"
-    ),
-    "bucketed": "finetune data=sample_questions init_from={pretrained} loop.bucket=true",
-    "strided": (
-        "pretrain data=sample_text model.attention=strided model.window=8 "
-        "model.attention_dropout=0.1"
-    ),
-    "words": (
-        "finetune data=table data.train={few_questions} init_from={deep} adaptation=pet "
-        "'objective.words={{place: where, person: who}}'"
-    ),
-    "masked words": (
-        "finetune data=table data.train={few_questions} init_from={masked} "
-        "adaptation=pet 'objective.words={{place: tower, person: bridge}}'"
-    ),
-}
-"""Command lines, by what is particular to a run."""
-
-
-@pytest.fixture
-def stopped(transfer, at_record):
-    """Return how to run a command that gets a signal once a step is validated, as a cluster's."""
-
-    def call(step, *words, number=signal.SIGTERM):
-        at_record("after", "validation", step, lambda: signal.raise_signal(number))
-        return transfer(*words)
-
-    return call
-
-
-@pytest.fixture
-def words_of(request, tiny, loop):
-    """Return the command line of a kind of run."""
-    places = ("corpus", "pretrained", "finetuned", "few_questions", "deep", "masked")
-
-    def words(kind, *more):
-        values = {n: request.getfixturevalue(n) for n in places if f"{{{n}}}" in KINDS[kind]}
-        command, *rest = shlex.split(KINDS[kind].format(**values))
-        model = tiny if command == "pretrain" else ()
-        return (command, *rest, *model, *loop, "schedule=constant", *more)
-
-    return words
+QUICK = (
+    "clm", "mlm", "muon", "memory", "static", "corrupted", "full", "bucketed", "stages",
+    "streams", "choice", "regression", "text_to_text",
+)  # fmt: skip
+"""Kinds of runs that are stopped in the quick tests."""
 
 
 @pytest.fixture
@@ -146,40 +76,24 @@ def wait_for_records(process, run):
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
-        ("clm", 3),
-        ("mlm", 3),
-        ("memory", 3),
-        pytest.param("pairs", 3, marks=pytest.mark.slow),
-        ("static", 3),
-        ("corrupted", 3),
-        ("full", 3),
-        ("bucketed", 3),
-        pytest.param("unlabelled", 3, marks=pytest.mark.slow),
-        *(
-            pytest.param(kind, 3, marks=pytest.mark.slow)
-            for kind in ("taught", "strided", "words", "masked words")
-        ),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("clm", 6), ("frozen", 3))),
+        *(pytest.param(n, 3, marks=[] if n in QUICK else [pytest.mark.slow]) for n in KINDS),
+        pytest.param("clm", 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kind, step):
     words = words_of(kind, "loop.steps=6")
-    assert transfer(*words, "run.dir=whole").code == 0
+    transfer(*words, "run.dir=whole").ok()
 
     ended = stopped(step, *words, "run.dir=run")
-    assert ended.code == 75
+    assert ended.code == 75, ended.err
     assert f"stopped at step {step} with a checkpoint" in ended.err
     assert f"go on with transfer {words[0]} resume=run" in ended.err
     assert status("run")["status"] == "stopped"
-    resumed = transfer(words[0], "resume=run")
+    resumed = transfer(words[0], "resume=run").ok()
 
-    assert resumed.code == 0, resumed.err
     assert f"going on after step {step}" in resumed.err
-    assert weights("run") == weights("whole")
-    assert records("run") == records("whole")
-    assert results("run") == results("whole")
-    assert curves("run") == curves("whole")
     assert status("run")["status"] == "finished"
+    assert differences(Path("whole"), Path("run")) == []
 
 
 @pytest.mark.slow
@@ -235,10 +149,9 @@ def test_what_differs_from_before_is_said_once(transfer, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda package: "9.9")
     monkeypatch.setattr(environment, "versions", environment.versions.__wrapped__)
 
-    resumed = transfer("pretrain", "resume=run", "threads=1")
+    resumed = transfer("pretrain", "resume=run", "threads=1").ok()
 
     [line] = [line for line in resumed.err.splitlines() if "bit for bit" in line]
-    assert resumed.code == 0
     assert "threads 1 (was 2); " in line
     assert f"torch 9.9 (was {before}); " in line
 
@@ -257,13 +170,12 @@ def test_a_strict_resume_refuses_other_threads(transfer, words, words_of):
     whole = words_of("clm", "loop.steps=4") if "resume=auto" in words else ("pretrain",)
 
     refused = transfer(*whole, *words)
-    resumed = transfer(*whole, *(word for word in words if word != "threads=1"))
+    transfer(*whole, *(word for word in words if word != "threads=1")).ok()
 
     assert refused.code == 2
     assert refused.err.splitlines()[-1].startswith(
         "transfer pretrain: resume.strict: threads 1 (was 2); go on where it was"
     )
-    assert resumed.code == 0, resumed.err
 
 
 @pytest.mark.usefixtures("stopped_on_two_threads")
@@ -276,18 +188,17 @@ def test_a_run_of_2841927_goes_on_and_is_said_to_draw_dropout_otherwise(transfer
     (folder / "meta.json").write_text(json.dumps(meta))
 
     refused = transfer("pretrain", "resume=run", "resume.strict=true")
-    resumed = transfer("pretrain", "resume=run")
+    resumed = transfer("pretrain", "resume=run").ok()
 
     assert refused.code == 2
     assert DROPOUT_DRAWN_OTHERWISE in refused.err
-    assert resumed.code == 0, resumed.err
     [line] = [line for line in resumed.err.splitlines() if "bit for bit" in line]
     assert DROPOUT_DRAWN_OTHERWISE in line
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(transfer, words_of):
     words = words_of("clm", "loop.steps=7", "checkpoint.every=4 steps", "checkpoint.keep=0")
-    assert transfer(*words, "run.dir=whole").code == 0
+    transfer(*words, "run.dir=whole").ok()
 
     # What a run that was killed in step 6 has left.
     shutil.copytree("whole", "run")
@@ -299,40 +210,33 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(transfer, words_of):
     Path("run/status.json").write_text('{"status": "running"}')
     lines = Path("whole/metrics.jsonl").read_text().splitlines(keepends=True)
     Path("run/metrics.jsonl").write_text("".join(lines[:6]) + lines[6][:20])
-    resumed = transfer("pretrain", "resume=run")
+    resumed = transfer("pretrain", "resume=run").ok()
 
-    assert resumed.code == 0, resumed.err
     assert "going on after step 4" in resumed.err
-    assert weights("run", "checkpoints/step-00000007") == weights(
-        "whole", "checkpoints/step-00000007"
-    )
-    assert records("run") == records("whole")
+    assert differences(Path("whole"), Path("run")) == []
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(transfer, words_of):
     words = words_of("clm", "loop.steps=2")
-    assert transfer(*words, "run.dir=whole").code == 0
+    transfer(*words, "run.dir=whole").ok()
     shutil.copytree("whole", "run")
     shutil.rmtree("run/checkpoints")
     Path("run/results.json").unlink()
     Path("run/status.json").write_text('{"status": "running"}')
 
-    resumed = transfer("pretrain", "resume=run")
+    resumed = transfer("pretrain", "resume=run").ok()
 
-    assert resumed.code == 0, resumed.err
     assert "no checkpoint yet: starting from the beginning" in resumed.err
-    assert weights("run") == weights("whole")
-    assert records("run") == records("whole")
+    assert differences(Path("whole"), Path("run")) == []
 
 
 def test_a_run_that_gave_up_does_not_go_on_training(transfer, stopped, words_of):
     words = words_of("clm", "loop.steps=60", "optimizer.lr=1e-30", "loop.patience=1")
 
     assert stopped(6, *words, "run.dir=run").code == 75
-    resumed = transfer("pretrain", "resume=run")
+    transfer("pretrain", "resume=run").ok()
     again = transfer("pretrain", "resume=run")
 
-    assert resumed.code == 0, resumed.err
     assert json.loads(results("run")[0])["seen"]["steps"] == 6
     assert again.code == 2
     assert "loop.patience" in again.err
@@ -350,10 +254,8 @@ def test_ctrl_c_saves_too(stopped, words_of):
     assert Path("run/checkpoints/step-00000003/train_state.pt").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_from_the_shell_stops_a_run_with_a_checkpoint(
     shell, words_of, tmp_path, number, code
 ):
@@ -378,20 +280,16 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_then_has_nothing_to_d
     transfer, stopped, words_of
 ):
     words = words_of("clm", "loop.steps=6", "resume=auto")
-    assert transfer(*words, "run.dir=whole").code == 0
+    transfer(*words, "run.dir=whole").ok()
 
     ended = stopped(3, *words, "run.dir=run")
-    resumed = transfer(*words, "run.dir=run")
+    resumed = transfer(*words, "run.dir=run").ok()
     before = sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*"))
-    again = transfer(*words, "run.dir=run")
+    again = transfer(*words, "run.dir=run").ok()
 
     assert ended.code == 75
-    assert resumed.code == 0, resumed.err
     assert "going on after step 3" in resumed.err
-    assert weights("run") == weights("whole")
-    assert records("run") == records("whole")
-    assert results("run") == results("whole")
-    assert again.code == 0
+    assert differences(Path("whole"), Path("run")) == []
     assert "run is finished" in again.err
     assert again.err.count("\n") == 1
     assert sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*")) == before
@@ -428,12 +326,11 @@ def test_what_an_unchanged_command_adds_and_takes_away_is_no_contradiction(trans
     words = words_of("clm", "+objective@losses.second=clm", "losses.second.weight=0.5",
                      "~optimizer.betas", "schedule=linear", "run.dir=run",
                      "resume=auto")  # fmt: skip
-    assert transfer(*words, "loop.steps=3").code == 0
+    transfer(*words, "loop.steps=3").ok()
 
     planned = transfer("plan", *words, "loop.steps=4", "plan.steps=0")
-    longer = transfer(*words, "loop.steps=4")
+    longer = transfer(*words, "loop.steps=4").ok()
 
-    assert longer.code == 0, longer.err
     assert "going on after step 3" in longer.err
     records = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     rates = [each["rate/block.0"] for each in records if each["kind"] == "train"]
@@ -454,7 +351,7 @@ ANOTHER = {
 
 def test_another_command_for_the_same_directory_is_refused(transfer, words_of):
     words = words_of("clm", "loop.steps=2", "run.dir=run", "resume=auto")
-    assert transfer(*words).code == 0
+    transfer(*words).ok()
     before = records("run"), status("run")
 
     for typed, key in ANOTHER.items():
@@ -476,10 +373,9 @@ def test_auto_goes_on_with_a_run_from_before_presets_had_rates_at_the_rate_it_ha
     overrides.write_text(overrides.read_text().replace("optimizer.lr=6.5e-5\n", ""))
 
     refused = transfer(*words, "optimizer.lr=1e-3")
-    resumed = transfer(*words)
+    resumed = transfer(*words).ok()
 
     assert "optimizer.lr=0.001 contradicts the run's optimizer.lr=6.5e-05" in refused.err
-    assert resumed.code == 0, resumed.err
     assert "going on after step 3" in resumed.err
     assert yaml.safe_load(Path("run/config.yaml").read_text())["optimizer"]["lr"] == 6.5e-5
     trained = [json.loads(line) for line in records("run").splitlines() if '"train"' in line]
@@ -506,14 +402,13 @@ def test_a_run_that_diverged_before_its_first_checkpoint_begins_again(transfer, 
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was(transfer, words_of):
     words = words_of("clm", "loop.steps=2", "seed=0,1", "-m", "run.dir=sweep", "resume=auto")
-    assert transfer(*words).code == 0
+    transfer(*words).ok()
     before = json.loads(Path("sweep/job-0.json").read_text())
     shutil.rmtree("sweep/1")
 
-    ended = transfer(*words)
+    transfer(*words).ok()
 
     # What is done is said to be done, and only what is gone runs again.
-    assert ended.code == 0, ended.err
     assert status("sweep/1")["status"] == "finished"
     assert json.loads(Path("sweep/job-0.json").read_text()) == before
 
@@ -521,7 +416,7 @@ def test_a_sweep_goes_on_where_it_was(transfer, words_of):
 def test_a_plan_is_of_the_run_that_auto_would_go_on_with(transfer, words_of):
     words = words_of("clm", "loop.steps=2", "run.dir=run", "resume=auto")
     new = transfer("plan", *words, "plan.steps=0")
-    assert transfer(*words).code == 0
+    transfer(*words).ok()
 
     found = transfer("plan", *words, "plan.steps=0")
 
@@ -534,25 +429,20 @@ def test_a_plan_is_of_the_run_that_auto_would_go_on_with(transfer, words_of):
 
 def test_the_checkpoint_before_a_damaged_one_is_used(transfer, stopped, words_of):
     words = words_of("clm", "loop.steps=8", "checkpoint.keep=0", "loop.evaluate_every=1 steps")
-    assert transfer(*words, "run.dir=whole").code == 0
+    transfer(*words, "run.dir=whole").ok()
     assert stopped(6, *words, "run.dir=run").code == 75
     file = Path("run/checkpoints/step-00000006/train_state.pt")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
-    resumed = transfer("pretrain", "resume=run")
+    resumed = transfer("pretrain", "resume=run").ok()
 
-    assert resumed.code == 0, resumed.err
     warning = next(line for line in resumed.err.splitlines() if line.startswith("warning"))
     assert "step-00000006/train_state.pt is damaged" in warning
     assert "step 4" in warning
     assert "going on after step 4" in resumed.err
-    assert weights("run") == weights("whole")
-    assert weights("run", "checkpoints/best") == weights("whole", "checkpoints/best")
-    assert records("run") == records("whole")
-    assert results("run") == results("whole")
-    assert curves("run") == curves("whole")
+    assert differences(Path("whole"), Path("run")) == []
 
 
 def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
@@ -568,9 +458,8 @@ def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
 
     # On a machine that does not repeat its sums: nothing better is found any more.
     monkeypatch.setattr(Trainer, "_validate", lambda trainer: {"loss": 1e9})
-    resumed = transfer("pretrain", "resume=run")
+    transfer("pretrain", "resume=run").ok()
 
-    assert resumed.code == 0, resumed.err
     assert json.loads(results("run")[0])["best_step"] == 2
     assert weights("run") == Path("early/weights.safetensors").read_bytes()
 
@@ -581,12 +470,11 @@ def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
 @pytest.mark.slow
 def test_a_run_that_is_made_longer_ends_as_one_that_was_long_from_the_start(transfer, words_of):
     words = words_of("clm", "checkpoint.keep=0")
-    assert transfer(*words, "loop.steps=9", "run.dir=long").code == 0
-    assert transfer(*words, "loop.steps=3", "run.dir=run").code == 0
+    transfer(*words, "loop.steps=9", "run.dir=long").ok()
+    transfer(*words, "loop.steps=3", "run.dir=run").ok()
 
-    resumed = transfer("pretrain", "resume=run", "loop.steps=9")
+    transfer("pretrain", "resume=run", "loop.steps=9").ok()
 
-    assert resumed.code == 0, resumed.err
     assert weights("run") == weights("long")
     last = "checkpoints/step-00000009"
     assert weights("run", last) == weights("long", last)
@@ -598,6 +486,4 @@ def test_a_run_that_is_made_longer_ends_as_one_that_was_long_from_the_start(tran
 def test_what_was_typed_for_the_run_may_be_typed_again(transfer, copied):
     words = ("objective=clm", "model=tiny", "model.width=32", "seed=0", "schedule=constant")
 
-    ended = transfer("pretrain", f"resume={copied}", *words, "loop.steps=3")
-
-    assert ended.code == 0, ended.err
+    transfer("pretrain", f"resume={copied}", *words, "loop.steps=3").ok()

@@ -11,8 +11,6 @@ import torch
 from tests import published
 from transfer_cli.runs.items import read_items
 
-pytestmark = pytest.mark.functional
-
 PAIRS = [
     ("Where is the river ?", "Where the is river ?"),
     ("How many are there ?", "How there are many ?"),
@@ -25,8 +23,7 @@ def score(transfer, read_json):
     """Return how to score with a run; gives its results and items, and what was printed."""
 
     def call(run, *words):
-        ended = transfer("score", f"run={run}", "device=cpu", "output=out", *words)
-        assert ended.code == 0, ended.err
+        ended = transfer("score", f"run={run}", "device=cpu", "output=out", *words).ok()
         results = read_json(Path("out/results.json"))
         (split,) = results["measures"]
         return (
@@ -61,17 +58,12 @@ def test_pairs_the_other_way_round_have_the_other_half(kind, score, pretrained, 
     Path("out").rename("first")
     other, _, _ = score(run, *pairs_file(reverse=True), "batch=1")
     assert other["accuracy"] == pytest.approx(1 - measures["accuracy"])
-    assert transfer("report", "first", "out").code == 0
+    transfer("report", "first", "out").ok()
 
 
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory):
-    from transfer_cli.cli import main
-
-    run = tmp_path_factory.mktemp("masked") / "run"
-    words = ("data=sample_text", "objective=mlm", "model=tiny", "loop.steps=2", "device=cpu")
-    assert main(["pretrain", *words, "loop.batch=4", f"run.dir={run}"]) == 0
-    return run
+@pytest.fixture
+def masked(language_model):
+    return language_model("mlm")
 
 
 def test_labels_are_asked_for_by_prompts_and_compared_with_a_fine_tuned_run(
@@ -85,25 +77,22 @@ def test_labels_are_asked_for_by_prompts_and_compared_with_a_fine_tuned_run(
     assert measures["accuracy"] == measures["accuracy_calibrated"] == right / len(items)
     assert {"accuracy_none", "accuracy_token"} < set(measures)
     assert "always saying" in out
-    shown = transfer("report", "out", str(finetuned))
-    assert shown.code == 0, shown.err
+    shown = transfer("report", "out", str(finetuned)).ok()
     assert "score" in shown.out
 
 
 @pytest.mark.slow
 def test_shots_and_orders_are_runs_of_their_own(score, pretrained, transfer, read_json):
-    ended = transfer(
+    transfer(
         "score", str(pretrained), "data=sample_questions", "prompt.item={text} {label}",
         "prompt.shots=[0,1]", "prompt.orders=2", "split=validation", "output=out", "device=cpu",
-    )  # fmt: skip
+    ).ok()  # fmt: skip
 
-    assert ended.code == 0, ended.err
     runs = sorted(path.name for path in Path("out").iterdir())
     assert runs == ["shots-0-order-0", "shots-1-order-0", "shots-1-order-1"]
     seeds = [read_json(Path("out") / run / "results.json")["seed"] for run in runs]
     assert seeds == [0, 0, 1]
-    shown = transfer("report", "out")
-    assert shown.code == 0, shown.err
+    shown = transfer("report", "out").ok()
     assert "prompt.shots" in shown.out
 
 

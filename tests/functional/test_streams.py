@@ -11,8 +11,6 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import Mixture
 
-pytestmark = pytest.mark.functional
-
 CONSTANT = ("schedule=constant",)
 
 
@@ -76,14 +74,16 @@ def test_unlabelled_text_trains_and_is_measured_beside_the_task(run, drawn, read
     assert losses[-1] < losses[0]
 
 
-def test_a_step_has_the_loss_of_the_stream_that_it_drew(run, drawn):
-    run("multitask", "mixing.power=0")
+def test_a_step_has_the_batch_and_the_loss_of_the_stream_that_it_drew(run, drawn):
+    run("multitask", "streams.second.batch=3", "mixing.power=0")
 
-    for record, (name, _) in zip(records("train"), drawn, strict=True):
+    for record, (name, count) in zip(records("train"), drawn, strict=True):
+        assert count == {"main": 8, "second": 3}[name]
         terms = {key for key in record if key.startswith("loss/")}
         # One curve of a step's loss would mix what cannot be compared.
         assert terms == {f"loss/{name}/loss"}
         assert record["loss"] == pytest.approx(record[f"loss/{name}/loss"])
+    assert {name for name, _ in drawn} == {"main", "second"}
 
 
 def test_the_end_of_a_run_can_be_the_task_alone(run, drawn):
@@ -94,13 +94,7 @@ def test_the_end_of_a_run_can_be_the_task_alone(run, drawn):
     assert "second" in names[:6]
 
 
-def test_a_stream_may_have_a_batch_of_its_own(run, drawn):
-    run("multitask", "streams.second.batch=3", "mixing.power=0")
-
-    assert {count for name, count in drawn if name == "second"} == {3}
-    assert {count for name, count in drawn if name == "main"} == {8}
-
-
+@pytest.mark.slow
 def test_a_validation_may_score_some_examples_of_a_stream(run, read_json):
     run("multitask", "streams.second.scored=1", "run.dir=some")
     run("multitask", "streams.second.scored=null", "run.dir=whole")
@@ -116,15 +110,14 @@ def test_a_validation_may_score_some_examples_of_a_stream(run, read_json):
 
 @pytest.mark.slow
 def test_a_batch_of_a_stream_in_portions_is_the_same_step(transfer, deep_words, adapting, drawn):
-    assert transfer(*deep_words, "model.dropout=0", "run.dir=still").code == 0
+    transfer(*deep_words, "model.dropout=0", "run.dir=still").ok()
     still = ("init_from=still", "objective.dropout=0", "optimizer=sgd", "optimizer.lr=0.1")
     words = adapting("multitask", *still, "mixing.power=0")
 
     for portion in (8, 3):
-        ended = transfer(
+        transfer(
             "finetune", *words, *CONSTANT, f"loop.micro_batch={portion}", f"run.dir=run{portion}"
-        )
-        assert ended.code == 0, ended.err
+        ).ok()
 
     one, other = (open_pretrained(f"run{portion}").tensors() for portion in (8, 3))
     assert one.keys() == other.keys()
@@ -142,8 +135,10 @@ def test_annealed_sampling_ends_nearer_to_equal_parts(run, drawn):
 
 
 def test_a_second_task_has_its_own_head_labels_and_measures(run, second_task, drawn, read_json):
-    run("full", *second_task, "mixing.power=0", "loop.steps=16")
+    run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=16")
 
+    mixture = Mixture({"main": 24, "more": 30}, total=16, steps_per_epoch=6, seed=5, power=0)
+    assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(16)]
     assert {name for name, _ in drawn} == {"main", "more"}
     found = records("validation")[-1]
     assert {"accuracy", "more/accuracy", "more/loss", "more/macro_f1"} <= found.keys()
@@ -193,6 +188,7 @@ def test_a_frozen_backbone_under_two_heads(run, second_task, deep):
     assert all(np.array_equal(before[name], after[name]) for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("monitor", "best"),
     [("more/loss", min), ("more/accuracy", max)],
@@ -204,10 +200,3 @@ def test_what_is_best_can_be_decided_by_the_second_task(monitor, best, run, seco
     found = {r["step"]: r[monitor] for r in records("validation")}
     assert len(set(found.values())) > 1
     assert found[read_json("run/results.json")["best_step"]] == best(found.values())
-
-
-def test_a_stream_that_is_drawn_is_that_of_the_mixture(run, second_task, drawn):
-    run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=10")
-
-    mixture = Mixture({"main": 24, "more": 30}, total=10, steps_per_epoch=6, seed=5, power=0)
-    assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(10)]

@@ -1,8 +1,6 @@
 """Students of pretrained models: picked blocks, predictions and relations of a teacher."""
 
 import json
-import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -11,10 +9,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from tests import several
-from tests.functional.conftest import TINY, finished
-from transfer_cli.config.locate import conf_dir
-
-pytestmark = pytest.mark.functional
+from tests.functional.conftest import TINY
 
 STEPS = ("device=cpu", "loop.batch=8", "loop.steps=4", "schedule=constant")
 DISTIL = ("objective=distil_lm", "objective.teachers=[{teacher}]")
@@ -52,17 +47,6 @@ def described(run):
     return json.loads((Path(run) / "model" / "model.json").read_text())
 
 
-def ended(result):
-    assert result.code == 0, result.err
-    return result
-
-
-def refused(result, said):
-    assert result.code == 2
-    assert re.search(said, result.err.splitlines()[-1]), result.err
-    assert "Traceback" not in result.err
-
-
 # --- picked blocks ------------------------------------------------------------------------------
 
 
@@ -78,7 +62,7 @@ PICK = ("init_from={teacher}", "objective=mlm", "optimizer.lr=1e-30", "run.dir=s
     ],
 )
 def test_a_student_begins_with_the_blocks_that_are_picked(transfer, words, teacher, typed, layers):
-    ended(transfer(*words(*PICK, *typed)))
+    transfer(*words(*PICK, *typed)).ok()
 
     before, found = weights(teacher), weights("student")
     place = dict(zip(map(str, layers), map(str, range(len(layers))), strict=True))
@@ -93,50 +77,18 @@ def test_a_student_begins_with_the_blocks_that_are_picked(transfer, words, teach
 
 
 def test_a_plan_says_which_blocks_are_picked(transfer, words, teacher):
-    found = ended(transfer("plan", *words(*PICK, "model.depth=2", "plan.steps=0")))
+    found = transfer("plan", *words(*PICK, "model.depth=2", "plan.steps=0")).ok()
 
     assert f"blocks: 1, 3 of {teacher}" in " ".join(found.out.split())
 
 
 def test_of_a_model_with_edits_no_blocks_are_picked(transfer, words, teacher, corpus):
     lora = (f"init_from={teacher}", "adaptation=lora", "objective=mlm", "run.dir=edited")
-    ended(transfer("pretrain", "data=text", f"data.train={corpus}", *STEPS, *lora))
+    transfer("pretrain", "data=text", f"data.train={corpus}", *STEPS, *lora).ok()
 
-    refused(
-        transfer(*words("init_from=edited", "model.depth=2", "objective=mlm")),
-        r"model\.depth: edited/model has blocks that were edited \(lora\)",
+    transfer(*words("init_from=edited", "model.depth=2", "objective=mlm")).refusal(
+        "model.depth: edited/model has blocks that were edited (lora)"
     )
-
-
-# --- the page ------------------------------------------------------------------------------------
-
-
-PAGE = conf_dir().parent / "docs" / "students.md"
-
-
-def commands():
-    found = re.findall(r"^\$ transfer (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return [pytest.param(line, id=f"{number}") for number, line in enumerate(found)]
-
-
-@pytest.fixture(scope="session")
-def taught(tmp_path_factory):
-    """Return a masked language model of the sample's text, which the commands of the page take."""
-    folder = tmp_path_factory.mktemp("taught") / "run"
-    finished(
-        "pretrain", "data=sample_text", *TINY, "model.heads=4", "model.depth=4", *STEPS,
-        "objective=mlm", f"run.dir={folder}",
-    )  # fmt: skip
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", commands())
-def test_every_command_of_the_page_runs(transfer, taught, line):
-    line = line.replace("TEACHER", str(taught))
-
-    # Blocks of the teacher's length: its student may have more positions.
-    ended(transfer(*shlex.split(line), "data=sample_text", "data.length=64", *STEPS))
 
 
 # --- predictions and relations of a teacher -------------------------------------------------------
@@ -148,7 +100,7 @@ STUDENT = ("init_from={teacher}", "model.depth=2", *DISTIL)
 def test_a_student_is_a_language_model_of_its_own(transfer, words, teacher):
     before = weights(teacher)
 
-    ended(transfer(*words(*STUDENT, "run.dir=student")))
+    transfer(*words(*STUDENT, "run.dir=student")).ok()
 
     assert described("student")["objective"] == {
         "_target_": "transfer_cli.objectives.masked_lm.MaskedLM"
@@ -159,13 +111,13 @@ def test_a_student_is_a_language_model_of_its_own(transfer, words, teacher):
     assert {name.split(".")[2] for name in found} == {"0", "1"}
     assert weights("student").keys() <= before.keys()
     assert all(weights(teacher)[name].equal(tensor) for name, tensor in before.items())
-    ended(transfer("fill", "run=student", "The tower of [MASK] is old ."))
-    scored = ended(transfer("evaluate", "run=student", "split=validation"))
+    transfer("fill", "run=student", "The tower of [MASK] is old .").ok()
+    scored = transfer("evaluate", "run=student", "split=validation").ok()
     assert f"{measures['loss']:.6g}" in scored.out
 
 
 def test_a_checkpoint_of_a_student_holds_no_teacher(transfer, words):
-    ended(transfer(*words(*STUDENT, "run.dir=student", "checkpoint.every=2 steps")))
+    transfer(*words(*STUDENT, "run.dir=student", "checkpoint.every=2 steps")).ok()
 
     (checkpoint, *_) = sorted(Path("student/checkpoints").iterdir())
     sizes = sum(file.stat().st_size for file in checkpoint.iterdir())
@@ -175,24 +127,21 @@ def test_a_checkpoint_of_a_student_holds_no_teacher(transfer, words):
 
 
 def test_what_learnt_relations_alone_goes_into_finetune(transfer, small):
-    ended(transfer(*small(*RELATE, "run.dir=student")))
+    transfer(*small(*RELATE, "run.dir=student")).ok()
 
-    ended(
-        transfer(
-            "finetune", "init_from=student", "data=sample_questions", "device=cpu",
-            "loop.steps=2", "run.dir=adapted",
-        )
-    )  # fmt: skip
+    transfer(
+        "finetune", "init_from=student", "data=sample_questions", "device=cpu",
+        "loop.steps=2", "run.dir=adapted",
+    ).ok()  # fmt: skip
     lost = transfer("evaluate", "run=student")
-    assert lost.code == 2
-    assert "compares with teachers, which a finished run does not hold" in lost.err.splitlines()[-1]
+    lost.refusal("compares with teachers, which a finished run does not hold")
 
 
 def test_a_causal_student_learns_from_a_causal_teacher(transfer, words, short_run):
     causal = "objective.language_model._target_=transfer_cli.objectives.causal_lm.CausalLM"
     taught = ("init_from={0}", "objective=distil_lm", "objective.teachers=[{0}]", causal)
 
-    ended(transfer(*words(*(word.format(short_run) for word in taught), "run.dir=student")))
+    transfer(*words(*(word.format(short_run) for word in taught), "run.dir=student")).ok()
 
     assert described("student")["objective"]["_target_"].endswith(".CausalLM")
 
@@ -201,74 +150,43 @@ def test_a_causal_student_learns_from_a_causal_teacher(transfer, words, short_ru
 def test_a_published_model_teaches_and_gives_its_blocks(transfer, tmp_path):
     own = ("data=sample_text", *STEPS)
     like_bert = ("model=bert-base", *TINY[1:], "model.depth=3", "objective=mlm", "run.dir=own")
-    ended(transfer("pretrain", *own, *like_bert))
-    ended(transfer("export", "run=own", "to=bert"))
+    transfer("pretrain", *own, *like_bert).ok()
+    transfer("export", "run=own", "to=bert").ok()
 
     taught = ("objective=distil_lm", "objective.teachers=[bert]", "optimizer.lr=1e-30")
-    ended(transfer("pretrain", *own, "init_from=bert", "model.depth=1", *taught, "run.dir=student"))
+    transfer("pretrain", *own, "init_from=bert", "model.depth=1", *taught, "run.dir=student").ok()
 
     name = "backbone.blocks.{}.attention.packed.weight"
     assert weights("student")[name.format(0)].equal(weights("own")[name.format(1)])
 
 
 def test_two_equal_teachers_teach_what_one_does(transfer, words):
-    ended(transfer(*words(*STUDENT, "run.dir=one")))
-    ended(transfer(*words(*STUDENT, "objective.teachers=[{teacher},{teacher}]", "run.dir=two")))
+    transfer(*words(*STUDENT, "run.dir=one")).ok()
+    transfer(*words(*STUDENT, "objective.teachers=[{teacher},{teacher}]", "run.dir=two")).ok()
 
     for name, tensor in weights("one").items():
         assert_close(weights("two")[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_a_teacher_without_a_head_has_no_predictions(transfer, small):
-    ended(transfer(*small(*RELATE, "run.dir=headless")))
+    transfer(*small(*RELATE, "run.dir=headless")).ok()
 
-    refused(
-        transfer(*small("objective=distil_lm", "objective.teachers=[headless]")),
-        r"objective\.teachers: headless/model has no language-model head",
+    transfer(*small("objective=distil_lm", "objective.teachers=[headless]")).refusal(
+        "objective.teachers: headless/model has no language-model head"
     )
 
 
 def test_a_run_does_not_go_on_with_another_teacher(transfer, words, teacher):
     shutil.copytree(teacher, "copy")
     taught = ("init_from={teacher}", "objective=distil_lm", "objective.teachers=[copy]")
-    ended(transfer(*words(*taught, "run.dir=student")))
-    ended(transfer(*words("init_from={teacher}", "objective=mlm", "run.dir=other")))
+    transfer(*words(*taught, "run.dir=student")).ok()
+    transfer(*words("init_from={teacher}", "objective=mlm", "run.dir=other")).ok()
     shutil.rmtree("copy/model")
     shutil.copytree("other/model", "copy/model")
 
-    refused(
-        transfer("pretrain", "resume=student", "loop.steps=6"),
-        r"objective\.teachers: the weights in copy/model are not those that the run began with",
+    transfer("pretrain", "resume=student", "loop.steps=6").refusal(
+        "objective.teachers: the weights in copy/model are not those that the run began with"
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["distil_lm", "relations"])
-def test_a_student_that_is_resumed_ends_as_one_that_was_not_stopped(transfer, words, small, kind):
-    typed = small(*RELATE) if kind == "relations" else words(*STUDENT)
-    ended(transfer(*typed, "loop.steps=6", "run.dir=whole"))
-
-    ended(transfer(*typed, "loop.steps=3", "run.dir=stopped"))
-    ended(transfer("pretrain", "resume=stopped", "loop.steps=6"))
-    ended(transfer(*typed, "loop.steps=6", "run.dir=stopped", "resume=auto"))
-
-    whole = weights("whole")
-    assert all(tensor.equal(whole[name]) for name, tensor in weights("stopped").items())
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["distil_lm", "distil_lm fsdp", "relations"])
-def test_two_processes_give_the_weights_of_one(transfer, words, small, kind):
-    typed = small(*RELATE) if kind == "relations" else words(*STUDENT)
-    parallel = ("parallel=fsdp",) if kind.endswith("fsdp") else ()
-    ended(transfer(*typed, "run.dir=one"))
-
-    ran = several.torchrun(2, "-m", "transfer_cli", *map(str, typed), *parallel, "run.dir=two")
-
-    assert ran.returncode == 0, ran.stderr
-    for name, tensor in weights("one").items():
-        assert_close(weights("two")[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.multiprocess

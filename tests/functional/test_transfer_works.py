@@ -12,7 +12,6 @@ LOSS_WHEN_READ = {"pretrain": 1.8, "pretrain_mlm": 4.6}
 SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 
 
-@pytest.mark.functional
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "experiment", ["pretrain", pytest.param("pretrain_mlm", marks=pytest.mark.slow)]
@@ -22,8 +21,7 @@ def test_pretraining_decides_on_the_embedded_sample(
 ):
     def results(name, *words):
         run = tmp_path / name
-        ended = transfer("finetune", *words, f"seed={seed}", f"run.dir={run}")
-        assert ended.code == 0, ended.err
+        transfer("finetune", *words, f"seed={seed}", f"run.dir={run}").ok()
         return read_json(run / "results.json")
 
     def accuracy(name, *words):
@@ -36,17 +34,16 @@ def test_pretraining_decides_on_the_embedded_sample(
         return after["loss"] - before["loss"]
 
     source = tmp_path / "pretrained"
-    ended = transfer(
+    transfer(
         "pretrain", f"experiment=sample/{experiment}", f"seed={seed}", f"run.dir={source}"
-    )
-    assert ended.code == 0, ended.err
+    ).ok()
     loss = read_json(source / "results.json")["measures"]["validation"]["loss"]
     start = f"init_from={source}"
     adapt = ("experiment=sample/finetune", start)
     full = forgotten("full", *adapt)
     held = {
         name: forgotten(name, *adapt, f"adaptation={name}", f"adaptation.penalty.strength={hard}")
-        for name, hard in (("l2_sp", 1), ("ewc", 10))
+        for name, hard in (("l2_sp", 1), *([("ewc", 10)] if seed else []))
     }
     untuned = {
         name: accuracy(
@@ -59,8 +56,7 @@ def test_pretraining_decides_on_the_embedded_sample(
         # The first seed is quick; the slow ones try all.
         for name in (
             "frozen",
-            "lora",
-            *(("full", "adapters", "gradual_unfreezing") if seed else ()),
+            *(("lora", "full", "adapters", "gradual_unfreezing") if seed else ()),
         )
     }
     frozen = accuracy("frozen", "experiment=sample/frozen", start)
@@ -70,9 +66,8 @@ def test_pretraining_decides_on_the_embedded_sample(
     print(f"forgotten, nats a target: {full=:.3f} {held=}")
     assert loss <= LOSS_WHEN_READ[experiment]
     assert untuned.pop("frozen") >= 0.80
-    assert min(untuned.values()) >= 0.90
+    assert min(untuned.values(), default=1) >= 0.90
     assert frozen >= 0.90
     # What pulls back to the start forgets less, in nats a target.
-    assert 0 < held["l2_sp"] < 0.5 * full
-    assert 0 < held["ewc"] < 0.5 * full
+    assert 0 < min(held.values()) <= max(held.values()) < 0.5 * full
     assert scratch <= 0.45

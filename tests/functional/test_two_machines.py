@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from tests.functional.conftest import LOOP, TINY
 from tests.several import ROOT, torchrun
 
-pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
+pytestmark = pytest.mark.multiprocess
 
 # In a user namespace, whoever started it may make networks; `ip netns` keeps their names in /run.
 CABLE = """
@@ -44,10 +45,8 @@ set +e
 """
 
 WORDS = (
-    "pretrain", "data=sample_text", "data.length=32", "model=tiny", "model.width=32",
-    "model.heads=2", "model.depth=1", "model.feedforward=64", "model.positions=32",
-    "tokenizer.size=600", "device=cpu", "loop.batch=8", "loop.log_every=1",
-    "checkpoint.every=5 steps", "timeout_minutes=0.5",
+    "pretrain", "data=sample_text", "data.length=32", *TINY, *LOOP, "checkpoint.every=5 steps",
+    "timeout_minutes=0.5",
 )  # fmt: skip
 
 COMPARED = ("model/weights.safetensors", "metrics.jsonl", "results.json")

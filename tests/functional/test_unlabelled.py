@@ -14,8 +14,6 @@ from tests.functional.conftest import TINY
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.data.loader import StepDataLoader
 
-pytestmark = pytest.mark.functional
-
 TEACHING = ("distil", "self_training")
 
 
@@ -113,8 +111,7 @@ def test_a_published_model_with_other_tokens_teaches_what_its_run_does(
              "objective.pooler=true", "model.direction=bidirectional")  # fmt: skip
     started = [word for word in adapting("full") if not word.startswith("init_from=")]
     for words in (("finetune", *started, *fresh), ("export", "run=taught", "to=published")):
-        ended = transfer(*words)
-        assert ended.code == 0, ended.err
+        transfer(*words).ok()
 
     for teacher in ("taught", "published"):
         monkeypatch.setenv("TRANSFER_CACHE", f"cache_of_{teacher}")
@@ -144,7 +141,7 @@ def test_a_run_is_not_gone_on_with_after_its_teacher_was_trained_anew(
     at_record("after", "validation", 3, lambda: __import__("signal").raise_signal(15))
     adapt("distil", "adaptation.teachers=[taught]", "loop.steps=4", ends=75)
     shutil.rmtree("taught")
-    assert transfer("finetune", *adapting("full"), "loop.steps=3", "run.dir=taught").code == 0
+    transfer("finetune", *adapting("full"), "loop.steps=3", "run.dir=taught").ok()
 
     ended = transfer("finetune", "resume=run")
 
@@ -168,8 +165,7 @@ MIXES = {
 def test_a_preset_goes_with_other_plans_edits_scales_and_penalties(preset, mix, adapt, transfer):
     adapt(preset, *MIXES[mix])
 
-    again = transfer("evaluate", "run", "device=cpu")
-    assert again.code == 0, again.err
+    transfer("evaluate", "run", "device=cpu").ok()
 
 
 # --- what it is good for ---------------------------------------------------------------------
@@ -221,8 +217,7 @@ def test_unlabelled_texts_help_where_a_language_has_topics(seed, transfer, tmp_p
         "distil": ("adaptation=distil", "adaptation.teachers=[teacher]"),
     }.items():
         last = {word.partition("=")[0]: word for word in (*words, *more)}
-        ended = transfer("finetune", *last.values(), f"run.dir={name}")
-        assert ended.code == 0, ended.err
+        transfer("finetune", *last.values(), f"run.dir={name}").ok()
         found[name] = read_json(f"{name}/results.json")["measures"]["test"]["accuracy"]
 
     assert found["uda"] >= found["labels"] + 0.05

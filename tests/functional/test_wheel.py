@@ -14,7 +14,7 @@ from transfer_cli.config.locate import conf_dir
 PROJECT = conf_dir().parent
 
 pytestmark = [
-    pytest.mark.functional,
+    pytest.mark.slow,
     pytest.mark.skipif(
         not (PROJECT / "pyproject.toml").is_file(), reason="needs the project's own folder"
     ),
@@ -75,7 +75,6 @@ def test_the_wheel_holds_every_config_and_module(wheel):
     assert not any(name.startswith(("conf/", "tests/")) for name in names)
 
 
-@pytest.mark.slow
 def test_the_installed_command_lists_the_presets_in_an_empty_folder(transfer):
     done = transfer("finetune", "init=scratch", "--help", "all")
 
@@ -100,7 +99,6 @@ def test_the_installed_command_composes_and_refuses(transfer):
     assert done.stderr.startswith("transfer pretrain: model=tinny: no such option.")
 
 
-@pytest.mark.slow
 def test_the_installed_command_trains(transfer, tmp_path):
     run_dir = tmp_path / "run"
 

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from transfer_cli.data import sample
-from transfer_cli.data.encoding import cached_tokenizer
-from transfer_cli.data.shards import encode_text
-from transfer_cli.data.text import SampleText, TextFiles
+from transfer_cli.data.corpus import encode_text
+from transfer_cli.data.known_texts import SampleText
+from transfer_cli.data.shards import cached_tokenizer
+from transfer_cli.data.text import TextFiles
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 
 PATH = Path(__file__).with_name("tokens.json")

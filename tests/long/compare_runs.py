@@ -2,10 +2,10 @@
 
     python tests/long/compare_runs.py RUN OTHER
 
-Compared are the weights in `model/`, in the last and in the best checkpoint, `metrics.jsonl`,
-`items.jsonl`, `results.json`, and the curves as TensorBoard reads them; speeds are left out, since
-no two runs are equally fast. Prints the first difference of each file; exit code 1 when there is
-one.
+Compared are the weights in `model/`, in the last and in the best checkpoint, what is said of the
+model, `metrics.jsonl`, `items.jsonl`, `results.json`, `plan.txt`, and the curves as TensorBoard
+reads them; speeds are left out, since no two runs are equally fast. Prints the first difference of
+each file; exit code 1 when there is one.
 """
 
 import json
@@ -24,6 +24,9 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 SPEEDS = ("per_second", "speed/")
 """What the name of a curve contains that depends on the clock."""
 
+WHOLE = ("plan.txt", "model/model.json", "model/tokenizer.json", "model/meta.json")
+"""Files of which it is enough to know whether they differ."""
+
 
 def differences(run: Path, other: Path) -> list[str]:
     """Return one line for each file of `other` that is not as in `run`, and what differs first."""
@@ -32,6 +35,7 @@ def differences(run: Path, other: Path) -> list[str]:
         for found in (
             of_files(run, other),
             of_weights(run, other),
+            of_texts(run, other),
             of_metrics(run / "metrics.jsonl", other / "metrics.jsonl"),
             of_items(run / "items.jsonl", other / "items.jsonl"),
             of_results(run / "results.json", other / "results.json"),
@@ -55,6 +59,14 @@ def of_files(run: Path, other: Path) -> Iterator[str]:
 def _names(run: Path) -> set[str]:
     paths = (*run.glob("*"), *run.glob("checkpoints/*/*"), *run.glob("model/*"))
     return {str(path.relative_to(run)) for path in paths if not path.name.startswith(".")}
+
+
+def of_texts(run: Path, other: Path) -> Iterator[str]:
+    """Yield what differs of what is said of a run and its model."""
+    for name in WHOLE:
+        paths = [path for path in (run / name, other / name) if path.exists()]
+        if len({path.read_bytes() for path in paths}) > 1:
+            yield f"{name}: differs"
 
 
 def of_weights(run: Path, other: Path) -> Iterator[str]:

@@ -87,9 +87,7 @@ class Watched:
     def tenth(self, number: int) -> list[Look]:
         """Return the looks at a tenth of the work, counted from 0."""
         whole = self.looks[-1].done
-        return [
-            look for look in self.looks if number <= 10 * look.done / whole <= number + 1
-        ]  # fmt: skip
+        return [look for look in self.looks if number <= 10 * look.done / whole <= number + 1]
 
 
 @dataclass
@@ -149,8 +147,6 @@ class Folder:
         """Return the override that starts from a tiny run, made now if it is missing."""
         run = self.path / "base"
         if not run.exists():
-            text = self.path / "text.txt"
-            text.write_text("".join(f"{sentence(n)}\n" for n in range(80)), encoding="utf-8")
             self.transfer("pretrain", *self.text(), "loop.steps=20", f"run.dir={run}")
         return f"init_from={run}"
 

@@ -33,7 +33,7 @@ from transfer_cli.analysis.probes.states import (
     states_of,
 )
 from transfer_cli.assembly.model import direction_of
-from transfer_cli.data.readers import read_table
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, at_least, listed
@@ -69,7 +69,7 @@ class EdgeFile:
 def read_edges(path: Path) -> EdgeFile:
     """Return what a file holds."""
     sentences, targets, before = list[list[str]](), list[EdgeTarget](), 0
-    for record in read_table(path, "jsonl"):
+    for record in json_rows(path):
         words = text_of(record, "text", str(path)).split()
         targets += _targets(record, len(words), before, str(path))
         sentences.append(words)

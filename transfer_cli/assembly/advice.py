@@ -23,7 +23,7 @@ def advice(plan: Blueprint) -> list[str]:
 
 def _on_warmup(plan: Blueprint) -> Iterator[str]:
     """Say so where a warm-up is as long as what it warms up, and never reaches its rate."""
-    scheduler, lengths = plan.lr_scheduler, _lengths(plan)
+    scheduler, lengths = plan.course.lr_scheduler, _lengths(plan)
     parts = [("the run", scheduler.total)]
     if scheduler.per_stage:
         parts = [(f"stage {number}", steps) for number, steps in enumerate(lengths, 1)]
@@ -38,7 +38,7 @@ def _on_warmup(plan: Blueprint) -> Iterator[str]:
 
 
 def _on_steps(plan: Blueprint) -> Iterator[str]:
-    loop, steps, lengths = plan.loop, plan.sizes.total_steps, _lengths(plan)
+    loop, steps, lengths = plan.course.loop, plan.course.sizes.total_steps, _lengths(plan)
     is_labelled, is_counted = plan.data.info["main"].task is not None, loop.steps is not None
     if is_labelled and not is_counted and loop.epochs is not None and steps < FEW_STEPS:
         epochs = math.ceil(loop.epochs * ENOUGH_STEPS / steps)
@@ -46,7 +46,7 @@ def _on_steps(plan: Blueprint) -> Iterator[str]:
             f"loop.epochs: {loop.epochs:g} of {plan.data.counts['main']:,} texts are {steps} "
             f"steps, few to learn in; loop.epochs={epochs} makes {ENOUGH_STEPS}"
         )
-    if len(lengths) > 1 and min(lengths) < min(FEWEST_STEPS, plan.sizes.steps_per_epoch):
+    if len(lengths) > 1 and min(lengths) < min(FEWEST_STEPS, plan.course.sizes.steps_per_epoch):
         yield (
             f"adaptation.plan: the shortest of {len(lengths)} stages has {min(lengths)} step(s), "
             "too few to learn in; make the run longer (loop.epochs, loop.steps), or the stages "
@@ -56,7 +56,7 @@ def _on_steps(plan: Blueprint) -> Iterator[str]:
 
 def _on_texts(plan: Blueprint) -> Iterator[str]:
     info, task = plan.data.info, plan.data.info["main"].task
-    if task is not None and all(loss.objective.task != task.name for loss in plan.losses):
+    if task is not None and all(loss.objective.task != task.name for loss in plan.network.losses):
         yield (
             "objective: no loss reads the labels of data, only its texts; to learn the labels take "
             f"objective={task.objective}"
@@ -70,4 +70,4 @@ def _on_texts(plan: Blueprint) -> Iterator[str]:
 
 
 def _lengths(plan: Blueprint) -> list[int]:
-    return [stage.end - stage.begin for stage in plan.stage_plans]
+    return [stage.end - stage.begin for stage in plan.course.stage_plans]

@@ -92,54 +92,68 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Blueprint:
-    """A model and how it will be trained.
+class StartingPoint:
+    """The models that a run starts from, and learns from.
 
     Args:
-        config: The run's config with what was decided, which is stored, and compared by a resume.
-        loop: The plain settings of its training.
-        adaptation: What is added, what trains when, what pulls back.
-        lr_scheduler: Sets the learning rate of every parameter group at every step.
-        start: What the run starts from; None for a fresh model.
+        pretrained: What `init_from` names; None for a fresh model.
+        tensors: Its weights, on the meta device for a plan; None for fresh weights, and in a run
+            that has been built.
         teachers: The models that losses compare with in each step, by the name of the loss.
-        tensors: The weights of that, on the meta device for a plan; None for fresh weights, and in
-            a run that has been built.
-        data: Of every stream.
-        model: With its edits, at its starting weights.
-        losses: What it trains for, the main loss first.
-        objective: Config node of the main objective, with what it has decided.
-        report: The tensors loaded from `init_from`; None for fresh weights.
-        inherited: Names of the parameters that were loaded.
-        edits: Config nodes of everything that was added to the network, by name.
-        groups: Layer groups, from the bottom to the top.
-        stage_plans: The stages.
-        sizes: How long, in steps.
-        precision: With the device.
-        sharded: Whether each process is to hold only a part of each tensor of the model.
-        metrics: What an evaluation of these losses measures.
-        monitor: The one that decides which weights are best; None: what runs are judged by.
     """
 
-    config: DictConfig
-    loop: LoopConfig
-    adaptation: Adaptation
-    lr_scheduler: LRScheduler
-    start: Pretrained | None
-    teachers: Mapping[str, Sequence[Pretrained]]
+    pretrained: Pretrained | None
     tensors: Mapping[str, Tensor] | None
-    data: RunData
+    teachers: Mapping[str, Sequence[Pretrained]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model at its starting weights, where these are from, and what it trains for.
+
+    Args:
+        model: With its edits.
+        losses: What it trains for, the main loss first.
+        edits: Config nodes of everything that was added to it, by name.
+        inherited: Names of the parameters that keep what was loaded.
+        fresh: Names of those that an edit drew anew.
+        report: The tensors loaded from `init_from`; None for fresh weights.
+    """
+
     model: TransferModel
     losses: list[Loss]
-    objective: dict[str, Any]
-    report: LoadReport | None
-    inherited: frozenset[str]
     edits: dict[str, Any]
-    groups: list[LayerGroup]
-    stage_plans: tuple[StagePlan, ...]
+    inherited: frozenset[str]
+    fresh: frozenset[str]
+    report: LoadReport | None
+
+    @cached_property
+    def groups(self) -> list[LayerGroup]:
+        """Its layer groups, from the bottom to the top."""
+        return layer_groups(self.model, self.inherited)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What an evaluation of its losses measures."""
+        return declared_metrics({loss.name: loss.objective for loss in self.losses})
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long a run is, and what happens when.
+
+    Args:
+        loop: The plain settings of its training.
+        sizes: How long, in steps.
+        lr_scheduler: Sets the learning rate of every parameter group at every step.
+        stage_plans: The stages.
+        monitor: The metric that decides which weights are best; None: what runs are judged by.
+    """
+
+    loop: LoopConfig
     sizes: Sizes
-    precision: Precision
-    sharded: bool
-    metrics: tuple[Metric, ...]
+    lr_scheduler: LRScheduler
+    stage_plans: tuple[StagePlan, ...]
     monitor: Metric | None
 
     @cached_property
@@ -147,10 +161,42 @@ class Blueprint:
         """The parameters that train in any stage."""
         return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
 
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model and how it will be trained.
+
+    Args:
+        config: The run's config with what was decided, which is stored, and compared by a resume.
+        adaptation: What is added, what trains when, what pulls back.
+        start: The models that it starts and learns from.
+        data: Of every stream.
+        network: The model, and what it trains for.
+        course: How long, and in which stages.
+        objective: Config node of the main objective, with what it has decided.
+        precision: With the device.
+        sharded: Whether each process is to hold only a part of each tensor of the model.
+    """
+
+    config: DictConfig
+    adaptation: Adaptation
+    start: StartingPoint
+    data: RunData
+    network: Network
+    course: Course
+    objective: dict[str, Any]
+    precision: Precision
+    sharded: bool
+
+    @property
+    def model(self) -> TransferModel:
+        """The model, with its edits."""
+        return self.network.model
+
     @property
     def at_most(self) -> str:
         """In words, how long it may take: `, at most 10 minutes`; empty where time is no bound."""
-        minutes = self.loop.minutes
+        minutes = self.course.loop.minutes
         return "" if minutes is None else f", at most {minutes:g} minutes"
 
     @property
@@ -161,13 +207,15 @@ class Blueprint:
     @cached_property
     def left_out(self) -> frozenset[str]:
         """The parameters that are not stored with the run, as `init_from` has them."""
-        is_apart = self.start is not None and self.adaptation.store == "trained"
-        return self.inherited - self.ever_trains if is_apart else frozenset()
+        is_apart = self.start.pretrained is not None and self.adaptation.store == "trained"
+        return self.network.inherited - self.course.ever_trains if is_apart else frozenset()
 
     @cached_property
     def training_weights(self) -> frozenset[str]:
         """The weights of heads that the finished model does not keep."""
-        heads = frozenset[str]().union(*(loss.objective.training_heads for loss in self.losses))
+        heads = frozenset[str]().union(
+            *(loss.objective.training_heads for loss in self.network.losses)
+        )
         return frozenset(
             name
             for name in self.model.state_dict()
@@ -190,7 +238,7 @@ class Blueprint:
             objective=self.objective,
             labels=info.labels,
             tokenizer_hash=tokenizer.hash,
-            edits={name: each for name, each in self.edits.items() if name not in without},
+            edits={name: each for name, each in self.network.edits.items() if name not in without},
             base=base,
             task=None if info.task is None else info.task.as_node(),
             pairs=info.pairs is not None,
@@ -212,101 +260,93 @@ def draw(
     model. What the run reads is noted in `origins`, or compared with what is noted there.
     """
     precision = device_and_precision(config.device, config.precision)
-    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
     sharded = is_sharded(config, asked, adaptation)
-    start, teachers = _start(config, command, typed, adaptation), meet_teachers(asked)
-    inherits = _inherits(config, start, asked, adaptation)
-    shape = with_direction(shape_of(config, start, command), asked)
+    start = _start(config, command, typed, asked, adaptation, values=device != "meta")
+    shape = with_direction(shape_of(config, start.pretrained, command), asked)
     check_rows(shape, config)
-    config = with_values(config, _decided(config, command, start, shape))
+    config = with_values(config, _decided(config.optimizer.get("lr"), start.pretrained, shape))
     with distributed.main_first():
-        data = datasets.of_run(config, command, shape, start, origins, main=asked["main"])
-    check_reads_alike(teachers, data.tokenizer, config.data.get("length") or shape.positions)
+        data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
+    check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
+    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
+    losses = _losses(config.objective.get("_target_"), start, data, sizes, asked)
+    with without_weights() if device == "meta" else torch.device(device):
+        model = build_model(shape, data.tokenizer.size, losses, config.seed)
+        nodes = edit_nodes(config.adaptation)
+        network = _network(model, losses, start, data, nodes, adaptation.edits, config.seed)
+    check_stored(adaptation.store, network.model, network.losses)
+    if _remembers(shape, data):
+        check_memory(network.model, network.losses)
+    if adaptation.penalty is not None:
+        adaptation.penalty.check(network.inherited)
+    loop = replace(loop, batch=min(loop.batch, data.counts["main"]))
+    course = _course(config, loop, sizes, network, adaptation)
+    decided = _finalize_options(network, course)
+    # For what it refuses: a run asks again once its parameters are where they will stay.
+    parameter_groups(network.model, network.groups, adaptation.layer_scale)
+    objective = {
+        **network.losses[0].objective.described(objective_options(config.objective, "objective")),
+        **decided,
+    }
+    plan = Blueprint(
+        config, adaptation, start, data, network, course, objective, precision, sharded
+    )
+    return _solvable(plan)
+
+
+def _losses(
+    kind: str | None,
+    origin: StartingPoint,
+    data: RunData,
+    sizes: Sizes,
+    asked: Mapping[str, Asked],
+) -> list[Loss]:
+    """Return the losses, told of their data; a main one of the `kind` of before goes on as it."""
+    start = origin.pretrained
+    if start is not None and origin.tensors is not None:
+        described, same_task = start.description, start.task == data.info["main"].task
+        if same_task and described.objective["_target_"] == kind:
+            asked["main"].objective.inherit_options(described.objective)
+    return bind_losses(
+        asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
+    )
+
+
+def _course(
+    config: DictConfig,
+    loop: LoopConfig,
+    sizes: Sizes,
+    network: Network,
+    adaptation: Adaptation,
+) -> Course:
+    """Return the stages of a run, and its rates."""
     lr_scheduler = LRScheduler(
         config.optimizer.lr,
         build(config.schedule, "schedule", Schedule),
         sizes.total_steps,
         per_stage=adaptation.schedule_per == "stage",
     )
-
-    tensors = None
-    if start is not None and inherits:
-        tensors = with_parts(start, asked["main"].objective, values=device != "meta")
-        described, same_task = start.description, start.task == data.info["main"].task
-        if same_task and described.objective["_target_"] == config.objective.get("_target_"):
-            asked["main"].objective.inherit_options(described.objective)
-    losses = bind_losses(
-        asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
-    )
-    metrics = declared_metrics({loss.name: loss.objective for loss in losses})
-    monitor = None if loop.monitor == "auto" else require(loop.monitor, metrics, "loop.monitor")
-    with without_weights() if device == "meta" else torch.device(device):
-        model = build_model(shape, data.tokenizer.size, losses, config.seed)
-        nodes = edit_nodes(config.adaptation)
-        report, inherited, fresh, edits = _fill_and_edit(
-            model, data, start, tensors, nodes, adaptation.edits, config.seed
-        )
-    check_stored(adaptation.store, model, losses)
-    if _remembers(shape, data):
-        check_memory(model, losses)
-    if adaptation.penalty is not None:
-        adaptation.penalty.check(inherited)
-    groups = layer_groups(model, inherited)
-    stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
-    check_bounded_by_time(loop, stage_plans, mixing.target_only)
-    if report is not None:
-        check_fresh(fresh, stage_plans)
-    decided = _finalize_options(losses, model, inherited, stage_plans)
-    # For what it refuses: a run asks again once its parameters are where they will stay.
-    parameter_groups(model, groups, adaptation.layer_scale)
-    return _solvable(
-        Blueprint(
-            config=config,
-            loop=replace(loop, batch=min(loop.batch, data.counts["main"])),
-            adaptation=adaptation,
-            lr_scheduler=lr_scheduler,
-            start=start,
-            teachers=teachers,
-            tensors=tensors,
-            data=data,
-            model=model,
-            losses=losses,
-            objective={
-                **losses[0].objective.described(objective_options(config.objective, "objective")),
-                **decided,
-            },
-            report=report,
-            inherited=inherited,
-            edits=edits,
-            groups=groups,
-            stage_plans=stage_plans,
-            sizes=sizes,
-            precision=precision,
-            sharded=sharded,
-            metrics=metrics,
-            monitor=monitor,
-        ),
-        config,
-    )
+    asked, metrics = loop.monitor, network.metrics
+    monitor = None if asked == "auto" else require(asked, metrics, "loop.monitor")
+    stages = adaptation.plan_stages(network.groups, sizes.total_steps, sizes.steps_per_epoch)
+    check_bounded_by_time(loop, stages, config.mixing.target_only)
+    if network.report is not None:
+        check_fresh(network.fresh, stages)
+    return Course(loop, sizes, lr_scheduler, stages, monitor)
 
 
-def _finalize_options(
-    losses: Sequence[Loss],
-    model: TransferModel,
-    inherited: Set[str],
-    stage_plans: Sequence[StagePlan],
-) -> dict[str, Any]:
+def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
     """Let objectives refuse the start, and decide what depends on what trains.
 
     Returns:
         What the main one has decided.
     """
-    for loss in losses:
-        loss.objective.check_start(model, inherited)
-    ever = frozenset[str]().union(*(stage.trains for stage in stage_plans))
-    main, *_ = [loss.objective.finalize_options(model, ever) for loss in losses]
+    model, objectives = network.model, [loss.objective for loss in network.losses]
+    for objective in objectives:
+        objective.check_start(model, network.inherited)
+    main, *_ = [each.finalize_options(model, course.ever_trains) for each in objectives]
     return main
 
 
@@ -321,18 +361,18 @@ def has_fixed_features(plan: Blueprint) -> bool:
         len(plan.data.counts) == 1
         and bool(plan.model.heads)
         and not plan.remembers
-        and plan.report is not None
-        and all(loss.objective.keeps_tokens for loss in plan.losses)
-        and not any(name.startswith("backbone.") for name in plan.ever_trains)
+        and plan.network.report is not None
+        and all(loss.objective.keeps_tokens for loss in plan.network.losses)
+        and not any(name.startswith("backbone.") for name in plan.course.ever_trains)
         and (plan.adaptation.frozen_eval or not (shape.dropout or shape.attention_dropout))
     )
 
 
-def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
+def _solvable(plan: Blueprint) -> Blueprint:
     """Return the plan, if the loss of an optimizer that solves is the same at each evaluation."""
-    if not is_solver(config.optimizer):
+    if not is_solver(plan.config.optimizer):
         return plan
-    count, strengths = plan.data.counts["main"], config.optimizer.get("weight_decay")
+    count, strengths = plan.data.counts["main"], plan.config.optimizer.get("weight_decay")
     random = [
         part
         for part in plan.model.heads.modules()
@@ -343,13 +383,13 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
             not has_fixed_features(plan)
         ),
         "its head is random (objective.dropout=0 objective.batch_norm=false)": random,
-        f"a step sees {config.loop.batch} of {count} texts (loop.batch={count})": (
-            config.loop.batch < count
+        f"a step sees {plan.config.loop.batch} of {count} texts (loop.batch={count})": (
+            plan.config.loop.batch < count
         ),
         f"{plan.precision.kind} is too coarse (precision=fp32)": plan.precision.kind != "fp32",
         "no process has the whole head (parallel=ddp)": plan.sharded,
     }
-    if isinstance(strengths, ListConfig) and plan.sizes.total_steps < len(strengths):
+    if isinstance(strengths, ListConfig) and plan.course.sizes.total_steps < len(strengths):
         text = f"a step is for one of {len(strengths)} weight decays (loop.steps={len(strengths)})"
         problems[text] = True
     found = [problem for problem, holds in problems.items() if holds]
@@ -362,39 +402,45 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
 
 
 def _start(
-    config: DictConfig, command: str, typed: Sequence[str], chosen: Adaptation
-) -> Pretrained | None:
-    """Return what the run starts from: in pretraining, perhaps some of its blocks alone."""
-    if command != "pretrain":
-        return open_start(config.init_from, config.get("base"), typed)
-    start = open_start(config.init_from, config.get("base"), typed, {DEPTH})
-    asks = any(word.lstrip("+").partition("=")[0] == DEPTH for word in typed)
-    layers = config.student.layers
-    found = pick_layers(
-        start, None if layers is None else list(layers), config.model.depth if asks else None
-    )
-    if found is None or found.layers is None:
-        return found
-    if chosen.store == "trained":
+    config: DictConfig,
+    command: str,
+    typed: Sequence[str],
+    asked: Mapping[str, Asked],
+    chosen: Adaptation,
+    *,
+    values: bool,
+) -> StartingPoint:
+    """Return what the run starts from, in pretraining perhaps some of its blocks alone."""
+    may_change = {DEPTH} if command == "pretrain" else frozenset[str]()
+    start = open_start(config.init_from, config.get("base"), typed, may_change)
+    if command == "pretrain":
+        asks = any(word.lstrip("+").partition("=")[0] == DEPTH for word in typed)
+        layers = config.student.layers
+        start = pick_layers(
+            start, None if layers is None else list(layers), config.model.depth if asks else None
+        )
+    if start is not None and start.layers is not None and chosen.store == "trained":
         raise ConfigError(
             "adaptation.store: trained leaves weights where init_from has them, and a model of "
             "some of its blocks has them at other places; take adaptation.store=all"
         )
-    return found
+    teachers = meet_teachers(asked)
+    tensors = None
+    if _inherits(config, start, asked, chosen) and start is not None:
+        tensors = with_parts(start, asked["main"].objective, values=values)
+    return StartingPoint(start, tensors, teachers)
 
 
-def _decided(
-    config: DictConfig, command: str, start: Pretrained | None, shape: BackboneShape
-) -> dict[str, Any]:
+def _decided(lr: object, start: Pretrained | None, shape: BackboneShape) -> dict[str, Any]:
     """Return the values of keys of which a config leaves open what they come to.
 
     What is stored, and compared with other runs, is what was used.
     """
     decided: dict[str, Any] = {
-        "optimizer.lr": base_lr(config.optimizer.get("lr"), shape.width),
+        "optimizer.lr": base_lr(lr, shape.width),
         "data_changed": "refuse",  # it holds for one command
     }
-    if command == "pretrain" and start is not None and start.layers is not None:
+    if start is not None and start.layers is not None:
         decided["student.layers"] = list(start.layers)  # a resume types nothing of it
     return decided
 
@@ -488,22 +534,17 @@ def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
     return steps
 
 
-def _fill_and_edit(
+def _network(
     model: TransferModel,
+    losses: list[Loss],
+    origin: StartingPoint,
     data: RunData,
-    start: Pretrained | None,
-    tensors: Mapping[str, Tensor] | None,
     nodes: Mapping[str, Any],
     edits: Mapping[str, Edit],
     seed: int,
-) -> tuple[LoadReport | None, frozenset[str], frozenset[str], dict[str, Any]]:
-    """Fill the network with what it inherits, and edit it.
-
-    Returns:
-        What loading did; the names of the parameters that keep what was loaded, and of those that
-        were drawn anew; the nodes of all structural edits.
-    """
-    before: dict[str, Any] = {}
+) -> Network:
+    """Fill a model with what it inherits, and edit it."""
+    start, tensors, before = origin.pretrained, origin.tensors, dict[str, Any]()
     report = None
     if start is not None and tensors is not None:
         # What an earlier run added belongs to what it hands on.
@@ -514,19 +555,19 @@ def _fill_and_edit(
         report = load_pretrained(model, fitting, start.weights)
         # A table with new rows is no longer that of the model that this one starts from.
         loaded = tuple(name for name in report.loaded if name not in grown)
-        report = replace(report, loaded=loaded, new=tuple(sorted({*report.new, *grown})))
         unread = start.published.dropped if start.published else ()
         dropped = {*report.dropped, *(set(tensors) - set(fitting)), *unread}
-        report = replace(report, dropped=tuple(sorted(dropped)))
+        new = {*report.new, *grown}
+        report = LoadReport(loaded, tuple(sorted(new)), tuple(sorted(dropped)))
     torch.manual_seed(derive(seed, "edits"))
     # Nodes of an earlier version may lack options that it did not have.
     made = {name: build(node, f"adaptation.edits.{name}", Edit) for name, node in before.items()}
-    new = {
+    further = {
         name: node
         for name, node in nodes.items()
         if before.get(name) != node and made.get(name) != edits[name]
     }
-    fresh, structure = make_edits(model, new, data.tokenizer, edits)
+    fresh, structure = make_edits(model, further, data.tokenizer, edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
-    return report, inherited, fresh, before | structure
+    return Network(model, losses, before | structure, inherited, fresh, report)

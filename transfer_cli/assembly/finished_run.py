@@ -24,31 +24,6 @@ from transfer_cli.runs.directory import HUB, RunDirectory
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A run's best weights with all that belongs to them.
-
-    Args:
-        config: The run's.
-        start: Its description and tokenizer.
-        objective: What it was trained for.
-        model: On the device, in evaluation mode.
-        length: See `longest_input`.
-    """
-
-    config: DictConfig
-    start: Pretrained
-    objective: Objective
-    model: TransferModel
-    length: int
-
-    @property
-    def columns(self) -> Wanted:
-        """The columns that were typed for the table that it was trained on, if that is one."""
-        data = self.config.data
-        return typed(data.get("text"), data.get("pair"), data.get("label"))
-
-
-@dataclass(frozen=True)
 class Opened:
     """A model to look into, with or without a head.
 
@@ -69,6 +44,19 @@ class Opened:
     length: int
 
 
+@dataclass(frozen=True)
+class Trained(Opened):
+    """A model with the head of what it was trained for."""
+
+    objective: Objective
+
+    @property
+    def columns(self) -> Wanted:
+        """The columns that were typed for the table that it was trained on, if that is one."""
+        data = self.config.data
+        return typed(data.get("text"), data.get("pair"), data.get("label"))
+
+
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
     """Return the run at `path`, on the device.
 
@@ -78,26 +66,19 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
         precision: With the device.
         base: The folder of the model that the run refers to, if it has moved.
     """
-    if path.startswith(HUB) or is_published(Path(path).expanduser()):
-        config = _without_data()
-    else:
-        place = Path(path).expanduser()
+    place = Path(path).expanduser()
+    if not (path.startswith(HUB) or is_published(place)):
         run = RunDirectory.open(RunDirectory.folder_of(place), "run")
-        config = read_stored(run.config, run.read_command(), "run")
         if run.path == place and not (run.model / WEIGHTS).exists():
             raise CheckpointError(
                 f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
                 f"{as_typed('resume', run.path)}"
             )
     start = open_pretrained(path, key="run", base=base)
-    planned, objective = objective_of(start), objective_of(start)
-    tensors = with_parts(start, planned)
+    tensors = with_parts(start, objective_of(start))
     with without_weights():  # a head of absurd size is refused before there is one
-        load_trained(start, planned, tensors)
-    model = load_trained(start, objective, tensors)
-    model.to(precision.device)
-    model.eval()
-    return Trained(config, start, objective, model, longest_input(start, config))
+        load_trained(start, objective_of(start), tensors)
+    return Trained(**vars(_placed(path, start, objective_of(start), tensors, precision)))
 
 
 def open_to_look_into(
@@ -112,17 +93,27 @@ def open_to_look_into(
         key: The config key that named it, for errors.
     """
     start = open_pretrained(path, key=key, base=base)
-    config = config_of(start) or _without_data()
-    tensors = start.tensors()
-    planned, objective = objective_of(start), objective_of(start)
+    tensors, objective = start.tensors(), objective_of(start)
     with without_weights():
-        _, report = start.filled(tensors, planned)
+        _, report = start.filled(tensors, objective_of(start))
     lacks_head = start.published is not None and bool(report.new)
-    model = start.filled(tensors)[0] if lacks_head else load_trained(start, objective, tensors)
+    return _placed(path, start, None if lacks_head else objective, tensors, precision)
+
+
+def _placed(
+    path: str,
+    start: Pretrained,
+    objective: Objective | None,
+    tensors: Mapping[str, Tensor],
+    precision: Precision,
+) -> Opened:
+    if objective is None:
+        model, _ = start.filled(tensors)
+    else:
+        model = load_trained(start, objective, tensors)
     model.to(precision.device).eval()
-    return Opened(
-        path, config, start, None if lacks_head else objective, model, longest_input(start, config)
-    )
+    config = config_of(start) or _without_data()
+    return Opened(path, config, start, objective, model, longest_input(start, config))
 
 
 def _without_data() -> DictConfig:

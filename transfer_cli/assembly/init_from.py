@@ -12,7 +12,8 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
-from transfer_cli.data.text_split import LineRule
+from transfer_cli.data.documents import LineRule
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import (
     FromFile,
@@ -281,7 +282,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     weights, folder = find_model(place, key)
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    tokenizer = LibraryTokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:
         raise CheckpointError(
             f"{key}: {folder / TOKENIZER} is not the tokenizer that this model was trained with; "

@@ -1,15 +1,20 @@
-"""What a run was made from: noted when it begins, compared when any of it is read again."""
+"""What a run was made from: noted when it begins, compared when any of it is read again.
 
+Of each split a few digests are noted. Files are named for messages alone, since data may be moved.
+"""
+
+import hashlib
+import itertools
+import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data import identity
-from transfer_cli.data.identity import SplitIdentity
+from transfer_cli.data.documents import LineRule, TextSplit
 from transfer_cli.data.labelled import LabelledData
-from transfer_cli.data.text_split import LineRule, TextSplit
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
@@ -24,6 +29,43 @@ log = logging.getLogger(__name__)
 ACCEPT = "accept"
 CHANGED = ("refuse", ACCEPT)
 """The values of `data.changed`."""
+
+_CHUNK = 1000
+"""Examples that become JSON at once, which is faster than one by one."""
+
+
+@dataclass(frozen=True)
+class SplitIdentity:
+    """What a split is.
+
+    Args:
+        source: The file, or files, that it comes from.
+        content: Hex digest of all that it holds, in order.
+        rows: Its examples; None: it is text without labels.
+        texts: Hex digest of the examples without what people said of them.
+        files: Of text, the digest of each file.
+    """
+
+    source: str
+    content: str
+    rows: int | None = None
+    texts: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def change_to(self, now: "SplitIdentity") -> str | None:
+        """Return how the split that is there `now` differs from this one; None if it does not."""
+        if self.content == now.content:
+            return None
+        if self.rows is not None and now.rows is not None and self.rows != now.rows:
+            return f"has {now.rows:,} examples and not {self.rows:,}"
+        if self.texts is not None and self.texts == now.texts:
+            return "has the same texts with other labels"
+        old, new = self.files.keys() - now.files.keys(), now.files.keys() - self.files.keys()
+        other = [name for name, each in now.files.items() if self.files.get(name, each) != each]
+        kinds = (("other content in", other), ("a new", sorted(new)), ("no", sorted(old)))
+        if self.files.keys() & now.files.keys() and any(names for _, names in kinds):
+            return "has " + ", ".join(f"{what} {listed(names)}" for what, names in kinds if names)
+        return "has other texts"
 
 
 class Origins:
@@ -78,7 +120,7 @@ class Origins:
         data = data.numbered_as(data.labels if labels is None else labels)
         task = task_of(data.task, data.labels, key)
         splits = {
-            name: identity.of_examples(data.source(name), examples, task.texts if task else repr)
+            name: of_examples(data.source(name), examples, task.texts if task else repr)
             for name, examples in data.splits.items()
             if name in only or not only
         }
@@ -89,8 +131,11 @@ class Origins:
 
     def text(self, key: str, splits: Mapping[str, TextSplit], said: str | None = None) -> None:
         """Note or compare splits of a text; in a message, its key is what is `said`."""
-        found = {name: split.identity for name, split in splits.items()}
-        self._compare(key, found, said or key)
+        identities = {
+            name: SplitIdentity(split.source, split.fingerprint, files=split.files)
+            for name, split in splits.items()
+        }
+        self._compare(key, identities, said or key)
 
     def tokenizer(self, found: Tokenizer | TokenizerRecipe) -> Tokenizer | TokenizerRecipe:
         """Return a tokenizer, or the recipe of one; of a run that has its own, that one."""
@@ -98,7 +143,10 @@ class Origins:
             return found
         own, place = found, "init_from"
         if not isinstance(own, Tokenizer):
-            own, place = Tokenizer.load(self._folder / TOKENIZER), str(self._folder / TOKENIZER)
+            own, place = (
+                LibraryTokenizer.load(self._folder / TOKENIZER),
+                str(self._folder / TOKENIZER),
+            )
         if own.hash != self._model.tokenizer_hash:
             raise CheckpointError(
                 f"{place}: this is not the tokenizer that the run began with; put the original back"
@@ -175,3 +223,36 @@ def _identity(record: Mapping[str, Any]) -> SplitIdentity:
     if wrong:
         raise TypeError(f"{wrong[0]} is of another kind")
     return found
+
+
+def of_examples(
+    source: str, examples: Sequence[Any], texts: Callable[[Any], Sequence[str]]
+) -> SplitIdentity:
+    """Return what labelled examples are.
+
+    Args:
+        source: See `SplitIdentity`.
+        examples: Dataclasses of plain values.
+        texts: Returns the texts of an example.
+    """
+    content, alone = (hashlib.blake2b(digest_size=16) for _ in range(2))
+    names = [each.name for each in fields(examples[0])] if examples else []
+    for chunk in _chunks(examples):
+        content.update(_as_json([[getattr(each, name) for name in names] for each in chunk]))
+        alone.update(_as_json([list(texts(each)) for each in chunk]))
+    return SplitIdentity(source, content.hexdigest(), len(examples), alone.hexdigest())
+
+
+def _chunks(examples: Sequence[Any]) -> Iterator[list[Any]]:
+    rest = iter(examples)
+    while chunk := list(itertools.islice(rest, _CHUNK)):
+        yield chunk
+
+
+def _as_json(content: Any) -> bytes:
+    # ASCII, since what Python escapes otherwise depends on its version.
+    return json.dumps(content, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else vars(value)

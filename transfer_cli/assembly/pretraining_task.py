@@ -22,9 +22,9 @@ from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
+from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.data.text import TextData
-from transfer_cli.data.text_split import TextSplit
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision

@@ -98,7 +98,7 @@ class TrainingRun:
     def of_task(self, task: Task) -> "TrainingRun":
         """Return the run with another record of its task: it answers and is described by that."""
         plan = self.blueprint
-        objective, info = plan.losses[0].objective, plan.data.info
+        objective, info = plan.network.losses[0].objective, plan.data.info
         objective.info = replace(objective.info, task=task)
         data = replace(plan.data, info={**info, "main": replace(info["main"], task=task)})
         prepared = {**self.prepared, "main": self.data.of_task(task)}
@@ -109,7 +109,7 @@ class TrainingRun:
         """Sequences of a step that the losses take at once; of pooled features, all of them."""
         data = self.streams["main"].data
         pooled = isinstance(data, CachedFeatures) and data.pooling is not None
-        return self.blueprint.loop.batch if pooled else self.micro_batch
+        return self.blueprint.course.loop.batch if pooled else self.micro_batch
 
 
 def build_run(
@@ -124,15 +124,14 @@ def build_run(
     """
     origins = origins or Origins()
     plan = draw(config, command, typed, origins)
-    if plan.start is not None and plan.tensors is not None:
-        origins.weights("init_from", plan.start.weights, plan.start.fingerprint(plan.tensors))
+    start, tensors = plan.start.pretrained, plan.start.tensors
+    if start is not None and tensors is not None:
+        origins.weights("init_from", start.weights, start.fingerprint(tensors))
     with distributed.main_first():
         prepared = plan.data.encoded()
-    if plan.report is not None and plan.start is not None:
-        log_loaded(plan.report, plan.start.weights)
-    for warning in advice(plan):
-        log.warning("%s", warning)
-    model, losses, precision, loop = plan.model, plan.losses, plan.precision, plan.loop
+    _log_start(plan)
+    network, precision, loop = plan.network, plan.precision, plan.course.loop
+    model, losses = network.model, network.losses
     # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
@@ -140,18 +139,18 @@ def build_run(
         DataPlace(config.data_dir, config.seed), min(loop.micro_batch or loop.batch, loop.batch)
     )  # fmt: skip
     ask_teachers(prepared, losses, precision, origins, place.cache, micro_batch)
-    lend_teachers(losses, plan.teachers, precision, origins)
+    lend_teachers(losses, plan.start.teachers, precision, origins)
     mark_slices(prepared, losses)
-    stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
+    stages = Stages(model, plan.course.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
         # On the device, and before a resume loads other weights: some keep a copy.
-        loss.objective.on_train_start(model, plan.inherited)
-    source = _source(config, plan, place, origins, typed)
+        loss.objective.on_train_start(model, network.inherited)
+    source = _source(plan, place, origins, typed)
     if plan.adaptation.penalty is not None:
-        fisher = partial(fisher_of, source, model, plan.tensors)
+        fisher = partial(fisher_of, source, model, tensors)
         with distributed.main_first():
-            plan.adaptation.penalty.start(Start(model, plan.inherited, fisher))
+            plan.adaptation.penalty.start(Start(model, network.inherited, fisher))
     halve(model, frozen_matrices(model, precision, plan.left_out, sharded=plan.sharded))
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
@@ -162,7 +161,7 @@ def build_run(
         compile_passes(model, precision.device, lengths_vary=command == "finetune")
     groups = parameter_groups(
         model,
-        plan.groups,
+        network.groups,
         plan.adaptation.layer_scale,
         weight_decay=plan.adaptation.uses_weight_decay,
     )
@@ -175,12 +174,12 @@ def build_run(
         ),
         Update(
             build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
-            plan.lr_scheduler,
+            plan.course.lr_scheduler,
             loop.clip,
             loop.max_bad_steps,
             plan.adaptation.penalty,
         ),
-        groups=plan.groups,
+        groups=network.groups,
         seed=config.seed,
     )
     tally = count(step)
@@ -188,7 +187,7 @@ def build_run(
         build(config.forgetting, "forgetting", ForgettingText),
         source,
         model,
-        plan.tensors,
+        tensors,
         micro_batch,
         precision,
     )
@@ -197,9 +196,10 @@ def build_run(
             prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
     splits = prepared["main"].splits.values()
     kept = [each.data for each in splits if isinstance(each.data, CachedFeatures)]
-    apart = plan.tensors if plan.adaptation.store == "trained" else None
+    apart = tensors if plan.adaptation.store == "trained" else None
     return TrainingRun(
-        blueprint=replace(plan, tensors=None),  # training needs the memory
+        # Without the tensors: training needs the memory.
+        blueprint=replace(plan, start=replace(plan.start, tensors=None)),
         prepared=prepared,
         streams={name: _stream(name, part, plan, config.seed) for name, part in prepared.items()},
         step=step,
@@ -214,15 +214,23 @@ def build_run(
     )
 
 
+def _log_start(plan: Blueprint) -> None:
+    """Log what was loaded, and what is unwise."""
+    if plan.network.report is not None and plan.start.pretrained is not None:
+        log_loaded(plan.network.report, plan.start.pretrained.weights)
+    for warning in advice(plan):
+        log.warning("%s", warning)
+
+
 def _source(
-    config: DictConfig, plan: Blueprint, place: DataPlace, origins: Origins, typed: Sequence[str]
+    plan: Blueprint, place: DataPlace, origins: Origins, typed: Sequence[str]
 ) -> Source | None:
     """Return what the run starts from, for what goes back to it; None for fresh weights."""
-    asked = config.source.data
+    asked = plan.config.source.data
     named = None if asked is None else build(asked, "source.data", TextData)
-    if plan.start is None:
+    if plan.start.pretrained is None:
         return None
-    return Source(plan.start, plan.model.backbone.shape, place, origins, named, typed)
+    return Source(plan.start.pretrained, plan.model.backbone.shape, place, origins, named, typed)
 
 
 def _parallel(
@@ -245,17 +253,17 @@ def _lanes(plan: Blueprint, micro_batch: int) -> CarriedMemory | None:
     """Return what remembers the text of the main stream from step to step, if anything does."""
     if not plan.remembers:
         return None
-    shape, epoch = plan.model.backbone.shape, plan.sizes.steps_per_epoch
-    return CarriedMemory(shape, plan.loop.batch, micro_batch, epoch, plan.precision.device)
+    shape, epoch = plan.model.backbone.shape, plan.course.sizes.steps_per_epoch
+    return CarriedMemory(shape, plan.course.loop.batch, micro_batch, epoch, plan.precision.device)
 
 
 def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     data = part.splits["train"].data
     own_seed = seed if name == "main" else derive(seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
-    lengths = part.lengths if plan.loop.bucket else None
+    lengths = part.lengths if plan.course.loop.bucket else None
     if plan.remembers:
-        return Stream(data, LaneSampler(len(data), plan.loop.batch, own_seed))
+        return Stream(data, LaneSampler(len(data), plan.course.loop.batch, own_seed))
     sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths, part.sources)
     return Stream(data, sampler, joins_main=name in plan.data.joining)
 
@@ -264,7 +272,7 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
     """Return training and validation data that bring their hidden states along."""
     model, precision = plan.model, plan.precision
     layers = getattr(model.readout, "layers", None)
-    poolings = {loss.objective.pooling_of(model) for loss in plan.losses}
+    poolings = {loss.objective.pooling_of(model) for loss in plan.network.losses}
     pooling = poolings.pop() if len(poolings) == 1 and layers == TopLayer.layers else None
     used = {name: part.splits[name] for name in ("train", "validation") if name in part.splits}
     shape = model.backbone.shape
@@ -272,7 +280,7 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
     if needed > MOST_FEATURES:
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
-    settings = {"edits": plan.edits, "compile": plan.loop.compile}
+    settings = {"edits": plan.network.edits, "compile": plan.course.loop.compile}
     shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(

@@ -1,7 +1,6 @@
-"""Finished runs that another one learns from: what they say of a text, or they themselves."""
+"""Finished runs that another one learns from: looked at first, and given to the losses later."""
 
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
@@ -12,13 +11,8 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.objectives.base import Loss
-from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.runs.directory import TOKENIZER
-
-log = logging.getLogger(__name__)
-
-_FILE = "answers.safetensors"
 
 
 def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...]]:
@@ -29,9 +23,9 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
     """
     found = {}
     for name, loss in asked.items():
-        if not isinstance(loss.objective, WithTeachers | Distillation):
+        key, paths = loss_key(name), loss.objective.teacher_runs
+        if not paths:
             continue
-        key, paths = loss_key(name), loss.objective.teachers
         teachers = [open_pretrained(path, f"{key}.teachers") for path in paths]
         if isinstance(loss.objective, WithTeachers):
             loss.objective.check_teachers([each.description.shape for each in teachers], key)

@@ -1,4 +1,4 @@
-"""`transfer inspect`: look at the data as the model will see it, before anything is trained."""
+"""`transfer inspect`: data as a model will see them; `transfer prepare`: all but a first step."""
 
 import itertools
 from collections import Counter
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.datasets import DataPlace, Prepared
+from transfer_cli.assembly.datasets import DataPlace, Prepared, source_of, whole_texts
 from transfer_cli.assembly.init_from import choose_tokenizer, open_start
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.schema import InspectConfig
-from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.config.schema import InspectConfig, PrepareConfig
+from transfer_cli.data.corpus import EncodedText, TextBlocks
+from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.sentence_pairs import SentencePairs
-from transfer_cli.data.text_split import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
@@ -154,3 +154,30 @@ def _unknown(count: int, total: int) -> None:
 def _long_lines(lines: Iterable[str]) -> set[int]:
     """Return a fingerprint of every line that is long enough not to recur by chance."""
     return {hash(line) for line in lines if len(line) >= 60}
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Do everything that a run on this data would do before its first step, and say what came."""
+    found = source_of(config.data)
+    place = DataPlace(config.data_dir, config.seed)
+    if isinstance(found, TaskData):
+        data = found.load(place.folder, place.seed)
+        labels = f", {len(data.labels)} labels" if data.labels else ""
+        for name, examples in data.splits.items():
+            print_line(f"{name:10s} {len(examples):,} examples{labels}")
+        return
+    start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
+    encoded, tokenizer, _ = whole_texts(
+        found, place, "causal", choose_tokenizer(config.tokenizer, start),
+        lines=None if start is None else start.lines,
+    )  # fmt: skip
+    print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
+    for name, text in encoded.items():
+        print_line(
+            f"{name:10s} {text.num_lines:,} lines, {text.num_words:,} words, "
+            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {_place(text)}"
+        )
+
+
+def _place(text: EncodedText) -> str:
+    return str(text.path) if text.num_shards == 1 else f"{text.num_shards:,} files in {text.path}"

@@ -97,7 +97,7 @@ def _check(config: DictConfig) -> None:
 
 
 def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTest:
-    mixture = run.blueprint.sizes.mixture
+    mixture = run.blueprint.course.sizes.mixture
     if mixture is not None and mixture.total < asked.steps:
         raise ConfigError(
             f"lr_find.steps: the streams are mixed for the {mixture.total} steps of the run; give "
@@ -127,7 +127,7 @@ def _rates_of_groups(run: TrainingRun, rate: float) -> dict[str, float]:
     scales = {group["layer"]: group["scale"] for group in run.step.optimizer.param_groups}
     return {
         group.name: rate * scales[group.name]
-        for group in run.blueprint.groups
+        for group in run.blueprint.network.groups
         if ever & set(group.parameters)
     }
 

@@ -12,34 +12,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.plan_table import (
-    fact,
-    flops_text,
-    keeps_states,
-    of_full_texts,
-    plan_page,
-)
+from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import with_values
+from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
-from transfer_cli.engine.cost import Amounts, Prices
+from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
 from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.model.block import FEED_FORWARDS
+from transfer_cli.report import formats
+from transfer_cli.seeds import ExampleNoise
 from transfer_cli.sweep.processes import as_time
 from transfer_cli.terminal import print_out
 from transfer_cli.training.resume import rate_ahead
 
 if TYPE_CHECKING:
     from transfer_cli.assembly.run import TrainingRun
-    from transfer_cli.data.loader import StepDataLoader
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -65,8 +62,8 @@ def plan(config: DictConfig, command: str) -> None:
         config = config_to_resume(config, resumed, command, typed)
     blueprint = draw(config, command, typed, origins, device="meta")
     config = blueprint.config
-    for loss in blueprint.losses:
-        loss.objective.on_train_start(blueprint.model, blueprint.inherited)
+    for loss in blueprint.network.losses:
+        loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
     for warning in advice(blueprint):
         print_out(fact("warning", warning))
@@ -85,7 +82,7 @@ def plan(config: DictConfig, command: str) -> None:
     of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
     length = config.data.get("length") or blueprint.model.backbone.shape.positions
     if steps == 0 or (steps is None and of_weights > MOST_BYTES):
-        print_out(fact("flops", flops_text(blueprint, *of_full_texts(blueprint, length))))
+        print_out(fact("flops", _flops_text(blueprint, *_of_full_texts(blueprint, length))))
         if steps != 0:
             said = "not measured for so much; plan.steps=3 takes three steps to say"
             print_out(fact("time", said))
@@ -93,8 +90,8 @@ def plan(config: DictConfig, command: str) -> None:
     run = _lean(config, command, typed, origins)
     found = _measured(run, steps)
     # The first steps of a run that remembers have little to remember.
-    counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
-    print_out(fact("flops", flops_text(blueprint, *(counted or _of_measured(run, found)))))
+    counted = _of_full_texts(blueprint, length) if run.blueprint.remembers else None
+    print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, found)))))
     print_out(fact("time", _time_text(run, blueprint, found)))
 
 
@@ -120,14 +117,16 @@ def _memory_parts(
         processes: Among which a batch is divided.
         shards: Of the weights and of all that is kept of each.
     """
-    chosen, loop = blueprint.adaptation, blueprint.loop
+    chosen, loop = blueprint.adaptation, blueprint.course.loop
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
-    ever = blueprint.ever_trains
-    at_once = max(sum(sizes[name] for name in stage.trains) for stage in blueprint.stage_plans)
+    ever = blueprint.course.ever_trains
+    at_once = max(
+        sum(sizes[name] for name in stage.trains) for stage in blueprint.course.stage_plans
+    )
     copies = 0
     if chosen.penalty is not None:
         copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
-            sizes[n] for n in blueprint.inherited
+            sizes[n] for n in blueprint.network.inherited
         )
     shape = blueprint.model.backbone.shape
     share = -(-loop.batch // processes)
@@ -136,7 +135,7 @@ def _memory_parts(
     # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
     blocks = [
         int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
-        for group in blueprint.groups
+        for group in blueprint.network.groups
         if ever & set(group.parameters) and not group.name.startswith("head.")
     ]
     # Gradients pass through the lowest block that trains and all above it.
@@ -207,20 +206,20 @@ def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
         return found
     patience = SECONDS if steps is None else math.inf
     return _by_whole_steps(
-        run, min(steps or MEASURED_STEPS, run.blueprint.sizes.total_steps), patience
+        run, min(steps or MEASURED_STEPS, run.blueprint.course.sizes.total_steps), patience
     )
 
 
 def _time_text(run: "TrainingRun", planned: Blueprint, found: _Measured) -> str:
     """Return how long a run will take, by what some steps took; `planned` is as it will be."""
-    counted = total = run.blueprint.sizes.total_steps
+    counted = total = run.blueprint.course.sizes.total_steps
     rest = ""
-    if keeps_states(planned):
-        counted = min(total, run.blueprint.sizes.steps_per_epoch)
+    if _keeps_states(planned):
+        counted = min(total, run.blueprint.course.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
     lasts = found.seconds * counted
-    if planned.loop.minutes is not None and lasts > 60 * planned.loop.minutes:
-        lasts, rest = 60 * planned.loop.minutes, ", or what of them fits into loop.minutes"
+    if planned.course.loop.minutes is not None and lasts > 60 * planned.course.loop.minutes:
+        lasts, rest = 60 * planned.course.loop.minutes, ", or what of them fits into loop.minutes"
     return (
         f"{found.seconds:.3g} s a step in the first stage, measured over {found.of_what} on "
         f"{run.blueprint.precision.device}; about {as_time(lasts)} for all {total:,}{rest}, "
@@ -232,7 +231,7 @@ def _of_measured(run: "TrainingRun", found: _Measured) -> tuple[Sequence[Prices]
     """Return what a step computes, by what some have, for texts of the mean length of all."""
     steps, lengths, tally = found.steps, run.data.lengths, run.tally
     if lengths is not None and found.tokens:
-        steps = found.tokens / (run.blueprint.loop.batch * float(lengths.mean()))
+        steps = found.tokens / (run.blueprint.course.loop.batch * float(lengths.mean()))
     amounts = {key: (done / steps, real / steps) for key, (done, real) in tally.amounts().items()}
     return tally.prices, amounts, f"as counted over {found.of_what}"
 
@@ -272,13 +271,63 @@ def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:
     )
 
 
-def _loader(run: "TrainingRun", micro_batch: int) -> "StepDataLoader":
-    from transfer_cli.data.loader import StepDataLoader
-
-    return StepDataLoader(run.streams, micro_batch, lambda: 0, run.blueprint.sizes.mixture)
+def _loader(run: "TrainingRun", micro_batch: int) -> StepDataLoader:
+    return StepDataLoader(run.streams, micro_batch, lambda: 0, run.blueprint.course.sizes.mixture)
 
 
 def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], number: int) -> float:
     began = time.perf_counter()
     float(run.step(batches, number).total)  # waits for the device
     return time.perf_counter() - began
+
+
+# --- what steps take, in floating-point operations (`engine.cost`) -------------------------------
+
+
+def _keeps_states(planned: Blueprint) -> bool:
+    """Return whether the frozen backbone will be passed once."""
+    return planned.course.loop.cache_features and has_fixed_features(planned)
+
+
+def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Amounts, str]:
+    """Return what a step computes where each text has as many tokens as it may have.
+
+    Returns:
+        The prices of each stage, the amounts of a step, and in words what they are of.
+    """
+    planned.model.backbone.recompute(planned.course.loop.activation_checkpointing)
+    prices = [prices_of(planned.model, stage.trains) for stage in planned.course.stage_plans]
+    texts = planned.course.loop.batch
+    scored, main = dict[str, int](), planned.network.losses[0].objective
+    if main.predicts_tokens:
+        tokens = torch.full((texts, length), main.info.vocabulary.size - 1)
+        batch = {
+            "tokens": tokens, "next_tokens": tokens, "mask": tokens >= 0,
+            "index": torch.arange(texts),
+        }  # fmt: skip
+        scored = main.head_rows(main.prepare(batch, ExampleNoise(0, "train", 0)))
+    earlier = planned.model.backbone.shape.recurrence if planned.remembers else 0
+    amounts = amounts_of_texts(planned.model, texts, length, scored, earlier)
+    after = f", after {earlier:,} that are remembered" if earlier else ""
+    return prices, amounts, f"if each text has {length:,} tokens{after}"
+
+
+def _flops_text(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts, how: str) -> str:
+    """Return in words what the steps of each stage compute, and all of them together."""
+    sizes, stages = planned.course.sizes, planned.course.stage_plans
+    each = [flops_of(amounts, of_stage) for of_stage in prices]
+    total = sum(found.done * (s.end - s.begin) for found, s in zip(each, stages, strict=True))
+    rest = ""
+    if _keeps_states(planned):
+        heads = {key: counts for key, counts in amounts.items() if key[0].startswith("heads.")}
+        alone = flops_of(heads, prices[0]).done
+        passed = min(sizes.total_steps, sizes.steps_per_epoch)
+        total = (each[0].done - alone) * passed + alone * sizes.total_steps
+        rest = ", the frozen backbone being passed once"
+    said = f"a step takes {formats.flops(each[0].done)}"
+    if len(stages) > 1:
+        of_stages = (f"{formats.flops(e.done)} in stage {n}" for n, e in enumerate(each, start=1))
+        said = f"a step takes {', '.join(of_stages)}"
+    elif each[0].done != each[0].real:
+        said += f", {formats.flops(each[0].real)} of it without padding and masks"
+    return f"about {formats.flops(total)} for all {sizes.total_steps:,} steps{rest}; {said}, {how}"

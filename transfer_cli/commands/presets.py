@@ -1,13 +1,20 @@
-"""`transfer presets`: every config group and option, with one line on each."""
+"""`transfer presets` lists the options that there are; `transfer init` copies some to edit."""
 
 import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
 from transfer_cli.config.bounded_yaml import check_folder
-from transfer_cli.config.describe import PACKAGED, Option, options
-from transfer_cli.config.flags import MANY, SWITCH, read
+from transfer_cli.config.commands import ALL
+from transfer_cli.config.describe import PACKAGED, Option, key_help, options
+from transfer_cli.config.flags import MANY, REPEATED, SWITCH, read
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.safe_files import escaped
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, Style, print_out
 
 
@@ -70,3 +77,221 @@ def _as_json(found: list[Option]) -> str:
         for option in found
     ]
     return json.dumps(records, indent=2)
+
+
+STARTERS = {
+    "experiment/mine": "experiment=sample/finetune",
+    "adaptation/mine": "adaptation=adapters",
+    "data/mine": "data=table",
+    "data/my_text": "data=text",
+    "model/mine": "model=tiny",
+    "schedule/mine": "schedule=linear",
+    "sweep/mine": "sweep=lr",
+}
+"""What a new folder holds, and which option of ours each file is a copy of."""
+
+SAID = {
+    "_target_": "what is built of this; the keys beside it are its arguments",
+    "defaults": "what this is put together from, in this order; later ones win",
+    "_self_": "the keys of this file come here, after what stands above",
+    "adaptation": "what is added, what trains, what is kept",
+    "checkpoint": "when a run's whole state is written, and how many such states stay",
+    "loop": "how long, in which portions and how closely watched a run trains",
+    "losses": "further losses, by names of your own",
+    "optimizer": "settings of the optimizer, whichever is chosen",
+    "schedule": "settings of the schedule, whichever is chosen",
+    "store": "all; trained: what trained, and a reference; merged: edits folded in",
+    "streams": "further sources of batches, by names of your own",
+}
+"""What no option of ours repeats, and a copy of it says."""
+
+_WIDTH = 100
+
+README = """\
+# Configs of your own
+
+Each file here is an option that a command can choose, beside those that come with `transfer`. The
+folder is named on the command line; nothing is installed.
+
+    transfer presets --config-dir {folder}
+    {plan}
+    {run}
+
+`transfer presets` shows what there is, and marks what comes from here; `transfer plan` shows what a
+run would do; `--cfg job` prints the whole config that comes out.
+
+## What is here
+
+{listed}
+
+## How it works
+
+- A folder is a group, a file is an option: `model/mine.yaml` is chosen by `model=mine`. Copy a file
+  to another name to have one more; `transfer init DIR --from model=small` starts one from any of
+  ours, in a folder of its own.
+- The first line of a file, if it is a comment, is what `transfer presets` says of it.
+- A name of ours stays ours: a `model/tiny.yaml` here would not be used, and `transfer presets` says
+  so. Pick names that are not taken.
+- What is typed after the options wins over what stands in them: `model=mine model.depth=6`.
+- `# @package _global_` at the top of a file means that its keys are those of the whole config
+  (`loop.epochs`, `optimizer.lr`), and not of its group.
+- A key with `???` has to be given, here or on the command line.
+- Classes of your own can be named by a `_target_` as well: `--plugin PACKAGE`.
+"""
+
+
+def init(words: list[str]) -> None:
+    """Make a folder of configs to edit."""
+    asked = read(words, {"folder": {"nargs": "?"}, "--from": {**REPEATED, "dest": "sources"}})
+    if asked.folder is None:
+        raise ConfigError("which folder? Type transfer init DIR, for example transfer init configs")
+    folder = Path(asked.folder)
+    wanted = _wanted(asked.sources)
+    files = _files(wanted, folder)
+    with writing(folder), new_folder(folder.expanduser()) as made:
+        for inside, text in files.items():
+            (made / inside).parent.mkdir(parents=True, exist_ok=True)
+            (made / inside).write_text(text, encoding="utf-8")
+    print_out(_summary(wanted, folder))
+
+
+def _wanted(sources: list[str]) -> dict[str, Option]:
+    """Return the options to copy, by the path of the copy."""
+    known = {f"{option.group}={option.name}": option for option in options()}
+    if not sources:
+        return {path: known[source] for path, source in STARTERS.items()}
+    found = {}
+    for source in sources:
+        group, equals, name = source.partition("=")
+        if not equals:
+            raise ConfigError(f"--from {source}: expected GROUP=OPTION, for example model=tiny")
+        names = [option.name for option in known.values() if option.group == group]
+        if not names:
+            close = nearest(group, dict.fromkeys(option.group for option in known.values()))
+            raise ConfigError(f"--from {source}: there is no group {group!r}.{close}")
+        if source not in known:
+            raise ConfigError(
+                f"--from {source}: {group} has no option {name!r}.{nearest(name, names)} "
+                f"See transfer presets {group}"
+            )
+        place = Path(group, name)
+        found[place.with_name(f"my_{place.name}").as_posix()] = known[source]
+    return found
+
+
+def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
+    """Return the text of each file, by its path in the folder."""
+    files = {}
+    for path, option in wanted.items():
+        name = path.removeprefix(f"{option.group}/")
+        inside, text = copy(option, name, folder)
+        files[inside] = text
+    listed = "\n".join(
+        f"- `{path}.yaml`, from `{option.group}={option.name}`: {option.line}"
+        for path, option in wanted.items()
+    )
+    files[Path("README.md")] = README.format(
+        folder=_typed(folder),
+        plan=_command("plan ", folder, wanted),
+        run=_command("", folder, wanted),
+        listed=listed,
+    )
+    return files
+
+
+def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
+    """Return the path and the text of an option's copy: its file under a new head, explained."""
+    lines = list(explained(option))
+    packages = [line for line in lines if line.startswith("# @package")]
+    body = [line for line in lines if line not in packages]
+    described = next(n for n, line in enumerate(body) if line.lstrip("# ").strip())
+    # Where the values go may end with the option's own name.
+    head = [re.sub(rf"(?<=\.){re.escape(option.name)}$", name, line) for line in packages]
+    head.append(f"# Mine, begun as {option.group}={option.name}")
+    head += _comment(
+        f"The line above is what `transfer presets --config-dir {escaped(str(folder))}` shows: say "
+        f"there what this is. It is chosen by `{chosen_by(option, name)}` beside the same flag. "
+        "Change what you like; what you leave out has its default."
+    )
+    head += _comment(f"What it was: {body[described].lstrip('# ')}")
+    text = "\n".join([*head, *body[described + 1 :]]) + "\n"
+    return Path(option.group) / f"{name}.yaml", text
+
+
+def explained(option: Option) -> Iterator[str]:
+    """Yield the lines of an option; those without a comment get what is said of them elsewhere."""
+    described = {(known.group, known.name): known.line for known in options()}
+    meanings = {**key_help("pretrain"), **key_help("finetune")} if not option.package else {}
+    path: list[str] = []
+    is_said = begun = False  # what stands above the first key is about the file
+    for line in option.file.read_text(encoding="utf-8").splitlines():
+        text = ""
+        if match := _KEY.match(line):
+            path = [*path[: len(match[1]) // 2], match[2]]
+            meaning = meanings.get(".".join(path), "")
+            text = SAID.get(match[2]) or meaning[:1].lower() + meaning[1:].rstrip(".")
+        elif path == ["defaults"] and (match := _ENTRY.match(line)):
+            group = match[1] or ""
+            below = group[1:] if group.startswith("/") else f"{option.group}/{group}"
+            text = SAID.get(match[2]) or described.get((below.rstrip("/"), match[2]), "")
+        yield from [line] if is_said or " #" in line or not text else _with_comment(line, text)
+        is_comment = line.lstrip().startswith("#")
+        is_said, begun = begun and is_comment, begun or not is_comment
+
+
+_KEY = re.compile(r"( *)(\w+):")
+_ENTRY = re.compile(r" *- (?:override )?(?:(/?[\w/]+)(?:@[\w.]+)?: )?\[?([\w/.-]+)")
+
+
+def _with_comment(line: str, text: str) -> list[str]:
+    """Return a line with a comment beside it, or above where there is no room."""
+    beside = f"{line:<32} # {text}"
+    if len(beside) <= _WIDTH:
+        return [beside]
+    indent = " " * (len(line) - len(line.lstrip()))
+    return [*(f"{indent}{part}" for part in _comment(text, _WIDTH - len(indent))), line]
+
+
+def chosen_by(option: Option, name: str) -> str:
+    """Return the word that chooses the copy of an option, as it is typed in a shell."""
+    several = option.group == "adaptation/edits"
+    return f"'{option.group}=[{name}]'" if several else f"{option.group}={name}"
+
+
+def _comment(text: str, width: int = _WIDTH) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent="# ", subsequent_indent="# ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _command(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
+    """Return a line that uses the folder."""
+    path, option = next(iter(wanted.items()))
+    chosen = chosen_by(option, path.removeprefix(f"{option.group}/"))
+    if "adaptation/mine" in wanted:
+        chosen += " adaptation=mine"
+    is_text = option.target.startswith(ALL["finetune"].hidden)
+    command = "pretrain" if is_text else "finetune"
+    start = "" if is_text else " init_from=RUN"
+    return f"transfer {before}{command} --config-dir {_typed(folder)} {chosen}{start}"
+
+
+def _typed(folder: Path) -> str:
+    """Return the path as it is typed in a shell; `~` still means the home."""
+    text = str(folder)
+    return text if re.fullmatch(r"~?[\w./-]+", text) else escaped(shlex.quote(text))
+
+
+def _summary(wanted: Mapping[str, Option], folder: Path) -> Page:
+    width = 4 + max(len(f"{path}.yaml") for path in wanted)
+    blocks: list[Renderable] = [Line(Piece(str(folder), "heading"), " is made:")]
+    for path, option in wanted.items():
+        text = [f"from {option.group}={option.name}"]
+        blocks.append(Entry(["  ", Piece(f"{path}.yaml", "own")], text, width))
+    blocks.append(Entry(["  ", Piece("README.md", "own")], ["how to use them"], width))
+    blocks.append(
+        Line(Piece("next:", "heading"), f" transfer presets --config-dir {_typed(folder)}")
+    )
+    blocks.append(Line(f"      {_command('plan ', folder, wanted)}"))
+    return Page(*blocks)

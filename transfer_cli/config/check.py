@@ -7,12 +7,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
+from transfer_cli.config.check_training import check_training
 from transfer_cli.config.commands import CHOICES, DECLARED
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
-from transfer_cli.config.variables import MOST_THREADS
-from transfer_cli.errors import ConfigError, at_least, between, nearest, one_of
-from transfer_cli.lengths import MAX_COUNT, Length
+from transfer_cli.errors import ConfigError, nearest, one_of
 
 MAX_NUMBER = 2**62
 """Bound of all numbers in a config: torch and numpy compute with 64 bits."""
@@ -77,43 +76,6 @@ def _check_choices(config: DictConfig, command: str) -> None:
         value = node.get(name) if is_plain and of in ([], [command]) else None
         if value is not None and "..." not in words:
             one_of(spoken, value, words.split())
-
-
-def check_training(config: DictConfig) -> None:
-    """Refuse plain values with which no training can work; needs no torch."""
-    loop = config.loop
-    counts = {
-        f"loop.{name}": loop[name]
-        for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps")
-    }
-    counts |= {"forgetting.blocks": config.forgetting.blocks}
-    for key, count in counts.items():
-        if count is not None:
-            between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
-    for key, amount in {
-        "loop.epochs": loop.epochs,
-        "loop.minutes": loop.minutes,
-        "loop.clip": loop.clip,
-        "checkpoint.minutes": config.checkpoint.minutes,
-    }.items():
-        if amount is not None and not amount > 0:
-            raise ConfigError(f"{key}: must be above 0, got {amount}")
-    between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
-    if config.checkpoint.keep is not None:
-        between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
-    if config.threads is not None:
-        between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
-    for key, text in {
-        "loop.evaluate_every": loop.evaluate_every,
-        "checkpoint.every": config.checkpoint.every,
-    }.items():
-        try:
-            Length.parse_rhythm("1 epoch" if (key, text) == ("checkpoint.every", "auto") else text)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
-    at_least("cost.pue:", config.cost.pue, 1, ConfigError)
-    if config.cost.kg_per_kwh is not None:
-        at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
 
 
 def _refuse_undeclared(node: DictConfig, key: str) -> None:

@@ -111,7 +111,7 @@ def guide_of(name: str) -> Guide:
 ALL: dict[str, Command] = {
     "prepare": Command(
         summary="fetch a data set, make its tokenizer and encode it",
-        function="transfer_cli.commands.prepare.prepare",
+        function="transfer_cli.commands.inspect.prepare",
         keys=("data_dir", "init_from", "tokenizer.size", "seed"),
         only=(("tokenizer/", "init_from=null"),),
     ),
@@ -127,7 +127,7 @@ ALL: dict[str, Command] = {
     ),
     "pretrain": Command(
         summary="train a language model on unlabelled text",
-        function="transfer_cli.commands.pretrain.pretrain",
+        function="transfer_cli.commands.train.pretrain",
         keys=(
             "optimizer.lr", "loop.steps", "loop.epochs", "loop.batch", "loop.micro_batch",
             "seed", "device", "precision", "run.dir", "resume",
@@ -145,7 +145,7 @@ ALL: dict[str, Command] = {
     ),
     "finetune": Command(
         summary="adapt a pretrained model to a labelled task",
-        function="transfer_cli.commands.finetune.finetune",
+        function="transfer_cli.commands.train.finetune",
         keys=(
             "init_from", "init", "optimizer.lr", "loop.epochs", "loop.batch",
             "forgetting.data", "seed", "device", "run.dir", "resume",
@@ -257,7 +257,7 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
     "init": Command(
         summary="start a folder of your own configs, with commented copies to edit",
         usage="DIR [--from GROUP=OPTION ...]",
-        function="transfer_cli.commands.init.init",
+        function="transfer_cli.commands.presets.init",
     ),
     "info": Command(
         summary="show versions, devices and caches",

@@ -4,12 +4,13 @@ A file found in `data_dir` is taken as it is: copies with another article order 
 legitimate. Only a download has to match the published size and hash.
 """
 
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data.fetch import RemoteFile, fetch, fetch_member
-from transfer_cli.data.folders import home_cache, writable_folder
 
 _SHORT_NAMES = {"train": "train", "validation": "valid", "test": "test"}
 SPLITS = tuple(_SHORT_NAMES)
@@ -94,9 +95,9 @@ def find_text(named: NamedText, split: str, data_dir: Path) -> Path:
     or into the cache folder if that is read-only.
     """
     folder = writable_folder(data_dir)
-    found = _first_file((data_dir, folder, home_cache()), named.places(split))
-    if found is not None:
-        return found
+    path = _first_file((data_dir, folder, home_cache()), named.places(split))
+    if path is not None:
+        return path
     local = _first_file((data_dir,), (named.archive.name, f"{named.folder}/{named.archive.name}"))
     return fetch_member(named.archive, named.member(split), folder, local)
 
@@ -106,10 +107,47 @@ def find_trec(split: str, data_dir: Path) -> Path:
     remote = TREC[split]
     folder = writable_folder(data_dir)
     places = [f"{place}/{remote.name}" for place in _TREC_FOLDERS]
-    found = _first_file((data_dir, folder, home_cache()), places)
-    return found or fetch(remote, folder / _TREC_FOLDERS[0])
+    path = _first_file((data_dir, folder, home_cache()), places)
+    return path or fetch(remote, folder / _TREC_FOLDERS[0])
 
 
 def _first_file(folders: Sequence[Path], places: Sequence[str]) -> Path | None:
     candidates = (folder / place for folder in folders for place in places)
     return next((path for path in candidates if path.is_file()), None)
+
+
+# --------------------------------------------------------------------------------- folders
+
+
+def data_folder(data_dir: str) -> Path:
+    """Return `data_dir` with `~` filled in."""
+    return Path(data_dir).expanduser()
+
+
+def cache_folder(data_dir: str) -> Path:
+    """Return the folder of tokenizers and encoded text.
+
+    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (if that cannot be written, as on a
+    shared read-only disk) a folder in the home.
+    """
+    folder = data_folder(data_dir)
+    usable = not os.environ.get("TRANSFER_CACHE") and writable_folder(folder) == folder
+    return folder / "cache" if usable else home_cache()
+
+
+def writable_folder(data_dir: Path) -> Path:
+    """Return the folder of files made for `data_dir`: itself, or the cache if it is read-only."""
+    existing = data_dir
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    # The administrator may write anywhere, but a folder without any write bit should not change.
+    marked_writable = bool(stat.S_IMODE(existing.stat().st_mode) & 0o222)
+    if existing.is_dir() and marked_writable and os.access(existing, os.W_OK):
+        return data_dir
+    return home_cache()
+
+
+def home_cache() -> Path:
+    """Return the folder in the home that replaces a read-only `data_dir`."""
+    named = os.environ.get("TRANSFER_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "transfer" / "cache"

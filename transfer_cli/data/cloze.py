@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data import readers
+from transfer_cli.data.documents import expand
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import text_of
-from transfer_cli.data.text_files import expand
 from transfer_cli.errors import DataError
 
 GAP = "[MASK]"
@@ -44,25 +45,25 @@ class ClozeTexts:
 
     def load(self) -> list[ClozeExample]:
         """Return the texts."""
-        found: list[ClozeExample] = []
+        texts: list[ClozeExample] = []
         for path in expand(self.files):
-            before = len(found)
-            found += self._read(path)
-            if len(found) == before:
+            before = len(texts)
+            texts += self._read(path)
+            if len(texts) == before:
                 raise DataError(f"{path} has no texts.")
-        return found
+        return texts
 
     def words(self) -> list[str] | None:
         """Return the words of `among`."""
         if self.among is None:
             return None
-        found = [line.strip() for path in expand(self.among) for line in readers.read_lines(path)]
-        if not any(found):
+        words = [line.strip() for path in expand(self.among) for line in readers.read_lines(path)]
+        if not any(words):
             raise DataError(f"{self.among} has no words.")
-        return [word for word in dict.fromkeys(found) if word]
+        return [word for word in dict.fromkeys(words) if word]
 
     def _read(self, path: Path) -> Iterator[ClozeExample]:
-        for record in readers.json_records(readers.numbered_lines(path), str(path)):
+        for record in json_rows(path):
             text = text_of(record, self.text, str(path)).strip()
             place = f"{path}, line {record.line}"
             if GAP not in text:

@@ -143,25 +143,25 @@ class Wanted:
     def names(self) -> tuple[str, ...]:
         """Those that are names."""
         typed = (self.text, self.pair, self.label, *self.labels)
-        return tuple(each for each in typed if each is not None and not each.isdigit())
+        return tuple(column for column in typed if column is not None and not column.isdigit())
 
-    def or_like(self, own: "Wanted", names: Collection[str]) -> "Wanted":
+    def or_like(self, other: "Wanted", names: Collection[str]) -> "Wanted":
         """Return the same with the columns of another table where nothing was typed.
 
         Args:
-            own: Those of the other table.
+            other: Those of the other table.
             names: The columns that there are.
         """
-        found = {
+        taken = {
             what: name
             for what in (TEXT, "pair", LABEL)
             if getattr(self, what) is None
-            and (name := getattr(own, what)) is not None
+            and (name := getattr(other, what)) is not None
             and {name, name.partition(".")[0]} & {*names}
         }
-        if self.label is None and not self.labels and {*own.labels} & {*names}:
-            return replace(self, **found, labels=own.labels)
-        return replace(self, **found)
+        if self.label is None and not self.labels and {*other.labels} & {*names}:
+            return replace(self, **taken, labels=other.labels)
+        return replace(self, **taken)
 
 
 ANY = Wanted()
@@ -175,14 +175,14 @@ def typed(
     """Return columns as a config has them."""
     several = isinstance(label, Sequence) and not isinstance(label, str)
     labels = tuple(map(str, label)) if isinstance(label, Sequence) and several else ()
-    found = [None if each is None else str(each) for each in (text, pair, label)]
-    return Wanted(found[0], found[1], None if several else found[2], labels)
+    columns = [None if column is None else str(column) for column in (text, pair, label)]
+    return Wanted(columns[0], columns[1], None if several else columns[2], labels)
 
 
 def other_data(names: Collection[str]) -> str:
     """Return a sentence where names of columns are those of another kind of data, else ""."""
-    found = next((data for own, data in _OTHER_DATA.items() if {*own} <= {*names}), None)
-    return f" Such columns are those of {found}." if found else ""
+    kind = next((data for known, data in _OTHER_DATA.items() if {*known} <= {*names}), None)
+    return f" Such columns are those of {kind}." if kind else ""
 
 
 def source_of(names: Collection[str]) -> str | None:
@@ -204,8 +204,8 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         asked: What was typed.
         name: The table's in messages.
     """
-    text, pair, label = (_at(each, columns) for each in (asked.text, asked.pair, asked.label))
-    labels = tuple(str(_at(each, columns)) for each in asked.labels)
+    text, pair, label = (_at(column, columns) for column in (asked.text, asked.pair, asked.label))
+    labels = tuple(str(_at(given, columns)) for given in asked.labels)
     if asked.labelled and {"answer", "_input_hash"} <= {*columns}:
         check_accepted([row.get("answer") for row in sample], name)
     asked = replace(asked, labelled=asked.labelled and not labels)
@@ -223,13 +223,13 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         text = search.text_by_name(*taken) or search.longest(*taken)
     if label is None and asked.labelled:
         label = search.repeated(text, pair)
-    found = (
+    roles = (
         (TEXT, asked.text, text), ("pair", asked.pair, pair),
         (LABEL, asked.label or not asked.labelled, label),
     )  # fmt: skip
     said = (
         f"{what} from {str(column)[:_LONGEST_SHOWN]!r}"
-        for what, typed, column in found
+        for what, typed, column in roles
         if not typed and column not in (None, what)
     )
     return Chosen(text, pair, label or LABEL, tuple(said), labels)
@@ -247,12 +247,12 @@ class _Search:
     def written(self, text: str | None, label: str | None) -> tuple[str, str]:
         """Return the columns of a text and of what people wrote to it."""
         for source, target in _WRITTEN:
-            found = text or source, label or target
-            is_there = found[0] != found[1] and {*found} <= {*self.columns}
-            if is_there and (self._cells(found[0]) or not self.sample):
+            both = text or source, label or target
+            is_there = both[0] != both[1] and {*both} <= {*self.columns}
+            if is_there and (self._cells(both[0]) or not self.sample):
                 if text is None:
-                    self._check_whole_source(*found)
-                return found
+                    self._check_whole_source(*both)
+                return both
         if text is None or label is None:
             raise self._doubt(TEXT if text is None else LABEL, [])
         return text, label
@@ -275,9 +275,9 @@ class _Search:
         """Return the column whose name is most usual for texts."""
         if TEXT in self.columns:
             return TEXT
-        ranks = {each: _rank(each, _TEXTS) for each in self._others(taken)}
-        found = [each for each, rank in ranks.items() if rank and _is_text(self._cells(each))]
-        return max(found, key=ranks.__getitem__, default=None)
+        ranks = {column: _rank(column, _TEXTS) for column in self._others(taken)}
+        named = [column for column, rank in ranks.items() if rank and _is_text(self._cells(column))]
+        return max(named, key=ranks.__getitem__, default=None)
 
     def label_by_name(self, *taken: str | None) -> str | None:
         """Return the column that is called as labels are.
@@ -289,15 +289,15 @@ class _Search:
         if LABEL in others:
             return LABEL
         known = _LABELS if self.asked.separator is None else (*_LABELS, *_SEVERAL_LABELS)
-        ranks = {each: _rank(each, known) for each in others}
+        ranks = {column: _rank(column, known) for column in others}
         may_be = _are_mostly_numbers if self.asked.numbers else _may_be_label
-        ends = [each for each in others if ranks[each] and may_be(self._labels(each))]
-        found = [each for each in ends if ranks[each] > 1] or ends
-        if len(found) > 1:
-            raise self._doubt(LABEL, found)
-        if found and found[0].lower().endswith(_OF_ITSELF) and len(self.flags(*taken)) > 1:
+        ends = [column for column in others if ranks[column] and may_be(self._labels(column))]
+        named = [column for column in ends if ranks[column] > 1] or ends
+        if len(named) > 1:
+            raise self._doubt(LABEL, named)
+        if named and named[0].lower().endswith(_OF_ITSELF) and len(self.flags(*taken)) > 1:
             raise self._doubt(LABEL, self.flags(*taken))
-        return found[0] if found else None
+        return named[0] if named else None
 
     def flags(self, *taken: str | None) -> list[str]:
         """Return the columns that say yes or no of each text."""
@@ -318,13 +318,13 @@ class _Search:
             if cells and _is_text(cells) and 2 * len(set(cells)) > len(cells):
                 lengths[column] = sum(map(len, cells)) / len(cells)
         order = sorted(lengths, key=lambda column: -lengths[column])
-        if not order or any(2 * lengths[each] > lengths[order[0]] for each in order[1:]):
+        if not order or any(2 * lengths[other] > lengths[order[0]] for other in order[1:]):
             raise self._doubt(TEXT, order)
         return order[0]
 
     def repeated(self, *taken: str | None) -> str:
         """Return the column with few values, each of which is there several times."""
-        found = []
+        fitting = []
         for column in self._others(taken):
             cells = self._labels(column)
             values = set(cells)
@@ -336,21 +336,21 @@ class _Search:
             if self.asked.numbers:
                 fits = _are_mostly_numbers(cells) and not _are_counted(cells)
             if fits and is_full:
-                found.append(column)
+                fitting.append(column)
         flags = self.flags(*taken)
         if len(flags) > 1:
-            found += [name for name in flags if name not in found]
-        if len(found) != 1:
-            raise self._doubt(LABEL, found)
-        return found[0]
+            fitting += [name for name in flags if name not in fitting]
+        if len(fitting) != 1:
+            raise self._doubt(LABEL, fitting)
+        return fitting[0]
 
     def _others(self, taken: Collection[str | None]) -> list[str]:
-        return [each for each in self.columns if each not in taken]
+        return [column for column in self.columns if column not in taken]
 
     def _cells(self, column: str) -> list[str]:
         """Return the values of a column that are not empty."""
         values = (row.get(column) for row in self.sample)
-        cells = (each if isinstance(each, str) else json.dumps(each) for each in values)
+        cells = (value if isinstance(value, str) else json.dumps(value) for value in values)
         return [cell for cell in cells if cell.strip() and cell != "null"]
 
     def _labels(self, column: str) -> list[str]:
@@ -368,10 +368,10 @@ class _Search:
         flags = self.flags() if what == LABEL else []
         if len(may_be) > 1 and {*may_be} <= {*flags}:
             return DataError(self._several(may_be))
-        which = " or ".join(repr(each[:_LONGEST_SHOWN]) for each in may_be[:4])
+        which = " or ".join(repr(column[:_LONGEST_SHOWN]) for column in may_be[:4])
         keys = [TEXT, LABEL] if self.asked.labelled else [TEXT]
         typed = " ".join(f"{self.asked.keys}{key}=COLUMN" for key in keys)
-        every = listed((repr(each[:_LONGEST_SHOWN]) for each in self.columns), _MOST_LISTED)
+        every = listed((repr(column[:_LONGEST_SHOWN]) for column in self.columns), _MOST_LISTED)
         asks = f"the {what} may be in {which}" if may_be else f"which column is the {what}?"
         numbers = self._numbers() if what == LABEL and not self.asked.numbers else None
         cure = (
@@ -413,7 +413,7 @@ def parts_of(value: object, separator: str) -> list[object]:
         return []
     parts = value.split(separator) if isinstance(value, str) else value
     every = parts if isinstance(parts, list) else [parts]
-    return [each for each in every if not isinstance(each, str) or each.strip()]
+    return [part for part in every if not isinstance(part, str) or part.strip()]
 
 
 def check_accepted(answers: Collection[object], name: str) -> None:

@@ -1,19 +1,178 @@
-"""Unlabelled text as blocks of tokens.
+"""Unlabelled text as one stream of tokens, and as blocks of it.
 
 Legend: B blocks, T positions.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.encoded_text import EncodedText, JoinedTokens
-from transfer_cli.data.split import WeightedSource
+from transfer_cli.batch import IGNORE, Batch, gather
+from transfer_cli.data.documents import TextSplit
+from transfer_cli.data.shards import Shard, StoredTokens, make_missing
+from transfer_cli.data.split import WeightedSource, Whole
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
+from transfer_cli.runs.environment import cores
+
+MOST_MAPPED = 128
+"""Shards of a text that are mapped at once: each holds a file open, of which there may be 1024."""
+
+
+class JoinedTokens:
+    """The tokens of several shards, as of one text.
+
+    The `sep` that a later shard begins with is left out: that is what the one before ends with.
+
+    Args:
+        shards: In order, with tokens of one kind.
+
+    Attributes:
+        shared: 1, or 0 where shards begin otherwise than they end.
+    """
+
+    def __init__(self, shards: Sequence[StoredTokens]) -> None:
+        tokens = shards[0].mapped()
+        self.shared = int(tokens[0] == tokens[-1])
+        sizes = [shard.counts["num_tokens"] - self.shared for shard in shards]
+        sizes[0] += self.shared
+        self.dtype = shards[0].dtype
+        self.begins = np.cumsum([0, *sizes])
+        self._shards = shards
+        self._mapped = lru_cache(maxsize=MOST_MAPPED)(self._map)
+
+    def __len__(self) -> int:
+        return int(self.begins[-1])
+
+    def __getitem__(self, places: slice | npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
+        """Return a copy of the tokens at some places, from 0."""
+        if isinstance(places, slice):
+            return self._piece(*places.indices(len(self)))
+        tokens = np.empty(places.shape, self.dtype)
+        shard = np.searchsorted(self.begins, places, side="right") - 1
+        for number in np.unique(shard).tolist():
+            here = shard == number
+            tokens[here] = self._mapped(number)[places[here] - self.begins[number]]
+        return tokens
+
+    def _piece(self, start: int, stop: int, step: int) -> npt.NDArray[Any]:
+        first, last = np.searchsorted(self.begins, [start, max(start, stop - 1)], side="right") - 1
+        pieces = [np.empty(0, self.dtype)]
+        for number in range(first, min(last, len(self._shards) - 1) + 1):
+            begin = int(self.begins[number])
+            pieces.append(self._mapped(number)[max(0, start - begin) : max(0, stop - begin)])
+        return np.concatenate(pieces)[::step]
+
+    def _map(self, number: int) -> npt.NDArray[Any]:
+        return self._shards[number].mapped()[self.shared if number else 0 :]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedText:
+    """A text as one stream of tokens.
+
+    Attributes:
+        tokens: Memory-mapped. `sep` comes first, so that every token of the text is a target, and
+            ends each line; or documents alone (`TextSplit.rule`), which the tokenizer's own token
+            may begin.
+        num_words: Space-separated words, and one for the end of every line.
+        num_bytes: UTF-8 bytes, with one for the end of every line; see `TextSplit.size_bytes`.
+        num_lines: Lines, with the empty ones.
+        num_unknown: Unknown tokens.
+        path: Its folder in the cache; of several shards, the one that their folders are in.
+        part_of: What it is a part of; None: it is complete.
+        starts: Where documents begin, in tokens: at the end of the line before. None: they are not
+            told apart.
+        num_shards: How many files it is encoded in.
+        sources: How many tokens are from each; none: all blocks come equally often.
+    """
+
+    tokens: npt.NDArray[Any] | JoinedTokens
+    num_words: int
+    num_bytes: int
+    num_lines: int
+    num_unknown: int
+    path: Path
+    part_of: Whole | None = None
+    starts: npt.NDArray[np.int64] | None = None
+    num_shards: int = 1
+    sources: Sequence[WeightedSource] = ()
+
+    @classmethod
+    def of(cls, shards: Sequence[StoredTokens]) -> "EncodedText":
+        """Return the text of some shards, in order."""
+        first, is_one = shards[0], len(shards) == 1
+        counts: dict[str, Any] = {
+            name: sum(shard.counts[name] for shard in shards)
+            for name in first.counts
+            if name != "num_tokens"
+        }
+        return cls(
+            first.mapped() if is_one else JoinedTokens(shards),
+            **counts,
+            path=first.path if is_one else first.path.parent,
+            num_shards=len(shards),
+        )
+
+
+def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
+    """Return the tokens of a text, from the cache if they are there."""
+    shards = [Shard(part, tokenizer, cache_dir) for part in split.shards]
+    with ThreadPoolExecutor(cores()) as beside:
+        tokens = list(beside.map(Shard.stored, shards))
+    missing = {
+        shard.entry: shard for shard, entry in zip(shards, tokens, strict=True) if entry is None
+    }
+    if missing:
+        made = make_missing(split, list(missing.values()))
+        tokens = [entry or made[shard.entry] for shard, entry in zip(shards, tokens, strict=True)]
+    stored = [entry for entry in tokens if entry is not None]
+    text = replace(EncodedText.of(stored), part_of=split.part_of)
+    if split.size_bytes is not None:
+        text = replace(text, num_bytes=split.size_bytes)
+    return replace(
+        text,
+        starts=_starts(shards, stored, text.tokens) if split.apart else None,
+        sources=_sources(split.sources, text.tokens) if split.sources else [],
+    )
+
+
+def _starts(
+    shards: Sequence[Shard],
+    stored: Sequence[StoredTokens],
+    tokens: npt.NDArray[np.unsignedinteger] | JoinedTokens,
+) -> npt.NDArray[np.int64]:
+    """Return where documents begin in the tokens of all shards."""
+    if not isinstance(tokens, JoinedTokens):
+        return shards[0].starts(stored[0])
+    return np.concatenate(
+        [
+            shard.starts(entry) + begin - (number > 0 and tokens.shared)
+            for number, (shard, entry, begin) in enumerate(
+                zip(shards, stored, tokens.begins[:-1], strict=True)
+            )
+        ]
+    )
+
+
+def _sources(
+    counted: Sequence[WeightedSource], tokens: npt.NDArray[np.unsignedinteger] | JoinedTokens
+) -> list[WeightedSource]:
+    """Return sources with their tokens, given how many files they have, and the tokens of all."""
+    reached = tokens.begins if isinstance(tokens, JoinedTokens) else [0, len(tokens)]
+    ends = [0, *accumulate(source.size for source in counted)]
+    return [
+        replace(source, size=int(reached[end] - reached[begin]))
+        for source, begin, end in zip(counted, ends[:-1], ends[1:], strict=True)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,19 +196,19 @@ class TextBlocks:
     @property
     def sources(self) -> list[WeightedSource]:
         """Weighted sources of the text: a block belongs to the one in which it begins."""
-        found: list[WeightedSource] = []
+        sources: list[WeightedSource] = []
         tokens = 0
-        for each in self.text.sources:
-            tokens += each.size
-            begin = sum(source.size for source in found)
+        for counted in self.text.sources:
+            tokens += counted.size
+            begin = sum(source.size for source in sources)
             end = min(-(-tokens // self.length), len(self))
             if end == begin:
                 raise DataError(
-                    f"data.weights: {each.name} has {each.size:,} tokens, less than a block; leave "
-                    "it out of data.train, or take a smaller data.length"
+                    f"data.weights: {counted.name} has {counted.size:,} tokens, less than a block; "
+                    "leave it out of data.train, or take a smaller data.length"
                 )
-            found.append(WeightedSource(each.name, end - begin, each.weight))
-        return found
+            sources.append(WeightedSource(counted.name, end - begin, counted.weight))
+        return sources
 
     @property
     def num_targets(self) -> int:
@@ -57,7 +216,6 @@ class TextBlocks:
         return len(self.text.tokens) - 1
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return -(-self.num_targets // self.length)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
@@ -82,21 +240,3 @@ class TextBlocks:
             document_BT = np.searchsorted(self.text.starts, places_BT, side="right")
             batch["document"] = torch.from_numpy(document_BT)
         return batch
-
-
-def gather(
-    tokens: npt.NDArray[Any] | JoinedTokens,
-    starts_B: npt.NDArray[np.int64],
-    lengths_B: npt.NDArray[np.int64],
-    filler: int,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the pieces of `tokens` that start at `starts_B` as rows, padded on the right.
-
-    Returns:
-        The rows, `[B, T]` with T the longest length, and a mask that is False at padding.
-    """
-    offsets_T = np.arange(lengths_B.max(initial=0))
-    mask_BT = offsets_T < lengths_B[:, None]
-    positions_BT = np.where(mask_BT, starts_B[:, None] + offsets_T, 0)
-    rows_BT = np.where(mask_BT, tokens[positions_BT].astype(np.int64), filler)
-    return rows_BT, mask_BT

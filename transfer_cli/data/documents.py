@@ -1,122 +1,483 @@
-"""Documents to tokens: whole texts, whose line breaks are kept or become spaces.
+"""Files of running text: found, cut into lines and documents, held out of, told apart by content.
 
-A document may be longer than memory, so it is encoded in pieces. It is cut where the tokens of both
-sides are those of the whole, which is tried with the letters around the place: a tokenizer that
-joins line breaks, or puts a space before a text, is seen by that.
+Nothing here imports torch, so that a process that does nothing but encode starts at once.
 """
 
+import glob
+import hashlib
 import itertools
+import logging
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil, floor
+from pathlib import Path
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
+from transfer_cli.data import json_tables, readers, sheets
+from transfer_cli.data.hub_client import located
+from transfer_cli.data.known_files import KnownFiles
+from transfer_cli.data.readers import LastLine, text_lines
+from transfer_cli.data.records import text_of
+from transfer_cli.data.split import WeightedSource, Whole
+from transfer_cli.errors import DataError, listed
+from transfer_cli.progress import progress
+from transfer_cli.runs.directory import HUB
 
-from transfer_cli.data.text_lines import LastLine, LinePart
-from transfer_cli.data.text_split import TextSplit
-from transfer_cli.data.tokenizer import Tokenizer
+log = logging.getLogger(__name__)
 
-_PIECE = 2**14
-"""Characters that a piece has at least."""
+TITLE = "= [^=].* ="
+"""The first line of an article in WikiText."""
 
-_LONGEST = 2**20
-"""A text without a place to cut it is cut after so many, wherever that is."""
+_HOLD_OUT_LINES = 64
+"""Maximum number of lines of a held-out block."""
 
-_AROUND = 100
-"""Characters on either side of a place that it is tried with."""
+HOLD_OUT_BLOCKS = 8
+"""Number of held-out blocks of a short text, if it has enough lines."""
 
-_TRIES = 50
+_HOLD_OUT_OFFSET = 0.5
+"""The held-out block of the first 1 / share: one in the middle."""
 
-_PLACE = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\w\s])(?=\w)")
-"""After a line, before a word, after a mark: where most tokenizers begin anew."""
+Lines = Callable[[], Iterator[str]]
+Begins = Callable[[], Iterator[bool]]
+
+LineRule = Literal["keep", "end", "join"]
+"""What becomes of a line break: it is kept, it is the token that ends a line, it is a space.
+
+With `end` each line ends with the separator; else each document does, and lines do not.
+"""
+
+_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
+"""Of the files of a folder that are read, before the suffix of a packed one."""
 
 
-@dataclass
-class _Passage:
-    """A text that is encoded at once.
+@dataclass(frozen=True)
+class TextSplit:
+    """One part of a corpus.
 
     Args:
-        before: What stands before it in its document, as much as matters.
-        text: The text.
-        after: Tokens behind it.
+        name: `train`, `validation` or `test`.
+        lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
+        rule: What becomes of line breaks.
+        begins: Yields for each line whether a document begins with it; None: with the first alone.
+        begins_by: How it knows, to tell it from other ways.
+        apart: Whether documents are told apart in the tokens.
+        fingerprint: Hex digest that changes when the lines do.
+        source: The name of its file, or files, in messages.
+        files: The digest of each file.
+        size_bytes: The size of the original, where lines lose some of it; None: that of the lines,
+            with a byte for the end of each.
+        about_bytes: About how many bytes the lines have, to show progress by; None: not known.
+        part_of: What it is a part of; None: it is complete.
+        parts: The files that it consists of, in order, each to be encoded alone (a *shard*); none:
+            it is one.
+        workers: Processes that encode parts at once.
+        sources: How many parts are from each, in their order; none: all examples come equally
+            often.
     """
 
-    before: str
-    text: str
-    after: tuple[int, ...] = ()
+    name: str
+    lines: Lines
+    fingerprint: str
+    size_bytes: int | None = None
+    about_bytes: int | None = None
+    part_of: Whole | None = None
+    source: str = "this text"
+    files: Mapping[str, str] = field(default_factory=dict)
+    rule: LineRule = "end"
+    begins: Begins | None = None
+    begins_by: str = ""
+    apart: bool = False
+    parts: Sequence["TextSplit"] = ()
+    workers: int = 1
+    sources: Sequence[WeightedSource] = ()
+
+    @property
+    def shards(self) -> Sequence["TextSplit"]:
+        """Its parts, or itself."""
+        return self.parts or (self,)
+
+    def by_rule(self, rule: LineRule) -> "TextSplit":
+        """Return it with another rule for line breaks."""
+        return replace(self, rule=rule, parts=tuple(part.by_rule(rule) for part in self.parts))
+
+    def marked_lines(self) -> Iterator[tuple[str, bool]]:
+        """Yield each line, and whether a document begins with it."""
+        first_alone = (number == 0 for number in itertools.count())
+        begins = first_alone if self.begins is None else self.begins()
+        return zip(self.lines(), begins, strict=False)
+
+    def check_unchanged(self) -> None:
+        """Refuse files whose content is no longer that of their digests."""
+        for name, digest in self.files.items():
+            if not file_digest(Path(name)).startswith(digest):
+                raise DataError(f"{name} has changed while it was read; start again.")
 
 
-class DocumentEncoder:
-    """Lines to the tokens of documents, each with the token that ends a text behind it.
+def joined(
+    parts: Sequence[TextSplit], fingerprint: str, source: str, workers: int = 1
+) -> TextSplit:
+    """Return several parts, in order, as one split; of one part, that part."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    sizes = [part.about_bytes for part in parts]
+    return TextSplit(
+        first.name,
+        lambda: itertools.chain.from_iterable(part.lines() for part in parts),
+        fingerprint,
+        about_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        source=source,
+        files={name: digest for part in parts for name, digest in part.files.items()},
+        rule=first.rule,
+        begins=lambda: (begins for part in parts for _, begins in part.marked_lines()),
+        begins_by=first.begins_by,
+        apart=first.apart,
+        parts=tuple(parts),
+        workers=workers,
+    )
+
+
+def digest_of(settings: Iterable[str], files: Mapping[Path, str] | None = None) -> str:
+    """Return a digest of settings and the content (not the names or dates) of files."""
+    total = hashlib.sha256()
+    for setting in settings:
+        total.update(f"{len(setting)}:{setting}".encode())
+    for path, digest in (files or {}).items():
+        # The suffix decides how a file is read.
+        total.update(bytes.fromhex(digest) + "".join(path.suffixes[-2:]).encode())
+    return total.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hex digits."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+# ----------------------------------------------------------------------------------- lines
+
+
+def path_lines(path: Path, field: str) -> Iterator[str]:
+    """Yield the lines of a text file, or those of the texts in `field` of its rows."""
+    texts = _row_texts(path, field)
+    if texts is None:
+        yield from text_lines(path)
+        return
+    for text in texts:
+        *lines, last = readers.paragraphs(text)
+        yield from lines
+        yield LastLine(last)
+
+
+def has_rows(path: Path) -> bool:
+    """Return whether a file holds JSON lines or Parquet, whose rows are documents."""
+    return readers.format_of(path) in ("jsonl", "parquet")
+
+
+def _row_texts(path: Path, field: str) -> Iterator[str] | None:
+    """Return the texts of JSON lines or Parquet; None: it is plain text."""
+    match readers.format_of(path):
+        case "jsonl":
+            return json_tables.texts(path, field)
+        case "parquet":
+            records = sheets.parquet_records(path, field)
+            return (text_of(record, field, str(path)) for record in records)
+        case _:
+            return None
+
+
+def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:
+    """Yield for each line of a text whether a document begins with it."""
+    is_after_empty = True
+    for number, line in enumerate(lines()):
+        is_empty = not line.strip()
+        if heading is None:
+            yield number == 0 or (is_after_empty and not is_empty)
+        else:
+            yield number == 0 or re.fullmatch(heading, line) is not None
+        is_after_empty = is_empty
+
+
+def path_begins(path: Path, field: str, heading: str | None) -> Iterator[bool]:
+    """Yield for each of `path_lines` whether a document begins with it."""
+    texts = _row_texts(path, field)
+    if texts is None:
+        yield from begins_of(partial(text_lines, path), heading)
+        return
+    for text in texts:
+        yield from (number == 0 for number, _ in enumerate(readers.paragraphs(text)))
+
+
+# -------------------------------------------------------------------------------- hold-out
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Holds out every (1 / share)-th block of `block` lines that are not empty, or documents.
 
     Args:
-        split: The text.
-        tokenizer: What encodes it.
-        most: Characters of the lines that are encoded at once.
+        share: The held-out share of the lines.
+        block: Lines, or documents, of a block.
+        keeps_held_out: Whether it keeps what is held out, or the rest.
+        span: Of a file that is too short, the first line that is held out and the one after the
+            last, in place of blocks.
+        documents: Whether documents are held out whole, and not lines.
     """
 
-    def __init__(self, split: TextSplit, tokenizer: Tokenizer, most: int) -> None:
-        self._split, self._tokenizer, self._most = split, tokenizer, most
-        opens = tokenizer.opens
-        self._between = (tokenizer.sep, *(() if opens == tokenizer.sep else (opens,)))
-        self._before, self._text = "", ""
+    share: float
+    block: int
+    keeps_held_out: bool
+    span: tuple[int, int] | None = None
+    documents: bool = False
 
-    def encoded(self) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
-        """Yield batches of lines, and the tokens that have become certain with them."""
-        batch: list[str] = []
-        pieces: list[_Passage] = []
-        characters, glue = 0, ""
-        for number, (line, begins) in enumerate(self._split.marked_lines()):
-            if begins and number:
-                pieces.append(self._rest(self._between))
-            self._text += line if begins or self._split.rule == "keep" else glue + line
-            glue = "" if isinstance(line, LinePart) else " "
-            if self._split.rule == "keep" and not isinstance(line, LinePart | LastLine):
-                self._text += "\n"
-            pieces += self._cut()
-            batch.append(line)
-            characters += len(line) + 1
-            if characters >= self._most:
-                yield batch, self._tokens(pieces)
-                batch, pieces, characters = [], [], 0
-        if batch or self._text:
-            yield batch, self._tokens([*pieces, self._rest((self._tokenizer.sep,))])
+    def __str__(self) -> str:
+        """Return what tells it from others; part of the names of entries of the cache."""
+        named = f"share={self.share!r}, block={self.block!r}, keep_held_out={self.keeps_held_out!r}"
+        span = "" if self.span is None else f" {self.span}"
+        return f"_HoldOut({named}){span}" + (" documents" if self.documents else "")
 
-    def _rest(self, after: tuple[int, ...]) -> _Passage:
-        piece = _Passage(self._before, self._text, after)
-        self._before = self._text = ""
-        return piece
+    def about(self, size: int | None) -> int | None:
+        """Return about how many bytes of `size` stay."""
+        share = self.share if self.keeps_held_out else 1 - self.share
+        return None if size is None else round(share * size)
 
-    def _cut(self) -> Iterator[_Passage]:
-        """Yield what can be encoded of the text, as long as enough is left behind it."""
-        while len(self._text) >= 2 * _PIECE:
-            place = self._place()
-            if place is None:
-                return
-            yield _Passage(self._before, self._text[:place])
-            self._before = self._text[max(0, place - _AROUND) : place]
-            self._text = self._text[place:]
+    def part(self, split: TextSplit) -> TextSplit:
+        """Return what it keeps of a split."""
+        return replace(
+            split,
+            lines=partial(self.of, split),
+            fingerprint=digest_of([split.fingerprint, str(self)]),
+            about_bytes=self.about(split.about_bytes),
+            begins=split.begins and partial(self.begins, split),
+        )
 
-    def _place(self) -> int | None:
-        """Return where the text can be cut; None: nowhere so far."""
-        places = _PLACE.finditer(self._text, _PIECE, len(self._text) - _AROUND)
-        for found in itertools.islice(places, _TRIES):
-            place = found.start()
-            before = self._text[place - _AROUND : place]
-            alone, whole = self._tokenizer.encode_batch(
-                [before, before + self._text[place : place + _AROUND]]
+    def of(self, split: TextSplit) -> Iterator[str]:
+        """Yield the lines that it keeps."""
+        return (line for line, is_kept in self._marked(split) if is_kept)
+
+    def begins(self, split: TextSplit) -> Iterator[bool]:
+        """Yield for each line that it keeps of a split whether a document begins with it.
+
+        One begins where lines were left out, too, if documents are told apart or one began there.
+        """
+        begins = False
+        marked = zip(self._marked(split), split.marked_lines(), strict=True)
+        for (_, is_kept), (_, begins_here) in marked:
+            begins = begins or begins_here
+            if is_kept:
+                yield begins
+            begins = not is_kept and (begins or split.apart)
+
+    def _marked(self, split: TextSplit) -> Iterator[tuple[str, bool]]:
+        """Yield each line, and whether it is kept."""
+        number = -1
+        # An empty line goes with the line before it.
+        not_empty = ((line, bool(line.strip())) for line in split.lines())
+        for line, is_new in split.marked_lines() if self.documents else not_empty:
+            number += is_new
+            yield line, self._holds_out(max(number, 0)) == self.keeps_held_out
+
+    def _holds_out(self, number: int) -> bool:
+        if self.span is not None:
+            return self.span[0] <= number < self.span[1]
+        block = number // self.block
+        before = floor(block * self.share + _HOLD_OUT_OFFSET)
+        return floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
+
+
+def lines_that_matter(share: float) -> int:
+    """Return how many lines of a file decide how large the blocks are that are held out of it."""
+    return ceil(HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
+
+
+def count_texts(lines: Iterator[str], enough: int) -> int:
+    """Return how many lines are not empty, counted up to `enough`."""
+    return sum(1 for _ in itertools.islice(filter(str.strip, lines), enough))
+
+
+def hold_out_block(count: int, share: float, blocks: int) -> int:
+    """Return the number of lines of a block: fewer in a short text, 0 if the share is no line.
+
+    Of a text that has enough lines, so many `blocks` are held out at least.
+    """
+    held_out = int(count * share)
+    return min(held_out, _HOLD_OUT_LINES, max(1, held_out // blocks))
+
+
+def held_out_whole(fingerprint: str, share: float) -> bool:
+    """Return whether a file that is shorter than 1 / share is held out; drawn from its content."""
+    return int(fingerprint[:13], 16) < share * 16**13
+
+
+# ----------------------------------------------------------------------------------- files
+
+
+def expand(patterns: str | list[str]) -> list[Path]:
+    """Return the files of paths, folders and globs, each once."""
+    paths: list[Path] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if not pattern:
+            raise DataError("A name of a file is empty, expected a path, folder or glob.")
+        path = located(pattern)
+        if path.is_dir():
+            files = _in_folder(path, pattern)
+        elif glob.has_magic(pattern) and not path.exists():
+            # `Path.glob` takes no absolute pattern.
+            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above
+            files = [Path(name) for name in names if Path(name).is_file()]
+            if not files:
+                raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")
+        else:
+            files = [path]
+        for file in files:
+            readers.check_readable(file)
+        paths += files
+    return list(dict.fromkeys(paths))
+
+
+def _in_folder(folder: Path, pattern: str) -> list[Path]:
+    """Return the text files in a folder and those below it, without hidden ones."""
+    if pattern.startswith(HUB):
+        return sorted(folder.glob("*.parquet"))
+    files = [
+        path
+        for path in _below(folder, set())
+        # A link to a file that is gone is refused later: its text would be missing.
+        if readers.suffix_of(path) in _SUFFIXES and (path.is_file() or path.is_symlink())
+    ]
+    if not files:
+        raise DataError(
+            f"{folder} is a folder without a file of text ({listed(_SUFFIXES, len(_SUFFIXES))}, "
+            "also packed). Name the files, or a glob."
+        )
+    return files
+
+
+def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield what is no folder in one and those below it, in order; a linked folder once."""
+    real = folder.resolve()
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error.strerror or error}).") from error
+    for path in inside:
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _below(path, seen)
+        else:
+            yield path
+
+
+def check_disjoint(files: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse a file that several splits or sources name."""
+    for one, other in itertools.combinations(files, 2):
+        common = {path.resolve() for path in files[one]} & {path.resolve() for path in files[other]}
+        if common:
+            raise DataError(
+                f"{min(common)} is in {one} and in {other}. Leave it out of one of them."
             )
-            if whole[: len(alone)] == alone:
-                return place
-        return _LONGEST if len(self._text) > 2 * _LONGEST else None
 
-    def _tokens(self, pieces: list[_Passage]) -> npt.NDArray[np.int64]:
-        encode = self._tokenizer.encode_batch
-        skipped = map(len, encode([piece.before for piece in pieces]))
-        rows = encode([piece.before + piece.text for piece in pieces])
-        tokens: list[int] = []
-        for row, skip, piece in zip(rows, skipped, pieces, strict=True):
-            tokens += [*row[skip:], *piece.after]
-        return np.array(tokens, np.int64)
+
+def file_parts(
+    paths: Sequence[Path], name: str, field: str, known: KnownFiles
+) -> tuple[list[TextSplit], str]:
+    """Return each of some files as a split of its own, and the fingerprint of all together."""
+    digests = _digests(paths, known)
+    parts = []
+    for path in paths:
+        lines = partial(path_lines, path, field)
+        if not known.of(path, f"lines 1 {field}", partial(_count, lines, 1)):
+            raise DataError(f"{path}: nothing but empty lines in the {name} text.")
+        is_plain = not readers.is_packed(path) and readers.format_of(path) != "parquet"
+        parts.append(
+            TextSplit(
+                name,
+                lines,
+                digest_of(["text", field], {path: digests[path]}),
+                about_bytes=path.stat().st_size if is_plain else None,
+                source=str(path),
+                files={str(path): digests[path][:16]},
+                begins=partial(path_begins, path, field, None) if has_rows(path) else None,
+                begins_by="a row" if has_rows(path) else "",
+            )
+        )
+    return parts, digest_of(["text", field], digests)
+
+
+def _count(lines: Lines, enough: int) -> int:
+    return count_texts(lines(), enough)
+
+
+def _digests(paths: Sequence[Path], known: KnownFiles) -> dict[Path, str]:
+    sizes = {path: path.stat().st_size for path in paths}
+    digests: dict[Path, str] = {}
+    same = defaultdict(list)
+    with progress(f"reading {listed(paths, 1)}", sum(sizes.values()), "B") as more:
+        for path, size in sizes.items():
+            digests[path] = known.of(path, "sha256", partial(file_digest, path))
+            same[digests[path]].append(path)
+            more(size)
+    twice = next((names for names in same.values() if len(names) > 1), None)
+    if twice is not None:
+        log.warning("%s hold the same text, which is read as often", listed(twice, 3))
+    return digests
+
+
+def held_out_parts(
+    parts: Sequence[TextSplit], share: float, field: str, known: KnownFiles, *, whole: bool
+) -> tuple[list[TextSplit], list[TextSplit]]:
+    """Return what is left of each file to train on, and what is held out of it.
+
+    `whole` is for text whose lines go on in the next one: documents are held out where a file has
+    enough, and else, of a short file, lines that follow each other.
+    What is held out of a file depends on that file alone. Of several that are all too short to hold
+    out a line, and of which none is drawn, each gives the line in its middle.
+    """
+    enough = lines_that_matter(share)
+
+    def counted(part: TextSplit) -> tuple[int, bool]:
+        """Return how many documents a file has, and True, or how many lines, and False."""
+        if whole and part.begins is not None:
+            begins = filter(None, (begins for _, begins in part.marked_lines()))
+            count = sum(itertools.islice(begins, enough))
+            if hold_out_block(count, share, 1):
+                return count, True
+        count = known.of(
+            Path(*part.files), f"lines {enough} {field}", partial(_count, part.lines, enough)
+        )
+        return count, False
+
+    counts = [counted(part) for part in parts]
+    least = 1 if whole else HOLD_OUT_BLOCKS
+    blocks = [hold_out_block(count, share, least) for count, _ in counts]
+    drawn = [held_out_whole(part.fingerprint, share) and len(parts) > 1 for part in parts]
+    from_middle = not any(blocks) and not any(drawn) and len(parts) > 1
+    train: list[TextSplit] = []
+    validation: list[TextSplit] = []
+    for part, (count, documents), block, is_drawn in zip(parts, counts, blocks, drawn, strict=True):
+        if block == 0 and is_drawn:
+            validation.append(part)
+        elif block == 0 and not (from_middle and count > 1):
+            train.append(part)
+        else:
+            span = None if block else (count // 2, count // 2 + 1)
+            held_out = HoldOut(share, block, keeps_held_out=True, span=span, documents=documents)
+            train.append(replace(held_out, keeps_held_out=False).part(part))
+            validation.append(held_out.part(part))
+    if not train or not validation:
+        raise DataError(
+            f"{listed((part.source for part in parts), 1)}: validation_share={share} of the "
+            "lines is less than one line. Name data.validation, raise data.validation_share, or "
+            "break long lines: fold -s FILE > BROKEN.txt"
+        )
+    return train, validation

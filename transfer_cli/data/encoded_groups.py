@@ -58,7 +58,6 @@ class EncodedGroups:
         self.add(name, values)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.examples)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
@@ -69,13 +68,13 @@ class EncodedGroups:
         is_there_BC = place_C < counts_B[:, None]
         # Any sequence stands in for a missing one, until all of it is padding.
         rows_BC = self._starts[index_B, None] + np.where(is_there_BC, place_C, 0)
-        found = self._sequences.batch(rows_BC.ravel())
+        sequences = self._sequences.batch(rows_BC.ravel())
         is_there_BC1 = torch.from_numpy(is_there_BC)[..., None]
         batch = {
             name: value.unflatten(0, rows_BC.shape).where(
                 is_there_BC1, torch.tensor(self._fill.get(name, IGNORE), dtype=value.dtype)
             )
-            for name, value in found.items()
+            for name, value in sequences.items()
             if name != "index"
         }
         batch["index"] = torch.from_numpy(index_B.copy())

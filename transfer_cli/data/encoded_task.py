@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.batch import Batch
-from transfer_cli.data.corpus import gather
+from transfer_cli.batch import Batch, gather
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.progress import progress
@@ -103,7 +102,6 @@ class EncodedRows:
         self.add(name, values)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.lengths)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
@@ -121,10 +119,10 @@ class EncodedRows:
             batch["segment"] = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
         for name, values in self._targets.items():
             if name in self._fill:
-                found, _ = gather(values, starts_B, lengths_B, self._fill[name])
+                rows, _ = gather(values, starts_B, lengths_B, self._fill[name])
             else:
-                found = values[index_B]
-            batch[name] = torch.from_numpy(found)
+                rows = values[index_B]
+            batch[name] = torch.from_numpy(rows)
         return batch
 
 

@@ -197,24 +197,26 @@ def _score(encoding: str, text: str) -> float:
     count = letters.total()
     turned = sum(a.islower() and b.isupper() and b > "\x7f" for a, b in itertools.pairwise(text))
     if encoding in _LATIN:
-        if count > sum("a" <= each <= "z" for each in text.lower()):
+        if count > sum("a" <= letter <= "z" for letter in text.lower()):
             return 0
         if not count and not re.search(_MARK, text.replace("\u00a0", "")):
             return 0
         languages = _LATIN[encoding]
-        wrong = count - max(sum(letters[each] for each in own) for own in languages)
+        wrong = count - max(sum(letters[letter] for letter in language) for language in languages)
         return 1 - _WRONG * (wrong + turned) / max(count, 1)
     script, frequent, expected = _OTHERS[encoding]
     right, usual = _share(letters, script), min(1, _share(letters, frequent) / expected)
     if encoding in _FREQUENT_ROWS:
         first, last = _FREQUENT_ROWS[encoding]
-        rows = sum(letters[each] for each in letters if first <= each.encode(encoding)[0] <= last)
-        found = (right + rows / max(count, 1)) / 2 + usual / 4
-        return found * min(1, 0.5 + 2 * _share(letters, _KANA)) if _KANA in script else found
+        rows = sum(
+            letters[letter] for letter in letters if first <= letter.encode(encoding)[0] <= last
+        )
+        score = (right + rows / max(count, 1)) / 2 + usual / 4
+        return score * min(1, 0.5 + 2 * _share(letters, _KANA)) if _KANA in script else score
     mixed = len(re.findall(f"[a-zA-Z][{script}]|[{script}][a-zA-Z]", text))
     return (1 + usual) / 2 - _WRONG * (1 - right + (turned + mixed) / max(count, 1))
 
 
 def _share(letters: Counter[str], those: str) -> float:
     every = re.findall(f"[{those}]", "".join(letters))
-    return sum(letters[each] for each in every) / max(letters.total(), 1)
+    return sum(letters[letter] for letter in every) / max(letters.total(), 1)

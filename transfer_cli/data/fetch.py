@@ -106,8 +106,8 @@ def _fault(path: Path, remote: RemoteFile) -> str:
     if size != remote.size_bytes:
         return f"it has {size:,} bytes, expected {remote.size_bytes:,}"
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    return "" if found == remote.sha256 else f"its SHA-256 is {found}, expected {remote.sha256}"
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return "" if digest == remote.sha256 else f"its SHA-256 is {digest}, expected {remote.sha256}"
 
 
 def _checked(path: Path, remote: RemoteFile) -> Path:
@@ -198,7 +198,6 @@ class _ToHttpAlone(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
-        """Return the next request."""
         if not newurl.startswith(_SCHEMES):
             raise _AddressError(f"it sends to {newurl[:200]}, which is no http or https address")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

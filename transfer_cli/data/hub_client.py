@@ -112,26 +112,26 @@ def located(given: str) -> Path:
     with client(DATA_SET, f"{owner}/{name}", given, none_made) as library:
         files, is_online = _files(library, f"{owner}/{name}")
         splits = _splits(files)
-        found = _config(given, config[0] if config else None, splits)
-        if split not in splits[found]:
+        table = _config(given, config[0] if config else None, splits)
+        if split not in splits[table]:
             raise DataError(
-                f"{given}: there is no split {split!r}, but {listed(splits[found], _MOST_LISTED)}."
-                f"{nearest(split, splits[found])}"
+                f"{given}: there is no split {split!r}, but {listed(splits[table], _MOST_LISTED)}."
+                f"{nearest(split, splits[table])}"
             )
         folder = library.snapshot_download(
             f"{owner}/{name}",
-            allow_patterns=[f"{found}/{split}/*.parquet"],
+            allow_patterns=[f"{table}/{split}/*.parquet"],
             local_files_only=not is_online,
             **_WHERE,
         )
-    return Path(str(folder)) / found / split
+    return Path(str(folder)) / table / split
 
 
 def _config(given: str, named: str | None, splits: Mapping[str, Sequence[str]]) -> str:
     """Return the config that is meant: the one that is named, the only one, or the default."""
-    found = named or (next(iter(splits)) if len(splits) == 1 else _USUAL)
-    if found in splits:
-        return found
+    name = named or (next(iter(splits)) if len(splits) == 1 else _USUAL)
+    if name in splits:
+        return name
     there = listed(splits, _MOST_LISTED) or "none"
     if named is None:
         raise DataError(f"{given}: it has the configs {there}; name one (data=hub: data.config=)")
@@ -140,13 +140,13 @@ def _config(given: str, named: str | None, splits: Mapping[str, Sequence[str]]) 
 
 def _splits(files: list[str]) -> dict[str, list[str]]:
     """Return the splits of each config, in order."""
-    found: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     for file in sorted(files):
         config, _, rest = file.partition("/")
         split, _, name = rest.partition("/")
-        if name.endswith(".parquet") and split not in found.setdefault(config, []):
-            found[config].append(split)
-    return found
+        if name.endswith(".parquet") and split not in splits.setdefault(config, []):
+            splits[config].append(split)
+    return splits
 
 
 def _files(library: Any, name: str) -> tuple[list[str], bool]:

@@ -1,7 +1,6 @@
-"""Tables in JSON that are no JSON lines: arrays, objects of columns, rows below a key.
+"""Rows in JSON: lines, and tables that become such: arrays, objects of columns, rows below a key.
 
-Each becomes JSON lines, a row each. Of an array one row at a time is in memory; an object is read
-whole, up to a limit.
+Of an array one row at a time is in memory; an object is read whole, up to a limit.
 """
 
 import io
@@ -15,8 +14,16 @@ from typing import TextIO
 
 from transfer_cli.data import readers
 from transfer_cli.data.columns import is_known
-from transfer_cli.data.readers import LOOKED_AT_BYTES, MAX_LINE_BYTES, LineSource, check_length
-from transfer_cli.data.records import text_of
+from transfer_cli.data.readers import (
+    LOOKED_AT_BYTES,
+    MAX_LINE_BYTES,
+    LineSource,
+    OnError,
+    check_length,
+    refuse,
+    sound_lines,
+)
+from transfer_cli.data.records import MAX_COLUMNS, Record, json_kind, text_of
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 
@@ -62,19 +69,51 @@ def as_lines(source: LineSource, name: str) -> LineSource:
     return _of_rows(rows, source.said)
 
 
-def texts(path: Path, field: str) -> Iterator[str] | None:
-    """Return the texts in `field` of every row of a JSON file; None: it has another format."""
-    return _texts(path, field) if readers.format_of(path) == "jsonl" else None
+def json_rows(path: Path) -> Iterator[Record]:
+    """Yield the rows of a file of JSON lines, plain or packed."""
+    return json_records(readers.numbered_lines(path), str(path))
 
 
-def _texts(path: Path, field: str) -> Iterator[str]:
+def texts(path: Path, field: str) -> Iterator[str]:
+    """Yield the texts in `field` of every row of a JSON file."""
     name = str(path)
     with closing(readers.open_file(path)) as file:
         start, stream = readers.looked_at(file, LOOKED_AT_BYTES, name)
         source = as_lines(readers.recognised(start, stream, name, None), name)
         lines = readers.all_lines(source.stream, name, source.encoding)
-        for record in readers.json_records(lines, name):
+        for record in json_records(lines, name):
             yield text_of(record, field, name)
+
+
+def json_records(
+    lines: Iterable[tuple[int, str]], name: str, on_error: OnError = refuse
+) -> Iterator[Record]:
+    """Yield the objects of JSON lines; empty lines are left out, and lines that are no objects."""
+    for number, line in sound_lines(lines, on_error):
+        if not line or line.isspace():
+            continue
+        try:
+            fields = _json_object(line, f"{name}, line {number}")
+        except DataError as error:
+            on_error(error)
+        else:
+            yield Record(number, fields)
+
+
+def _json_object(line: str, where: str) -> dict[str, object]:
+    try:
+        value = STRICT_JSON.decode(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}).") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: JSON that cannot be read ({error}).") from error
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{where}: {json_kind(value)}, expected one JSON object {{...}} on every line."
+        )
+    if len(value) > MAX_COLUMNS:
+        raise DataError(f"{where}: {len(value):,} values, the most is {MAX_COLUMNS:,}.")
+    return value
 
 
 class _Lines:
@@ -85,7 +124,6 @@ class _Lines:
         self._left = b""
 
     def readline(self, size: int, /) -> bytes:
-        """Return the bytes up to the end of the line, at most `size`; none at the end."""
         line = self._left or next(self._lines, b"")
         self._left = line[size:]
         return line[:size]
@@ -169,7 +207,7 @@ def _rows_in(whole: Mapping[str, object]) -> Iterator[object] | None:
     columns, data = whole.get("columns"), whole.get("data")
     if isinstance(columns, list) and isinstance(data, list):
         return (dict(zip(map(str, columns), row, strict=False)) for row in data)
-    for key in (each for each in whole if each in _ROWS or len(whole) == 1):
+    for key in (name for name in whole if name in _ROWS or len(whole) == 1):
         rows = whole[key]
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             return iter(rows)

@@ -40,7 +40,6 @@ class KnownFiles:
         self._changed: set[Path] = set()
 
     def __enter__(self) -> "KnownFiles":
-        """Begin to find things out."""
         return self
 
     def __exit__(
@@ -77,21 +76,21 @@ class KnownFiles:
         if not isinstance(known, dict) or known.get("status") != now:
             known = {"status": now}
         if isinstance(known.get(what), str | int):
-            found: T = known[what]
-            return found
-        found = find()
+            fact: T = known[what]
+            return fact
+        fact = find()
         is_settled = time.time() - max(status.st_mtime, status.st_ctime) > _MOMENT_SECONDS
         if is_settled and _same(status, path.stat()):
-            facts[path.name] = known | {what: found}
+            facts[path.name] = known | {what: fact}
             self._changed.add(path.parent)
-        return found
+        return fact
 
     def _facts(self, folder: Path) -> dict[str, Any]:
         if folder not in self._folders:
-            found: Mapping[str, Any] = {}
+            record: Mapping[str, Any] = {}
             with suppress(OSError, ValueError):  # there is none, or it is damaged
-                found = read_json(self._record_of(folder), _MOST_BYTES)
-            self._folders[folder] = dict(found)
+                record = read_json(self._record_of(folder), _MOST_BYTES)
+            self._folders[folder] = dict(record)
         return self._folders[folder]
 
     def _record_of(self, folder: Path) -> Path:

@@ -90,7 +90,7 @@ def _folded(name: str) -> str:
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
     text = _MARKS.sub("", _BETWEEN_LETTERS.sub("", text))
     return "".join(
-        each for each in text if not each.isspace() and unicodedata.category(each) != "Cf"
+        letter for letter in text if not letter.isspace() and unicodedata.category(letter) != "Cf"
     )
 
 

@@ -65,8 +65,8 @@ class LabelledData:
             raise DataError(
                 f"{self.name}: its examples are no rows of a table, so they have no column {name!r}"
             )
-        found = self.cells(path, name)
-        return [found[example.line] for example in self.splits[split]]
+        cells = self.cells(path, name)
+        return [cells[example.line] for example in self.splits[split]]
 
     def source(self, split: str) -> str:
         """Return what a split comes from, for messages."""
@@ -94,7 +94,7 @@ class LabelledData:
     def _line_of(self, number: int) -> int | None:
         """Return the line of the first example with a label; None: its task does not say."""
         examples = itertools.chain.from_iterable(self.splits.values())
-        with_it = (each for each in examples if getattr(each, "label", None) == number)
+        with_it = (example for example in examples if getattr(example, "label", None) == number)
         return getattr(next(with_it, None), "line", None)
 
 
@@ -130,13 +130,13 @@ class Submission:
 
     def name_of(self, test: str) -> str:
         """Return the name of the file of answers."""
-        found = next((file for word, file in self.files.items() if word in Path(test).stem), None)
-        if found is None:
+        name = next((file for word, file in self.files.items() if word in Path(test).stem), None)
+        if name is None:
             raise ConfigError(
                 f"input: {test!r} is called neither {listed(map(repr, self.files))}, so it does "
                 "not tell what its answers are called; name the file in output=, with .tsv"
             )
-        return found
+        return name
 
     def shown(self, answer: str | float) -> str:
         """Return an answer as it is written: a label, or a number within the bounds."""
@@ -192,5 +192,5 @@ def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
     if label is None:
         raise DataError("data: its labels are not those of the run, in another order or number")
     several = isinstance(label, tuple)
-    new = tuple(numbers[each] for each in label) if several else numbers[label]
+    new = tuple(numbers[number] for number in label) if several else numbers[label]
     return replace(example, label=new)

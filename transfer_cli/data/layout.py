@@ -7,14 +7,20 @@ same file, so a run that goes on finds what it began with.
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from transfer_cli.data.columns import is_known
 from transfer_cli.data.encodings import WINDOWS
-from transfer_cli.data.readers import BACKSLASH, DOUBLE, LETTERS, QUOTES, split_lines
+from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.errors import nearest
+
+QUOTES = DOUBLE, BACKSLASH, LETTERS = ("double", "backslash", "none")
+"""What a quote in a quoted value is written as, or that quotes are letters."""
+
+USUAL_DELIMITER: Mapping[str, str] = {"csv": ",", "tsv": "\t"}
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """Those that are recognised, by the names that can be typed for them."""
@@ -42,7 +48,7 @@ class Layout:
         delimiter: What stands between columns, a character or its name in `DELIMITERS`.
         encoding: As Python names it.
         header: Whether the first row names the columns, or the line that does.
-        quotes: What they mean, one of `readers.QUOTES`.
+        quotes: What they mean, one of `QUOTES`.
         sheet: The name of a sheet of a spreadsheet, or its number from 1.
 
     None is for what has to be recognised.
@@ -113,7 +119,7 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
         lines: The first lines, with their ends.
         usual: What it is unless another is better.
     """
-    best, found = (0.0, False, 0, True), usual
+    best, delimiter = (0.0, False, 0, True), usual
     for mark in DELIMITERS.values():
         rows = [row for _, row in rows_of(lines, mark)]
         width = _usual(map(len, rows))
@@ -122,8 +128,8 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
             is_named = any(map(is_known, (cell for row in rows[:_MOST_ABOVE] for cell in row)))
             score = (share, is_named, width, mark == usual)
             if score > best:
-                best, found = score, mark
-    return found
+                best, delimiter = score, mark
+    return delimiter
 
 
 def quotes_of(lines: Sequence[str], delimiter: str) -> str:
@@ -254,15 +260,15 @@ def _heads_texts(cell: str, below: Sequence[str]) -> bool | None:
     """Return whether a cell is the name of the only column; a text among texts is none."""
     if "_" in cell and len(cell.split()) == 1:
         return True
-    num_words = sum(len(each.split()) for each in below) / max(len(below), 1)
+    num_words = sum(len(text.split()) for text in below) / max(len(below), 1)
     return None if len(cell.split()) == 1 or num_words >= 2 * len(cell.split()) else False
 
 
 def _is_unlike(cell: str, below: Sequence[str]) -> bool:
     """Return whether a cell is surely no value: numbers, long or the same texts are below it."""
-    if len(below) > 1 and all(_NUMBER.fullmatch(each.strip()) for each in below):
+    if len(below) > 1 and all(_NUMBER.fullmatch(text.strip()) for text in below):
         return True
-    num_words = sum(len(each.split()) for each in below) / max(len(below), 1)
+    num_words = sum(len(text.split()) for text in below) / max(len(below), 1)
     is_repeated = len(below) > 3 and 2 * len(set(below)) <= len(below)
     return is_repeated or (len(cell.split()) == 1 and num_words >= 3)
 
@@ -270,3 +276,62 @@ def _is_unlike(cell: str, below: Sequence[str]) -> bool:
 def _may_be_name(cell: str) -> bool:
     is_short = len(cell) <= _LONGEST_NAME and len(cell.split()) <= _MOST_WORDS
     return is_short and not _NUMBER.fullmatch(cell.strip())
+
+
+def usual_quotes(table_format: str, delimiter: str) -> str:
+    """Return what quotes mean in a format."""
+    return DOUBLE if table_format == "csv" or delimiter != "\t" else LETTERS
+
+
+class Reader(Protocol):
+    """Yields the cells of rows; `line_num` is how many lines were taken."""
+
+    @property
+    def line_num(self) -> int:
+        """How many lines were taken."""
+
+    def __iter__(self) -> "Reader": ...
+
+    def __next__(self) -> list[str]:
+        """Return the next row; after a `csv.Error` it can be called again."""
+
+
+def split_lines(
+    lines: Iterable[str], mark: str, quotes: str = DOUBLE, *, strict: bool = True
+) -> Reader:
+    """Return the cells of each row; misplaced quotes are an error if `strict`."""
+    # The limit is the process's; its default of 128 KiB is less than a long text.
+    csv.field_size_limit(2 * MAX_LINE_BYTES)
+    lines = map(_without_carriage_returns, lines)
+    if quotes == DOUBLE:
+        return _Cells(csv.reader(lines, delimiter=mark, strict=strict))
+    if quotes == LETTERS:
+        return _Cells(csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE))
+    # Other backslashes are those of paths, not marks of a quote.
+    escaped = (_OTHER_BACKSLASH.sub(r"\\\\", line) for line in lines)
+    return _Cells(csv.reader(escaped, delimiter=mark, strict=strict, escapechar="\\"))
+
+
+_OTHER_BACKSLASH = re.compile(r'\\(?![\\"])')
+
+
+def _without_carriage_returns(line: str) -> str:
+    # The library takes one for the end of a row. NUL is in no line: it is refused before.
+    return line.rstrip("\r\n").replace("\r", "\0") + "\n" if "\r" in line else line
+
+
+class _Cells:
+    """Rows of the library, with the carriage returns that a NUL stands for."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    @property
+    def line_num(self) -> int:
+        return self._reader.line_num
+
+    def __iter__(self) -> "_Cells":
+        return self
+
+    def __next__(self) -> list[str]:
+        return [cell.replace("\0", "\r") for cell in next(self._reader)]

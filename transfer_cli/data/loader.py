@@ -11,16 +11,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, PaddingBatch
 from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Dataset
-
-
-class PaddingBatch(dict[str, Tensor]):
-    """A batch of weight 0, which keeps a process in step with the others."""
 
 
 @dataclass(frozen=True)
@@ -71,25 +66,25 @@ class StepDataLoader:
         stream that has fewer than another: the last micro-batch is the one that is exchanged.
         """
         drawn, visit = (MAIN, step) if self.mixture is None else self.mixture.at(step)
-        joining = [name for name, each in self.streams.items() if each.joins_main]
+        joining = [name for name, stream in self.streams.items() if stream.joins_main]
         names = [drawn, *(joining if drawn == MAIN else ())]
         indices = {name: self.streams[name].sampler.indices(visit) for name in names}
         most = max(
-            num_micro_batches(len(each), self.micro_batch, self.world_size)
-            for each in indices.values()
+            num_micro_batches(len(examples), self.micro_batch, self.world_size)
+            for examples in indices.values()
         )
-        found: list[dict[str, Batch]] = [{} for _ in range(most)]
-        for name, each in indices.items():
+        batches: list[dict[str, Batch]] = [{} for _ in range(most)]
+        for name, examples in indices.items():
             load = partial(
                 _of_epoch, self.streams[name], self.streams[name].sampler.epoch_of(visit)
             )
-            own = micro_batches(shard(each, self.rank, self.world_size), self.micro_batch)
-            for number, micro in enumerate(found):
-                if number < len(own):
-                    micro[name] = load(own[number])
+            parts = micro_batches(shard(examples, self.rank, self.world_size), self.micro_batch)
+            for number, micro in enumerate(batches):
+                if number < len(parts):
+                    micro[name] = load(parts[number])
                 elif self.world_size > 1:
-                    micro[name] = PaddingBatch(load(each[:1]))
-        return found
+                    micro[name] = PaddingBatch(load(examples[:1]))
+        return batches
 
 
 def _of_epoch(stream: Stream, epoch: int, indices: np.ndarray) -> Batch:

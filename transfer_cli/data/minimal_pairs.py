@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from transfer_cli.data import readers
+from transfer_cli.data.documents import expand
+from transfer_cli.data.json_tables import json_rows
+from transfer_cli.data.readers import numbered_lines
 from transfer_cli.data.records import text_of
-from transfer_cli.data.text_files import expand
 from transfer_cli.errors import DataError, between
 
 
@@ -52,18 +54,18 @@ class MinimalPairs(PairsOfSentences):
 
     def load(self) -> list[MinimalPair]:
         """See `PairsOfSentences`."""
-        found: list[MinimalPair] = []
+        pairs: list[MinimalPair] = []
         for path in expand(self.files):
-            lines = readers.numbered_lines(path)
             read = self._objects if path.suffix == ".jsonl" else _cells
-            before = len(found)
-            found += read(lines, str(path))
-            if len(found) == before:
+            before = len(pairs)
+            pairs += read(path)
+            if len(pairs) == before:
                 raise DataError(f"{path} has no pairs.")
-        return found
+        return pairs
 
-    def _objects(self, lines: Iterator[tuple[int, str]], name: str) -> Iterator[MinimalPair]:
-        for record in readers.json_records(lines, name):
+    def _objects(self, path: Path) -> Iterator[MinimalPair]:
+        name = str(path)
+        for record in json_rows(path):
             group = record.fields.get(self.group, "")
             about = group if isinstance(group, str) else ""
             if "prefix" in record.fields and self.good not in record.fields:
@@ -76,14 +78,14 @@ class MinimalPairs(PairsOfSentences):
                 yield MinimalPair(good, bad, about)
 
 
-def _cells(lines: Iterator[tuple[int, str]], name: str) -> Iterator[MinimalPair]:
-    for number, line in lines:
+def _cells(path: Path) -> Iterator[MinimalPair]:
+    for number, line in numbered_lines(path):
         cells = line.split("\t")
         if not line.strip():
             continue
         if len(cells) != 2 or not all(map(str.strip, cells)):
             raise DataError(
-                f"{name}, line {number} has {len(cells)} columns, expected two that a tab parts: "
+                f"{path}, line {number} has {len(cells)} columns, expected two that a tab parts: "
                 "the good sentence and the bad one. Files of JSON lines end in .jsonl."
             )
         yield MinimalPair(*cells)
@@ -135,11 +137,11 @@ def _agreeing(number: int, group: str, between: int, is_other: bool) -> MinimalP
     plural = number % 2
     subject = _NOUNS[number // 2 % len(_NOUNS)]
     words = ["The", subject[plural]]
-    for each in range(1, between + 1):
-        noun = _NOUNS[(number // 2 + 3 * each + number // 5) % len(_NOUNS)]
+    for place in range(1, between + 1):
+        noun = _NOUNS[(number // 2 + 3 * place + number // 5) % len(_NOUNS)]
         if noun is subject:
             noun = _NOUNS[(_NOUNS.index(noun) + 1) % len(_NOUNS)]
-        preposition = _PREPOSITIONS[(number // 3 + each) % len(_PREPOSITIONS)]
+        preposition = _PREPOSITIONS[(number // 3 + place) % len(_PREPOSITIONS)]
         words += [preposition, "the", noun[plural != is_other]]
     forms = _VERBS[number // 4 % len(_VERBS)]
     good, bad = (" ".join([*words, forms[which], forms[2]]) for which in (plural, 1 - plural))

@@ -62,8 +62,8 @@ class Mixture:
         epochs = -(-total // steps_per_epoch)
         powers = annealed(epochs) if anneal else np.full(epochs, power)
         # The upper end in [0, 1) of the part of each stream but the last, in each epoch.
-        shares = [probabilities(sizes, each) for each in powers]
-        limits_ES = np.cumsum([[each[n] for n in self._names] for each in shares], axis=1)[:, :-1]
+        shares = [probabilities(sizes, exponent) for exponent in powers]
+        limits_ES = np.cumsum([[share[n] for n in self._names] for share in shares], axis=1)[:, :-1]
         generator = np.random.Generator(np.random.Philox(derive(seed, "mixture")))
         draws_N = generator.random(total)
         limits_NS = limits_ES[np.arange(total) // steps_per_epoch]

@@ -68,22 +68,22 @@ def _lanes(rows: np.ndarray, read_before: int) -> list[Portion]:
     """
     count = max(1, min(MOST_LANES, len(rows) // max(LEAST_BLOCKS, 4 * read_before)))
     length = math.ceil((len(rows) + (count - 1) * read_before) / count)
-    found = [Portion.of(rows[:length])]
+    lanes = [Portion.of(rows[:length])]
     for number in range(1, count):
-        own = rows[number * (length - read_before) :][:length]
-        if len(own) > read_before:
-            found.append(Portion(own, np.arange(len(own)) >= read_before))
-    return found
+        blocks = rows[number * (length - read_before) :][:length]
+        if len(blocks) > read_before:
+            lanes.append(Portion(blocks, np.arange(len(blocks)) >= read_before))
+    return lanes
 
 
 def _side_by_side(lanes: Sequence[Portion], batch: int) -> list[Portion]:
     """Return the n-th blocks of up to `batch` lanes, for each n, then those of the next lanes."""
-    found = []
+    portions = []
     for begin in range(0, len(lanes), batch):
         group = lanes[begin : begin + batch]
         for number in range(max(len(lane.rows) for lane in group)):
             there = [lane for lane in group if number < len(lane.rows)]
             rows = np.array([lane.rows[number] for lane in there])
             is_scored = np.array([lane.is_scored[number] for lane in there])
-            found.append(Portion(rows, is_scored, begins=number == 0))
-    return found
+            portions.append(Portion(rows, is_scored, begins=number == 0))
+    return portions

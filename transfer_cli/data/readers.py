@@ -1,12 +1,12 @@
-r"""Read text and tables line by line, strictly, in bounded memory.
+r"""Read files line by line, strictly, in bounded memory.
 
-Every fault of a file becomes a `DataError` that names the file and the line. A fault of one row
+Every fault of a file becomes a `DataError` that names the file and the line. A fault of one line
 alone may be given to a function instead (`on_error`), which lets the reader go on.
-Only `\n` and `\r\n` end a line, and `\r` in a file that has more of them; other characters that
-Unicode calls line ends belong to the text.
+The encoding is recognised from the beginning. Only `\n` and `\r\n` end a line, and `\r` in a file
+that begins with lines that end by it alone; other characters that Unicode calls line ends belong to
+the text. A line of a table that is longer than one may be is refused; one of a text comes in parts.
 """
 
-import csv
 import io
 import json
 import logging
@@ -16,11 +16,10 @@ import re
 import shlex
 import string
 import zlib
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from glob import has_magic
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -30,9 +29,8 @@ import zstandard
 from transfer_cli.data import encodings
 from transfer_cli.data.encodings import encoding_of
 from transfer_cli.data.packed import PACKINGS, Unpacked
-from transfer_cli.data.records import Record, json_kind
 from transfer_cli.errors import DataError, nearest
-from transfer_cli.safe_files import STRICT_JSON, check_no_pointer, printable
+from transfer_cli.safe_files import check_no_pointer, printable
 
 log = logging.getLogger(__name__)
 
@@ -43,27 +41,16 @@ A line is encoded in one piece, for which the tokenizers library takes up to 400
 each byte of text. War and Peace on one line has 3 MB.
 """
 
-MAX_COLUMNS = 10_000
-"""Wider tables are refused: no column can be found in one, and each row is a mapping of all."""
-
 TABLE_FORMATS = ("csv", "tsv", "jsonl")
 SHEET_FORMATS = ("parquet", "xlsx")
 """Tables that are not made of lines: see `sheets`."""
 
-QUOTES = DOUBLE, BACKSLASH, LETTERS = ("double", "backslash", "none")
-"""What a quote in a quoted value is written as, or that quotes are letters."""
-
 LOOKED_AT_BYTES = 2**22
 """So much of the beginning of a file is looked at."""
-
-USUAL_DELIMITER: Mapping[str, str] = {"csv": ",", "tsv": "\t"}
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 2**20
-_REREAD = 8
-"""How often lines may be read again on average, in search of a row after a broken one."""
-
 _PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+,= ")
 
 OnError = Callable[[DataError], None]
@@ -104,14 +91,6 @@ def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[in
         yield from sound_lines(all_lines(source.stream, name, source.encoding))
 
 
-def in_utf8(file: BinaryIO, name: str) -> "LineStream":
-    """Return the lines of a file in UTF-8; its encoding is recognised, and said."""
-    source = _told(file, name, None)
-    if source.encoding == "utf-8" or not isinstance(source.stream, io.BufferedReader):
-        return source.stream
-    return _with_line_ends(source.stream, source.encoding, "utf-8", "")
-
-
 def _told(file: BinaryIO, name: str, encoding: str | None) -> "LineSource":
     start, whole = looked_at(file, LOOKED_AT_BYTES, name)
     source = recognised(start, whole, name, encoding)
@@ -135,11 +114,6 @@ def read_lines(path: Path) -> Iterator[str]:
 def paragraphs(text: str) -> list[str]:
     """Return the lines of a text that is a value of a table."""
     return text.replace("\r\n", "\n").split("\n")
-
-
-def read_table(path: Path, table_format: str, *, header: bool = True) -> Iterator[Record]:
-    """Yield the rows of a table file, plain or packed; see `table_records`."""
-    return table_records(numbered_lines(path), str(path), table_format, header=header)
 
 
 def format_of(path: Path) -> str | None:
@@ -263,7 +237,7 @@ def _missing(path: Path) -> DataError:
         return DataError(f"{path} does not exist, and a pattern of names is read for text alone.")
     if path.is_symlink():
         return DataError(f"{path} is a link to {path.readlink()}, which does not exist.")
-    folder = next(each for each in path.parents if each.is_dir())
+    folder = next(parent for parent in path.parents if parent.is_dir())
     name = path.relative_to(folder).parts[0]
     hint = nearest(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)
     place = f" (in {folder})" if hint else ""
@@ -343,14 +317,12 @@ class _LookedAt(io.RawIOBase):
         self._rest = rest
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        """Fill a buffer; return how many bytes that are, 0 at the end."""
-        found = self._start.read(len(buffer)) or self._rest.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        content = self._start.read(len(buffer)) or self._rest.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def looked_at(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedReader]:
@@ -392,7 +364,7 @@ def recognised(
         reading, *others = encoding_of(start)
         encoding = reading.encoding
         if others:
-            ways = " or ".join(f"{each.encoding} ({each.sample!r})" for each in (reading, *others))
+            ways = " or ".join(f"{way.encoding} ({way.sample!r})" for way in (reading, *others))
             cure = f"Say {key}={encoding}" if key else f"iconv -f {encoding} -t utf-8 writes UTF-8"
             raise DataError(f"{name} is not UTF-8; it may be {ways}. {cure}, if that is right.")
         if encoding != "utf-8":
@@ -445,9 +417,9 @@ class _Recoded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        found = self._text.read(len(buffer) // 4).encode(self._encoding)
-        buffer[: len(found)] = found
-        return len(found)
+        content = self._text.read(len(buffer) // 4).encode(self._encoding)
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def _with_line_ends(
@@ -475,294 +447,92 @@ def decoded(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
     return BrokenLine.of(raw.decode(encoding, errors="replace"), error_found)
 
 
-# -------------------------------------------------------------------------------- records
+# --------------------------------------------------------------------------- running text
+
+_LONGEST = 2**20
+"""Bytes of a line; longer ones come in parts."""
+
+_PART_BYTES = 2**12
+"""Of a part: small, since parts are held out as lines are."""
+
+_MARK = re.compile(rb"[^\w\x80-\xff]|\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9f]")
+"""Marks after which a line is cut where it has no space, those of Chinese and Japanese too."""
 
 
-def table_records(
-    lines: Iterable[tuple[int, str]],
-    name: str,
-    table_format: str,
-    *,
-    delimiter: str | None = None,
-    quotes: str | None = None,
-    header: bool = True,
-    on_error: OnError = refuse,
-    keys: str = "data.",
-) -> Iterator[Record]:
-    """Yield the rows of a table, given its lines.
-
-    Empty lines are left out. CSV has quotes as RFC 4180 says, so that a value may hold commas and
-    line ends; TSV has none if its columns are parted by tabs: a quote there is a quote. A carriage
-    return within a line is part of a value.
-
-    Args:
-        lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
-        name: What to call the table in messages.
-        table_format: One of `TABLE_FORMATS`.
-        delimiter: What stands between columns; None: what is usual for the format.
-        quotes: One of `QUOTES`; None: what is usual for the format.
-        header: Whether the first row names the columns; without it they are called "1", "2" and so
-            on. JSON lines name their values themselves.
-        on_error: Receives the fault of each ragged or broken row, which is left out. After a broken
-            row of several lines, the next row may begin in its second line.
-        keys: What stands before the names of keys in messages.
-    """
-    if table_format == "jsonl":
-        yield from not_empty(partial(json_records, lines, name), name, on_error)
-        return
-    mark = delimiter or USUAL_DELIMITER[table_format]
-    quotes = quotes or usual_quotes(table_format, mark)
-
-    def records(note: OnError) -> Iterator[Record]:
-        rows = partial(_rows, lines, name, mark, quotes=quotes, keys=keys)
-        cure = f"Part columns by one {mark!r} each." if quotes == LETTERS else _QUOTE.format(mark)
-        return named_rows(rows, name, note, header=header, cure=cure)
-
-    yield from not_empty(records, name, on_error)
+class LastLine(str):
+    """The last line of a text, where no line break ends it."""
 
 
-def usual_quotes(table_format: str, delimiter: str) -> str:
-    """Return what quotes mean in a format."""
-    return DOUBLE if table_format == "csv" or delimiter != "\t" else LETTERS
+class LinePart(str):
+    """What is read at once of a line that is too long; the rest of the line follows."""
 
 
-def not_empty(
-    records: Callable[[OnError], Iterator[Record]], name: str, on_error: OnError
-) -> Iterator[Record]:
-    """Yield records, of which there must be at least one, or a fault that is told of."""
-    empty = True
-
-    def note(error: DataError) -> None:
-        nonlocal empty
-        empty = False
-        on_error(error)
-
-    for record in records(note):
-        empty = False
-        yield record
-    if empty:
-        raise DataError(f"{name} has no rows.")
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, plain or packed, without their ends."""
+    name = str(path)
+    with closing(open_file(path)) as file:
+        source = _told(file, name, None)
+        stream = source.stream
+        if source.encoding != "utf-8" and isinstance(stream, io.BufferedReader):
+            stream = _with_line_ends(stream, source.encoding, "utf-8", "")
+        yield from _lines(stream, name)
 
 
-def json_records(
-    lines: Iterable[tuple[int, str]], name: str, on_error: OnError = refuse
-) -> Iterator[Record]:
-    """Yield the objects of JSON lines; empty lines are left out, and lines that are no objects."""
-    for number, line in sound_lines(lines, on_error):
-        if not line or line.isspace():
-            continue
-        try:
-            fields = _json_object(line, f"{name}, line {number}")
-        except DataError as error:
-            on_error(error)
-        else:
-            yield Record(number, fields)
+def _lines(stream: LineStream, name: str) -> Iterator[str]:
+    number = 0
+    while raw := read_line(stream, name, number + 1, _LONGEST):
+        is_long = len(raw) == _LONGEST and not raw.endswith(b"\n")
+        if number == 0 and not (raw := raw.removeprefix(BYTE_ORDER_MARK)):
+            break
+        number += 1
+        if is_long:
+            raw = yield from _parts(raw, stream, name, number)
+        text = _sound(raw, name, number)
+        yield text if raw.endswith(b"\n") else LastLine(text)
+    if number == 0:
+        raise DataError(f"{name} is empty.")
 
 
-def _json_object(line: str, where: str) -> dict[str, object]:
-    try:
-        value = STRICT_JSON.decode(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}).") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: JSON that cannot be read ({error}).") from error
-    if not isinstance(value, dict):
-        raise DataError(
-            f"{where}: {json_kind(value)}, expected one JSON object {{...}} on every line."
-        )
-    if len(value) > MAX_COLUMNS:
-        raise DataError(f"{where}: {len(value):,} values, the most is {MAX_COLUMNS:,}.")
-    return value
+def _sound(raw: bytes, name: str, number: int) -> str:
+    text = decoded(without_end(raw), name, number)
+    if isinstance(text, BrokenLine):
+        raise text.error
+    return text
 
 
-_QUOTE = 'Put values that hold "{0}" in quotes: "like{0} this".'
-
-
-def named_rows(
-    rows: Callable[[OnError], Iterable[tuple[int, list[str]]]],
-    name: str,
-    on_error: OnError,
-    *,
-    header: bool,
-    cure: str,
-) -> Iterator[Record]:
-    """Yield rows of cells as records.
-
-    Args:
-        rows: Yields the number and the cells of each row, and tells of those that are broken.
-        name: What to call the table in messages.
-        on_error: Receives the fault of each ragged or broken row.
-        header: See `table_records`.
-        cure: For a row of more or fewer cells than there are columns.
-    """
-    columns: list[str] | None = None
-    expected = ""
-
-    def note(error: DataError) -> None:
-        # Without the names of the columns nothing can be read.
-        (refuse if columns is None else on_error)(error)
-
-    for number, row in rows(note):
-        if columns is None:
-            columns = column_names(row, header=header)
-            check_columns(columns, f"{name}, line {number}")
-            expected = f"the {'header' if header else 'row'} in line {number}"
-            if header:
-                continue
-        while len(row) > len(columns) and not row[-1].strip():
-            row.pop()  # delimiters at the end
-        if len(row) > 1 and not any(map(str.strip, row)):
-            continue
-        if len(row) == len(columns):
-            yield Record(number, dict(zip(columns, row, strict=True)))
-            continue
-        found = "1 column" if len(row) == 1 else f"{len(row)} columns"
-        note(
-            DataError(f"{name}, line {number}: {found}, but {expected} has {len(columns)}. {cure}")
-        )
-
-
-def column_names(first: Sequence[str], *, header: bool) -> list[str]:
-    """Return the names of the columns, given the first row; one without a name has its number."""
-    return [name if header and name.strip() else str(place) for place, name in enumerate(first, 1)]
-
-
-def check_columns(columns: Sequence[str], where: str) -> None:
-    """Raise `DataError` if there are too many columns, or two of one name."""
-    if len(columns) > MAX_COLUMNS:
-        raise DataError(f"{where}: {len(columns):,} columns, the most is {MAX_COLUMNS:,}.")
-    twice = sorted(column for column, count in Counter(columns).items() if count > 1)
-    if twice:
-        raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
-
-
-class Reader(Protocol):
-    """Yields the cells of rows; `line_num` is how many lines were taken."""
-
-    @property
-    def line_num(self) -> int:
-        """How many lines were taken."""
-
-    def __iter__(self) -> "Reader":
-        """Return itself."""
-
-    def __next__(self) -> list[str]:
-        """Return the next row; after a `csv.Error` it can be called again."""
-
-
-def split_lines(
-    lines: Iterable[str], mark: str, quotes: str = DOUBLE, *, strict: bool = True
-) -> Reader:
-    """Return the cells of each row; misplaced quotes are an error if `strict`."""
-    # The limit is the process's; its default of 128 KiB is less than a long text.
-    csv.field_size_limit(2 * MAX_LINE_BYTES)
-    lines = map(_without_carriage_returns, lines)
-    if quotes == DOUBLE:
-        return _Cells(csv.reader(lines, delimiter=mark, strict=strict))
-    if quotes == LETTERS:
-        return _Cells(csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE))
-    # Other backslashes are those of paths, not marks of a quote.
-    escaped = (_OTHER_BACKSLASH.sub(r"\\\\", line) for line in lines)
-    return _Cells(csv.reader(escaped, delimiter=mark, strict=strict, escapechar="\\"))
-
-
-_OTHER_BACKSLASH = re.compile(r'\\(?![\\"])')
-
-
-def _without_carriage_returns(line: str) -> str:
-    # The library takes one for the end of a row. NUL is in no line: it is refused before.
-    return line.rstrip("\r\n").replace("\r", "\0") + "\n" if "\r" in line else line
-
-
-class _Cells:
-    """Rows of the library, with the carriage returns that a NUL stands for."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    @property
-    def line_num(self) -> int:
-        return self._reader.line_num
-
-    def __iter__(self) -> "_Cells":
-        return self
-
-    def __next__(self) -> list[str]:
-        return [cell.replace("\0", "\r") for cell in next(self._reader)]
-
-
-class _LinesOfRows:
-    """Hands lines to a reader of CSV, keeps those of the row being read, and takes some back.
-
-    What is read again is limited, or a hostile file could take a time that is the square of its
-    size.
-    """
-
-    def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
-        self._new, self._again = iter(lines), deque[tuple[int, str]]()
-        self._size, self._spare = 0, _REREAD * MAX_LINE_BYTES
-        self.row: list[tuple[int, str]] = []
-
-    def __iter__(self) -> "_LinesOfRows":
-        return self
-
-    def __next__(self) -> str:
-        # Unlike a generator, this goes on after its end where lines were taken back.
-        found = self._again.popleft() if self._again else next(self._new)
-        self.row.append(found)
-        self._size += len(found[1]) + 1
-        if self._size > MAX_LINE_BYTES:
-            raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
-        return f"{found[1]}\n"
-
-    def begin_row(self) -> None:
-        self._spare += _REREAD * self._size
-        self.row.clear()
-        self._size = 0
-
-    def take_back(self) -> bool:
-        """Have all lines of the row but the first read again; False where that is too much."""
-        (_, first), *rest = self.row
-        again = self._size - len(first)
-        if again > self._spare:
-            return not rest
-        self._spare -= again
-        self._size = len(first)
-        self._again.extendleft(reversed(rest))
-        return True
-
-
-def _rows(
-    lines: Iterable[tuple[int, str]],
-    name: str,
-    mark: str,
-    on_error: OnError,
-    *,
-    quotes: str,
-    keys: str,
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the values of each row with the number of its first line; empty rows are left out.
-
-    A missing quote makes one row of all that follows, so the lines of a broken row are read again,
-    without the first one.
-    """
-    source = _LinesOfRows(lines)
-    reader = split_lines(source, mark, quotes)
+def _parts(
+    raw: bytes, stream: LineStream, name: str, number: int
+) -> Generator[LinePart, None, bytes]:
+    """Yield the parts of a line, given its beginning; return what is left of it."""
+    at, is_whole = 0, False
     while True:
-        source.begin_row()
-        try:
-            values = next(reader, None)  # takes all lines of a row
-        except csv.Error as error:
-            (first, _), (last, _) = source.row[0], source.row[-1]
-            cure = f"Is a quote missing or too many? If quotes are letters: {keys}quotes=none."
-            if not source.take_back():
-                cure += f" Up to line {last}, all is left out with it."
-            on_error(DataError(f"{name}, line {first}: a broken row ({error}). {cure}"))
-            continue
-        if values is None:
-            return
-        broken = [line for _, line in source.row if isinstance(line, BrokenLine)]
-        if broken:
-            on_error(broken[0].error)
-        elif values:
-            yield source.row[0][0], values
+        if not is_whole and len(raw) - at < 2 * _PART_BYTES:
+            more = read_line(stream, name, number, _LONGEST)
+            is_whole = len(more) < _LONGEST or more.endswith(b"\n")
+            raw, at = raw[at:] + more, 0
+        if len(raw) - at < 2 * _PART_BYTES:
+            return raw[at:]
+        place = _place(raw, at, at + _PART_BYTES)
+        if place is None:
+            raise DataError(
+                f"{name}, line {number}: longer than {_LONGEST // 2**20} MiB, and without a space "
+                f"or a mark for {_PART_BYTES:,} bytes. Is this text? If it is, break its lines: "
+                f"fold -w 1000 {name} > broken.txt"
+            )
+        yield LinePart(_sound(raw[at:place], name, number))
+        at = place
+
+
+def _place(raw: bytes, begin: int, end: int) -> int | None:
+    """Return where a line is cut: before a space, after a mark, or between letters beyond ASCII."""
+    place = raw.rfind(b" ", begin + 1, end)
+    if place > 0:
+        return place
+    marks = [mark.end() for mark in _MARK.finditer(raw, begin, end)]
+    if marks:
+        return marks[-1]
+    if raw[begin:end].isascii():
+        return None
+    while raw[end] & 0xC0 == 0x80:  # the second byte of a letter, or a later one
+        end -= 1
+    return end

@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transfer_cli.errors import DataError, listed, nearest
@@ -16,6 +17,9 @@ MAX_LABELS = 10_000
 
 FEW_ROWS = 20
 """In fewer rows, labels that occur once are no sign of anything."""
+
+MAX_COLUMNS = 10_000
+"""Wider tables are refused: no column can be found in one, and each row is a mapping of all."""
 
 _MOST_LISTED = 20
 _MISSING = object()
@@ -60,7 +64,7 @@ def label_of(record: Record, column: str, name: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{where} is {value}. Leave rows without a label out.")
     if isinstance(value, list) and [*map(type, value)] != [str]:
-        is_names = all(isinstance(each, str) for each in value)
+        is_names = all(isinstance(part, str) for part in value)
         data = "labels objective=multilabel" if is_names else "conll objective=tagging"
         what = f"{len(value)} labels" if is_names else "a list of entities"
         raise DataError(f"{where} is {what}, which data={data} reads.")
@@ -98,13 +102,13 @@ def value_of(record: Record, column: str, name: str) -> object:
     """Return what is in a column; `a.b` is `b` in the object that is `a`."""
     if column in record.fields:
         return record.fields[column]
-    found: object = record.fields
+    value: object = record.fields
     for part in column.split("."):
-        found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
-    if found is not _MISSING:
-        return found
+        value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+    if value is not _MISSING:
+        return value
     columns = nested_names(record.fields)
-    shown = listed((repr(each[:80]) for each in columns), _MOST_LISTED)
+    shown = listed((repr(known[:80]) for known in columns), _MOST_LISTED)
     raise DataError(
         f"{name}, line {record.line}: no column {column!r}; there are "
         f"{shown or 'none'}.{nearest(column, columns)}"
@@ -113,13 +117,13 @@ def value_of(record: Record, column: str, name: str) -> object:
 
 def nested_names(fields: Mapping[str, object], depth: int = 4) -> list[str]:
     """Return the names of all values, those in objects as `value_of` takes them."""
-    found = []
+    names = []
     for name, value in fields.items():
         within = []
         if isinstance(value, Mapping) and depth > 1:
             within = nested_names(value, depth - 1)
-        found += [f"{name}.{each}" for each in within] or [name]
-    return found
+        names += [f"{name}.{inner}" for inner in within] or [name]
+    return names
 
 
 def json_kind(value: object) -> str:
@@ -128,3 +132,12 @@ def json_kind(value: object) -> str:
         return "null"
     names = {dict: "an object", list: "a list", bool: "true or false", str: "a string"}
     return names.get(type(value), "a number")
+
+
+def check_columns(columns: Sequence[str], where: str) -> None:
+    """Raise `DataError` if there are too many columns, or two of one name."""
+    if len(columns) > MAX_COLUMNS:
+        raise DataError(f"{where}: {len(columns):,} columns, the most is {MAX_COLUMNS:,}.")
+    twice = sorted(column for column, count in Counter(columns).items() if count > 1)
+    if twice:
+        raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")

@@ -243,18 +243,18 @@ def pairs(seed: int = 0) -> dict[str, list[tuple[str, str, bool]]]:
     Half of them do, and each name stands in as many of these as of the others.
     """
     kinds, asked = questions(seed)
-    found = {}
+    splits = {}
     for split, rows in asked.items():
         draw = _Draw(derive(seed, "pairs", split))
         of_kind = [[text for text, label in rows if label == kind] for kind in range(len(kinds))]
-        found[split] = [
+        splits[split] = [
             (text, choice[draw.number(len(choice))], is_same)
             for _ in range(PAIRS_PER_QUESTION)
             for text, label in rows
             for is_same in (True, False)
             for choice in [of_kind[label if is_same else _other(label, len(kinds), draw)]]
         ]
-    return found
+    return splits
 
 
 def _other(label: int, count: int, draw: _Draw) -> int:
@@ -334,7 +334,7 @@ def _tagged(asked: dict[str, list[str]], number: int, draw: _Draw) -> tuple[list
         named += [("and", "O"), (another, f"B-{other}")]
     elif number % 3 == 2:
         named.append((second, f"I-{kind}"))
-    both = [each for word in wording for each in (named if word == "{it}" else [(word, "O")])]
+    both = [tagged for word in wording for tagged in (named if word == "{it}" else [(word, "O")])]
     return [word for word, _ in both], [tag for _, tag in both]
 
 
@@ -353,7 +353,9 @@ def spans(seed: int = 0) -> dict[str, list[tuple[str, str, str]]]:
 
 def _ask_for(asked: dict[str, list[str]], number: int, draw: _Draw) -> tuple[str, str, str]:
     """Return the question of a number, a text and the answer."""
-    pairs = [each for each in _COMMON_SENTENCES if "{it}" in each and "{other}" in each]
+    pairs = [
+        sentence for sentence in _COMMON_SENTENCES if "{it}" in sentence and "{other}" in sentence
+    ]
     kinds = draw.shuffled(list(asked))
     there = [asked[kind][draw.number(len(asked[kind]))] for kind in kinds[: 2 * _SENTENCES_ASKED]]
     sentences = draw.shuffled(pairs)[:_SENTENCES_ASKED]
@@ -381,15 +383,15 @@ def _asked(seed: int) -> Iterator[tuple[str, dict[str, list[str]]]]:
 def _names(seed: int) -> list[list[str]]:
     """Return each kind's names, dealt out from one list."""
     draw = _Draw(derive(seed, "names"))
-    each = sum(NAMES_ASKED.values())
+    count = sum(NAMES_ASKED.values())
     names: dict[str, None] = {}
-    while len(names) < each * len(_SENTENCES):
+    while len(names) < count * len(_SENTENCES):
         syllables = draw.shuffled(_SYLLABLES.split(", "))
         name = "".join(syllables[: 2 + draw.number(2)])
         if len(name) >= _SHORTEST_NAME:
             names[name.capitalize()] = None
     dealt = list(names)
-    return [dealt[start : start + each] for start in range(0, len(dealt), each)]
+    return [dealt[start : start + count] for start in range(0, len(dealt), count)]
 
 
 def _articles(names: list[list[str]], rounds: int, draw: _Draw) -> Iterator[str]:

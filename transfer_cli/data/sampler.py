@@ -69,8 +69,8 @@ class StepSampler:
         """Return the examples of a step, counted from 0, as int64."""
         epoch = self.epoch_of(step)
         begin = (step - epoch * self.steps_per_epoch) * self.batch
-        found: np.ndarray = self._epoch(epoch)[begin : begin + self.batch]
-        return found
+        examples: np.ndarray = self._epoch(epoch)[begin : begin + self.batch]
+        return examples
 
     def epoch_of(self, step: int) -> int:
         """Return how many epochs are over before a step's."""
@@ -106,8 +106,8 @@ class LaneSampler(StepSampler):
             np.array([of(lane) for lane in lanes]) for of in (lambda lane: lane[:1].sum(), len)
         )
         step_N1 = np.arange(self.steps_per_epoch)[:, None]
-        found: np.ndarray = (first_B + step_N1)[step_N1 < length_B]
-        return found
+        blocks: np.ndarray = (first_B + step_N1)[step_N1 < length_B]
+        return blocks
 
 
 def weighted_order(sources: Sequence[WeightedSource], seed: int, epoch: int) -> np.ndarray:
@@ -117,15 +117,15 @@ def weighted_order(sources: Sequence[WeightedSource], seed: int, epoch: int) -> 
     epoch before has ended: it is passed over in one order, then in another one.
     """
     begins = np.cumsum([0, *(source.size for source in sources)])
-    found = [begins[:0]]
+    orders = [begins[:0]]
     for number, (source, count) in enumerate(zip(sources, quotas(sources), strict=True)):
         first, end = epoch * count, (epoch + 1) * count
         for visit in range(first // source.size, -(-end // source.size)):
             drawn = derive(seed, "source", number, visit)
             order = np.random.Generator(np.random.Philox(drawn)).permutation(source.size)
             done = visit * source.size
-            found.append(begins[number] + order[max(0, first - done) : end - done])
-    return np.concatenate(found)
+            orders.append(begins[number] + order[max(0, first - done) : end - done])
+    return np.concatenate(orders)
 
 
 def quotas(sources: Sequence[WeightedSource]) -> list[int]:
@@ -133,10 +133,10 @@ def quotas(sources: Sequence[WeightedSource]) -> list[int]:
     total = sum(source.size for source in sources)
     wanted = np.array([source.weight for source in sources])
     wanted = wanted / wanted.sum() * total
-    found = np.floor(wanted).astype(int)
-    rest = np.argsort(found - wanted, kind="stable")[: total - found.sum()]
-    found[rest] += 1
-    return [int(each) for each in found]
+    counts = np.floor(wanted).astype(int)
+    rest = np.argsort(counts - wanted, kind="stable")[: total - counts.sum()]
+    counts[rest] += 1
+    return [int(count) for count in counts]
 
 
 def _by_length(order: np.ndarray, lengths: np.ndarray, batch: int) -> np.ndarray:

@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.batch import Batch
-from transfer_cli.data.corpus import gather
+from transfer_cli.batch import Batch, gather
+from transfer_cli.data.corpus import EncodedText
 from transfer_cli.data.encoded_task import SHORTEST, kept, specials_around, specials_between
-from transfer_cli.data.encoded_text import EncodedText
 from transfer_cli.data.text import Pairs, Units
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
@@ -59,7 +58,6 @@ class TextUnits:
     first: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Return U."""
         return len(self.starts)
 
     @property
@@ -134,12 +132,12 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
     at_W, end_W, document_W = _walks(units, copies)
     if kind == "nsp" and units.num_documents < 2:
         raise DataError("is one document, and second texts are taken from others")
-    walk_W, num_left_out, found = np.arange(len(at_W)), 0, []
+    walk_W, num_left_out, rounds = np.arange(len(at_W)), 0, []
     while True:
         num_left_out += int((end_W - at_W == 1).sum())
         goes_on = end_W - at_W > 1
         walk_W, at_W, end_W, document_W = (
-            each[goes_on] for each in (walk_W, at_W, end_W, document_W)
+            values_W[goes_on] for values_W in (walk_W, at_W, end_W, document_W)
         )
         if not len(walk_W):
             break
@@ -155,13 +153,13 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
         else:
             rest_W = wanted_W - units.reached[middle_W] + units.reached[at_W]
             spans_W4[is_1, 2:] = _elsewhere(
-                units, document_W[is_1], rest_W[is_1], [each[is_1] for each in other]
+                units, document_W[is_1], rest_W[is_1], [place_W[is_1] for place_W in other]
             )
             at_W = np.where(is_1, middle_W, stop_W)
-        found.append((walk_W, spans_W4.astype(np.int32), is_1.astype(np.int8)))
-    if not found:
+        rounds.append((walk_W, spans_W4.astype(np.int32), is_1.astype(np.int8)))
+    if not rounds:
         raise DataError("has no document of two units")
-    walk_N, spans_N4, label_N = (np.concatenate(each) for each in zip(*found, strict=True))
+    walk_N, spans_N4, label_N = (np.concatenate(parts) for parts in zip(*rounds, strict=True))
     order_N = np.argsort(walk_N, kind="stable")
     return DrawnPairs(units, spans_N4[order_N], label_N[order_N], num_left_out)
 
@@ -176,13 +174,13 @@ def _walks(units: TextUnits, copies: int) -> list[npt.NDArray[np.int64]]:
         units.first[document_W] + size_D[document_W] * part // parts_D[document_W]
         for part in (part_W, part_W + 1)
     )
-    return [np.tile(each, copies) for each in (begin_W, end_W, document_W)]
+    return [np.tile(values_W, copies) for values_W in (begin_W, end_W, document_W)]
 
 
 def _up_to(draw: npt.NDArray[np.float64], count: Any) -> npt.NDArray[np.int64]:
     """Return draws from 0, ..., count - 1, given some from [0, 1)."""
-    found: npt.NDArray[np.int64] = (draw * count).astype(np.int64)
-    return found
+    number: npt.NDArray[np.int64] = (draw * count).astype(np.int64)
+    return number
 
 
 def _after(
@@ -227,7 +225,6 @@ class SentencePairs:
     length: int
 
     def __len__(self) -> int:
-        """Return N."""
         return len(self.drawn.labels)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
@@ -268,8 +265,8 @@ class SentencePairs:
         """Return the tokens of the units from `first` to before `stop`."""
         units = self.drawn.units
         size = units.reached[stop] - units.reached[stop - 1]
-        found = self.text.tokens[units.starts[first] : units.starts[stop - 1] + size]
-        whole: npt.NDArray[np.int64] = np.asarray(found[found != self.tokenizer.sep], np.int64)
+        tokens = self.text.tokens[units.starts[first] : units.starts[stop - 1] + size]
+        whole: npt.NDArray[np.int64] = np.asarray(tokens[tokens != self.tokenizer.sep], np.int64)
         return whole
 
 

@@ -1,57 +1,310 @@
-"""A text of many files as one stream of tokens: each file is a shard with its own entry."""
+"""Files of a text, each encoded once and alone, and kept in the cache: its shards.
+
+Nothing here imports torch, so that a process that does nothing but encode starts at once. Nobody
+hands out the work to such processes: each goes over all shards and makes those that are missing and
+not being made, so that other runs, and other machines with the same cache, share it as well.
+"""
 
 import logging
+import multiprocessing
 import os
+import signal
+import sys
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.encoded_text import EncodedText, JoinedTokens, StoredTokens
-from transfer_cli.data.encoding import Shard, TextEncoder
-from transfer_cli.data.encoding_processes import encode_in_processes
-from transfer_cli.data.split import WeightedSource
-from transfer_cli.data.text_split import TextSplit
+from transfer_cli.data.documents import TextSplit
+from transfer_cli.data.encode import LINE_END, TextEncoder
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.readers import LinePart
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import DataError
+from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
+from transfer_cli.errors import DataError, RunError, TransferError
 from transfer_cli.progress import More, progress
-from transfer_cli.runs.cache import sweep
+from transfer_cli.runs.atomic import as_json
+from transfer_cli.runs.cache import (
+    digest,
+    is_there,
+    kept,
+    made_unless_held,
+    new_entry,
+    sound,
+    sweep,
+)
+from transfer_cli.runs.directory import TOKENIZER
 from transfer_cli.runs.environment import cores
+from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LEAST_BYTES = 2**21
 """Of a process: fewer are encoded before another one has started."""
 
+# Part of every key. Raise it when the same text and tokenizer give another entry.
+_FORMAT = 1
 
-def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
-    """Return the tokens of a text, from the cache if they are there."""
-    shards = [Shard(each, tokenizer, cache_dir) for each in split.shards]
-    with ThreadPoolExecutor(cores()) as beside:
-        found = list(beside.map(Shard.stored, shards))
-    missing = {
-        shard.entry: shard for shard, each in zip(shards, found, strict=True) if each is None
-    }
-    if missing:
-        made = _made(split, list(missing.values()))
-        found = [each or made[shard.entry] for shard, each in zip(shards, found, strict=True)]
-    stored = [each for each in found if each is not None]
-    text = replace(EncodedText.of(stored), part_of=split.part_of)
-    if split.size_bytes is not None:
-        text = replace(text, num_bytes=split.size_bytes)
-    return replace(
-        text,
-        starts=_starts(shards, stored, text.tokens) if split.apart else None,
-        sources=_sources(split.sources, text.tokens) if split.sources else [],
-    )
+_PORTION = 2**22
+"""Tokens that are looked through at a time for the ends of lines."""
+
+_TOKENS, _META, _STARTS = "tokens.bin", "meta.json", "starts.bin"
+"""The files of an entry."""
+
+_DTYPES = {name: np.dtype(name) for name in ("uint16", "uint32")}
 
 
-def _made(split: TextSplit, missing: Sequence[Shard]) -> dict[Path, StoredTokens]:
+@dataclass(frozen=True)
+class StoredTokens:
+    """An entry of the cache: the tokens of a shard.
+
+    Args:
+        path: Its folder.
+        dtype: Of a token.
+        counts: What `EncodedText` says of them, and `num_tokens`.
+    """
+
+    path: Path
+    dtype: np.dtype[Any]
+    counts: Mapping[str, int]
+
+    @classmethod
+    def read(cls, entry: Path) -> "StoredTokens":
+        """Return the entry in a folder."""
+        meta = read_json(entry / _META)
+        return cls(entry, _DTYPES[meta["dtype"]], meta["counts"])
+
+    def mapped(self) -> npt.NDArray[Any]:
+        """Return the tokens, mapped into memory."""
+        try:
+            return np.memmap(self.path / _TOKENS, dtype=self.dtype, mode="r")
+        except OSError as error:
+            raise RunError(
+                f"{self.path} in the cache cannot be read ({error.strerror or error}); start again"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A text that is encoded in one piece, and the entries of the cache that are made of it.
+
+    Args:
+        split: The text.
+        tokenizer: What encodes it.
+        cache: The folder of the cache.
+    """
+
+    split: TextSplit
+    tokenizer: Tokenizer
+    cache: Path
+
+    @cached_property
+    def key(self) -> dict[str, Any]:
+        """What decides the tokens."""
+        return {
+            "text": self.split.fingerprint,
+            "end_of_line": True,  # counts as a word, as in published perplexities
+            "tokenizer": self.tokenizer.hash,
+            "format": _FORMAT,
+            **self._rule,
+        }
+
+    @property
+    def _rule(self) -> dict[str, str]:
+        """What else decides them, where lines do not end with the separator."""
+        split = self.split
+        return {} if split.rule == "end" else {"lines": split.rule, "begins": split.begins_by}
+
+    @cached_property
+    def entry(self) -> Path:
+        """The folder of the tokens."""
+        return self.cache / "encoded" / digest(self.key)
+
+    @cached_property
+    def documents(self) -> Path:
+        """The folder of the places where documents begin."""
+        return self.cache / "documents" / digest(self.key | {"begins": self.split.begins_by})
+
+    def stored(self) -> StoredTokens | None:
+        """Return its tokens, if all that is asked of it is in the cache, and sound."""
+        if self.split.apart and not is_there(self.documents):
+            return None
+        return sound(self.entry, StoredTokens.read)
+
+    def kept(self, encoder: "TextEncoder", more: More) -> StoredTokens:
+        """Return its tokens, which are made now if they are missing or damaged.
+
+        Args:
+            encoder: That of the tokenizer.
+            more: Is told how many bytes more are done.
+        """
+        tokens = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
+        if self.split.apart:
+            self.starts(tokens)
+        return tokens
+
+    def kept_if_free(self, encoder: "TextEncoder", more: More) -> None:
+        """Make what is missing of it, unless another process is at it; else as `kept`."""
+        with _cache_errors(self.entry):
+            made_unless_held(self.entry, lambda: self._make(encoder, more))
+            if self.split.apart and is_there(self.entry):
+                made_unless_held(
+                    self.documents, lambda: self._make_starts(StoredTokens.read(self.entry))
+                )
+
+    def starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
+        """Return where documents begin, as `EncodedText` says."""
+        return _cached(self.documents, _read_starts, lambda: self._make_starts(tokens))
+
+    def _make(self, encoder: "TextEncoder", more: More) -> StoredTokens:
+        with new_entry(self.entry) as unfinished:
+            dtype = np.dtype(np.uint16 if self.tokenizer.size <= 2**16 else np.uint32)
+            path = unfinished / _TOKENS
+            counts = _write_tokens(path, dtype, self, encoder, more)
+            self.split.check_unchanged()  # or the entry would be that of another text
+            split = self.split.name
+            meta = {"split": split, "key": self.key, "dtype": dtype.name, "counts": counts}
+            # Not `write_json`, which has an error of its own for a full disk.
+            (unfinished / _META).write_text(as_json(meta), encoding="utf-8")
+        return StoredTokens.read(self.entry)
+
+    def _make_starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
+        if self.split.rule == "end":
+            begins_N = np.fromiter((begins for _, begins in self.split.marked_lines()), np.bool_)
+            self.split.check_unchanged()
+            starts = _starts(tokens.mapped(), begins_N, self.tokenizer.sep)
+        else:
+            starts = _document_starts(tokens.mapped(), self.tokenizer)
+        with new_entry(self.documents) as unfinished:
+            starts.tofile(unfinished / _STARTS)
+        return starts
+
+
+def _read_starts(entry: Path) -> npt.NDArray[np.int64]:
+    return np.fromfile(entry / _STARTS, np.int64)
+
+
+def _starts(
+    tokens: npt.NDArray[Any], begins_N: npt.NDArray[np.bool_], sep: int
+) -> npt.NDArray[np.int64]:
+    """Return where documents begin, given whether one does with each line."""
+    starts, line = [], 0
+    for first in range(0, len(tokens), _PORTION):
+        ends = first + np.flatnonzero(tokens[first : first + _PORTION] == sep)
+        # The end of the line before is what the first token is predicted from.
+        here = begins_N[line : line + len(ends)]
+        starts.append(ends[: len(here)][here])
+        line += len(ends)
+    if line != len(begins_N) + 1:
+        raise DataError(
+            f"data.documents=separate, data.pairs: the text has {len(begins_N):,} lines, and the "
+            f"token that ends them, number {sep}, stands {line - 1:,} times behind the first; "
+            "with this tokenizer lines cannot be told apart. Leave both out."
+        )
+    return np.concatenate(starts)
+
+
+def _document_starts(tokens: npt.NDArray[Any], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+    """Return where documents begin: at the token before the first, which may be the last one's."""
+    ends = [
+        first + np.flatnonzero(tokens[first : first + _PORTION] == tokenizer.sep)
+        for first in range(0, len(tokens), _PORTION)
+    ]
+    if tokenizer.opens == tokenizer.sep:
+        return np.concatenate(ends)[:-1]
+    return np.append(0, np.concatenate(ends)[:-1] + 1)
+
+
+def cached_tokenizer(recipe: TokenizerRecipe, split: TextSplit, cache_dir: Path) -> Tokenizer:
+    """Return the recipe's tokenizer, trained on `split` once."""
+    key = {"recipe": recipe.key(), "text": split.fingerprint, "format": _FORMAT}
+    entry = cache_dir / "tokenizers" / digest(key)
+
+    def make() -> Tokenizer:
+        log.info("Making the tokenizer (%s)", recipe.key())
+        tokenizer = recipe.make(lambda: _counted(split))
+        with new_entry(entry) as partial:
+            tokenizer.save(partial / TOKENIZER)
+        return tokenizer
+
+    return _cached(entry, lambda entry: LibraryTokenizer.load(entry / TOKENIZER), make)
+
+
+def _counted(split: TextSplit) -> Iterator[str]:
+    """Yield the lines of a text, and show how far it has been read."""
+    with progress("counting words", split.about_bytes, "B") as more:
+        for line in split.lines():
+            more(len(line if line.isascii() else line.encode("utf-8", "replace")) + 1)
+            yield line
+    split.check_unchanged()
+
+
+def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
+    """Return an entry of the cache, made now if it does not exist or is damaged."""
+    with _cache_errors(entry):
+        return kept(entry, read, make)
+
+
+@contextmanager
+def _cache_errors(entry: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"Cannot write the cache in {entry.parent}: {error.strerror or error}. Free some space "
+            "there, or set `data_dir` to a folder that you can write to."
+        ) from error
+
+
+def _write_tokens(
+    path: Path,
+    dtype: np.dtype[Any],
+    shard: Shard,
+    encoder: "TextEncoder",
+    more: More,
+) -> dict[str, int]:
+    """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
+    counts = Counter(num_tokens=1)
+    split, tokenizer = shard.split, shard.tokenizer
+    first = tokenizer.sep if split.rule == "end" else tokenizer.opens
+    with path.open("wb") as file:
+        file.write(np.array([first], dtype=dtype).tobytes())
+        for batch, tokens in encoder.encoded(split):
+            file.write(tokens.astype(dtype).tobytes())
+            text = LINE_END.join(batch)
+            num_lines = sum(not isinstance(line, LinePart) for line in batch)
+            # Between parts of a line there is no line break.
+            batch_bytes = len(text if text.isascii() else text.encode("utf-8", "replace"))
+            batch_bytes += 1 + num_lines - len(batch)
+            counts.update(
+                num_tokens=len(tokens),
+                num_words=len(text.split()) + num_lines,
+                num_bytes=batch_bytes,
+                num_lines=num_lines,
+                num_unknown=int(np.count_nonzero(tokens == tokenizer.unk)),
+            )
+            more(batch_bytes)
+    if counts["num_tokens"] == 1:
+        raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
+    return counts
+
+
+# ------------------------------------------------------------------------------- several shards
+
+
+def make_missing(split: TextSplit, missing: Sequence[Shard]) -> dict[Path, StoredTokens]:
     """Return the shards that were missing, by entry; see `Shard.kept`."""
     several = len(split.shards) > 1
     which = f": {len(missing):,} of {len(split.shards):,} files" if several else ""
@@ -70,9 +323,9 @@ def _made(split: TextSplit, missing: Sequence[Shard]) -> dict[Path, StoredTokens
     log.info(
         "Encoded the %s text: %s tokens in %.1f s (%.1f MB/s)",
         split.name,
-        f"{sum(each.counts['num_tokens'] - 1 for each in made.values()):,}",
+        f"{sum(entry.counts['num_tokens'] - 1 for entry in made.values()):,}",
         seconds,
-        sum(each.counts["num_bytes"] for each in made.values()) / 1e6 / max(seconds, 1e-9),
+        sum(entry.counts["num_bytes"] for entry in made.values()) / 1e6 / max(seconds, 1e-9),
     )
     return made
 
@@ -85,7 +338,7 @@ def _share(shards: Sequence[Shard], workers: int, more: More) -> None:
     share = max(1, workers // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     processes = min(share, len(shards), sum(sizes.values()) // LEAST_BYTES)
     if processes > 1:
-        encode_in_processes(ordered, processes, max(1, share // processes), more)
+        _encode_in_processes(ordered, processes, max(1, share // processes), more)
         return
     encoder = TextEncoder(ordered[0].tokenizer, share)
     for shard in ordered:
@@ -99,31 +352,73 @@ def _size_of(split: TextSplit) -> int:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
-def _starts(
-    shards: Sequence[Shard],
-    stored: Sequence[StoredTokens],
-    tokens: npt.NDArray[np.unsignedinteger] | JoinedTokens,
-) -> npt.NDArray[np.int64]:
-    """Return where documents begin in the tokens of all shards."""
-    if not isinstance(tokens, JoinedTokens):
-        return shards[0].starts(stored[0])
-    return np.concatenate(
-        [
-            shard.starts(each) + begin - (number > 0 and tokens.shared)
-            for number, (shard, each, begin) in enumerate(
-                zip(shards, stored, tokens.begins[:-1], strict=True)
-            )
-        ]
-    )
+def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, more: More) -> None:
+    """Make what is missing of some shards, but for what another run is making.
+
+    Args:
+        shards: Of one tokenizer, in the order in which they are begun.
+        processes: How many are started.
+        threads: Of each.
+        more: Is told how many bytes more are done.
+    """
+    # No fork: the tokenizers library has threads here already.
+    context = multiprocessing.get_context("spawn")
+    at_work: dict[Connection, SpawnProcess] = {}
+    try:
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(threads, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            at_work[ours] = process
+        for pipe in at_work:
+            with suppress(OSError):  # it has died, and is heard to
+                pipe.send(shards)
+        while at_work:
+            for connection in wait(list(at_work)):
+                if isinstance(connection, Connection):
+                    _hear(connection, at_work, more)
+    finally:
+        for process in at_work.values():
+            process.terminate()
+        for process in at_work.values():
+            process.join()
 
 
-def _sources(
-    counted: Sequence[WeightedSource], tokens: npt.NDArray[np.unsignedinteger] | JoinedTokens
-) -> list[WeightedSource]:
-    """Return sources with their tokens, given how many files they have, and the tokens of all."""
-    reached = tokens.begins if isinstance(tokens, JoinedTokens) else [0, len(tokens)]
-    ends = [0, *accumulate(source.size for source in counted)]
-    return [
-        replace(source, size=int(reached[end] - reached[begin]))
-        for source, begin, end in zip(counted, ends[:-1], ends[1:], strict=True)
-    ]
+def _hear(connection: Connection, at_work: dict[Connection, SpawnProcess], more: More) -> None:
+    try:
+        said = connection.recv()
+    except (EOFError, OSError) as end:
+        process = at_work.pop(connection)
+        process.join()
+        if process.exitcode:
+            raise RunError(
+                f"a process that encodes text ended with {process.exitcode} (below 0: a signal); "
+                "if memory ran out, lower data.workers. What is encoded is kept: start again"
+            ) from end
+        return
+    if isinstance(said, TransferError):
+        raise said
+    more(said)
+
+
+def _work(threads: int, connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that began it ends it
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(-number))  # leaves nothing half done
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Before the tokenizer comes: the library counts its threads when it first encodes.
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    shards: Sequence[Shard] = connection.recv()
+    encoder = TextEncoder(shards[0].tokenizer, threads)
+    try:
+        for shard in shards:
+            shard.kept_if_free(encoder, connection.send)
+    except TransferError as error:
+        connection.send(error)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -2,22 +2,30 @@
 
 import importlib
 import json
+import re
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from xml.parsers import expat
 
-from transfer_cli.data import sheet_bounds
-from transfer_cli.data.packed import MAX_UNPACKED_RATIO
-from transfer_cli.data.readers import MAX_LINE_BYTES, check_columns, check_length, check_readable
-from transfer_cli.data.records import Record
+from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
+from transfer_cli.data.readers import MAX_LINE_BYTES, check_length, check_readable
+from transfer_cli.data.records import MAX_COLUMNS, Record, check_columns
 from transfer_cli.errors import DataError, listed, pip_install
 
-PARQUET, SPREADSHEET = "parquet", "xlsx"
-SHEET_FORMATS = (PARQUET, SPREADSHEET)
+MAX_PART_BYTES = 16 * 2**20
+"""Parts of which a library makes a tree, such as the styles, may have this size."""
+
+_ROWS = re.compile(r"xl/worksheets/[^/]+\.xml|xl/sharedStrings\.xml")
+_UNREAD = re.compile(r"xl/(media|embeddings|drawings|charts|theme/media|pivot\w*)/.*")
+_CHUNK_BYTES = 2**16
+_EMPTY_CELLS = 2**24
+"""Cells that are not written may be so many beside those that are: a library makes all of them."""
 
 _ROWS_AT_ONCE, _FEWEST_AT_ONCE = 1000, 16
 _MOST_LISTED = 10
@@ -90,17 +98,17 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):  # it was not written by that library
         return {}
-    found = {}
+    names = {}
     for column, feature in features.items():
         inner = feature.get("feature", feature) if isinstance(feature, dict) else None
         if isinstance(inner, dict) and inner.get("_type") == "ClassLabel":
-            found[column] = [str(name) for name in inner.get("names") or ()]
-    return found
+            names[column] = [str(name) for name in inner.get("names") or ()]
+    return names
 
 
 def _named(value: object, names: list[str]) -> object:
     if isinstance(value, list):
-        return [_named(each, names) for each in value]
+        return [_named(number, names) for number in value]
     if not isinstance(value, int):
         return value
     return names[value] if 0 <= value < len(names) else None
@@ -147,7 +155,7 @@ def opened(path: Path) -> Iterator[Book]:
     """Open a spreadsheet."""
     library = _library(path, "openpyxl")
     with _faults(path):
-        sheet_bounds.check(path)
+        check_size(path)
         book = library.load_workbook(path, read_only=True, data_only=True)
     try:
         every = Book(path, book, [page.title for page in book.worksheets])
@@ -201,3 +209,99 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     return json.loads(json.dumps(value, default=str))
+
+
+# ---------------------------------------------------------------------------------- bounds
+
+
+def check_size(path: Path) -> None:
+    """Refuse a spreadsheet that would fill the memory, before a library takes any for it.
+
+    It is a zip archive of XML, which is packed to a thousandth where it repeats itself. Its parts
+    are read here once as a stream, without keeping them.
+    """
+    with zipfile.ZipFile(path) as packed:
+        parts = packed.infolist()
+        unpacked = sum(part.file_size for part in parts)
+        if unpacked > max(UNPACKED_FREELY_BYTES, MAX_UNPACKED_RATIO * path.stat().st_size):
+            raise DataError(f"{path} unpacks to {unpacked:,} bytes. Is this a spreadsheet?")
+        for part in parts:
+            if _ROWS.fullmatch(part.filename):
+                with packed.open(part) as stream:
+                    is_shared = part.filename.endswith("sharedStrings.xml")
+                    # Texts that cells share are counted, not in which rows they stand.
+                    _Rows(f"{path}, texts of cells" if is_shared else str(path)).read(stream)
+            elif part.file_size > MAX_PART_BYTES and not _UNREAD.fullmatch(part.filename):
+                raise DataError(
+                    f"{path}: its {part.filename} has {part.file_size:,} bytes, the most is "
+                    f"{MAX_PART_BYTES:,}. Save the sheet as CSV."
+                )
+
+
+class _Rows:
+    """Counts the text and the cells of each row; a text that cells share is a row of its own."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._row = self._size = self._depth = 0
+        self._width = self._num_cells = self._num_made = 0
+        self._parser = expat.ParserCreate()
+        self._parser.StartElementHandler = self._begin
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._text
+        self._parser.EntityDeclHandler = self._entity
+
+    def read(self, stream: IO[bytes]) -> None:
+        """Read a part."""
+        num_bytes = 0
+        while chunk := stream.read(_CHUNK_BYTES):
+            self._parser.Parse(chunk)
+            num_bytes += len(chunk)
+            # What has not ended yet, such as the value of an attribute, is kept by the parser.
+            check_length(num_bytes - self._parser.CurrentByteIndex, self._path, self._row + 1)
+
+    def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        if name.endswith("row"):
+            self._row = _number(attributes.get("r"), self._row + 1)
+            self._size = self._width = 0
+        elif name.rpartition(":")[2] == "si":
+            self._row, self._size = self._row + 1, 0
+        elif name.rpartition(":")[2] == "c":
+            self._num_cells += 1
+            self._width = _column(attributes.get("r", ""), self._width + 1)
+            if self._width > MAX_COLUMNS:
+                raise DataError(
+                    f"{self._path}, line {self._row}: {self._width:,} columns, the most is "
+                    f"{MAX_COLUMNS:,}. Delete the cells that lie far out."
+                )
+
+    def _end(self, name: str) -> None:
+        if name.endswith("row"):
+            self._num_made += self._width
+            if self._num_made > _EMPTY_CELLS + 64 * self._num_cells:
+                raise DataError(
+                    f"{self._path}, line {self._row}: up to here {self._num_made:,} cells, of "
+                    f"which {self._num_cells:,} are written. Delete the cells that lie far out."
+                )
+
+    def _text(self, text: str) -> None:
+        self._size += len(text)
+        check_length(self._size, self._path, self._row)
+
+    def _entity(self, *_: object) -> None:
+        raise DataError(f"{self._path} defines entities of XML, which no spreadsheet needs.")
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdigit() else default
+
+
+def _column(place: str, default: int) -> int:
+    """Return the number of the column of a place such as `AB12`."""
+    letters = re.match("[A-Z]{1,3}", place)
+    if letters is None:
+        return default
+    number = 0
+    for letter in letters[0]:
+        number = 26 * number + ord(letter) - ord("A") + 1
+    return number

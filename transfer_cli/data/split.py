@@ -129,27 +129,27 @@ class Split:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""
         rows = np.arange(len(self.data)) if self.order is None else self.order
         scored = len(rows if self.example_of is None else np.unique(self.example_of[rows]))
-        found: dict[str, Any] = {"scored": scored, "unit": self.unit}
+        counts: dict[str, Any] = {"scored": scored, "unit": self.unit}
         if self.part_of is None:
-            found["of"] = scored
+            counts["of"] = scored
         else:
-            found |= {"of": self.part_of.size, "source": self.part_of.source}
-            found["left_out"] = list(self.part_of.left_out)
+            counts |= {"of": self.part_of.size, "source": self.part_of.source}
+            counts["left_out"] = list(self.part_of.left_out)
         if self.text.words:
-            found |= {"words": self.text.words, "bytes": self.text.size_bytes}
-        found |= {} if self.context is None else {"context": asdict(self.context)}
-        return found | ({"cut": self.num_cut} if self.num_cut else {})
+            counts |= {"words": self.text.words, "bytes": self.text.size_bytes}
+        counts |= {} if self.context is None else {"context": asdict(self.context)}
+        return counts | ({"cut": self.num_cut} if self.num_cut else {})
 
     def extent(self, verb: str = "scored") -> str:
         """Return `counts` in words."""
-        found = self.counts()
-        of = "" if found["of"] is None else f" of {found['of']:,}"
-        said = f"{verb} {found['scored']:,}{of} {self.unit}"
+        counts = self.counts()
+        of = "" if counts["of"] is None else f" of {counts['of']:,}"
+        said = f"{verb} {counts['scored']:,}{of} {self.unit}"
         if self.part_of is not None:
             why = ", ".join(self.part_of.left_out)
             said += f" of {self.part_of.source}" + (f" ({why})" if why else "")
         if self.text.words:
-            said += f": {found['words']:,} words, {found['bytes']:,} bytes"
+            said += f": {counts['words']:,} words, {counts['bytes']:,} bytes"
         said += "" if self.context is None else f"; {self.context}"
         return said + (f"; {self.num_cut:,} were cut" if self.num_cut else "")
 

@@ -3,31 +3,29 @@
 Lines are read anew each time, one after the other, so a text may be larger than memory.
 """
 
-import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from transfer_cli.data import catalog, readers, sample, text_files
-from transfer_cli.data.folders import cache_folder
-from transfer_cli.data.known_files import KnownFiles
-from transfer_cli.data.labelled import TaskData
-from transfer_cli.data.split import WeightedSource
-from transfer_cli.data.text_split import (
-    TITLE,
+from transfer_cli.data.catalog import cache_folder
+from transfer_cli.data.documents import (
     Begins,
     LineRule,
     TextSplit,
-    begins_of,
+    check_disjoint,
     digest_of,
-    file_digest,
+    expand,
+    file_parts,
+    held_out_parts,
     joined,
     path_begins,
 )
+from transfer_cli.data.known_files import KnownFiles
+from transfer_cli.data.split import WeightedSource, Whole
 from transfer_cli.errors import DataError, above_zero, at_least, listed, one_of
 from transfer_cli.runs.environment import cores
 
@@ -111,41 +109,6 @@ class TextData(ABC):
 
 
 @dataclass(kw_only=True)
-class WikiText(TextData):
-    """WikiText-103 or WikiText-2 (Merity et al. 2017).
-
-    Args:
-        name: `wikitext-103` or `wikitext-2`.
-        raw: Read the form with every word; in the other one rare words are `<unk>`, as in
-            published word perplexities.
-    """
-
-    name: Literal["wikitext-103", "wikitext-2"]
-    raw: bool = False
-
-    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; `seed` changes nothing."""
-        named = catalog.WIKITEXT[self.name + ("-raw" if self.raw else "")]
-        parts = {}
-        with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
-            for part in _wanted(catalog.SPLITS, only):
-                path = catalog.find_text(named, part, data_dir)
-                lines = partial(_wikitext_lines, path)
-                digest = known.of(path, "sha256", partial(file_digest, path))
-                whole = _split(part, lines, ["wikitext"], path.name, {path: digest})
-                whole = self._told_apart(whole, partial(begins_of, lines, TITLE), TITLE)
-                size = path.stat().st_size
-                parts[part] = replace(whole, size_bytes=size, about_bytes=size)
-        return parts
-
-
-def _wikitext_lines(path: Path) -> Iterator[str]:
-    # Every line has one space in front and one at its end; an empty line is a single space.
-    for line in readers.read_lines(path):
-        yield line.removeprefix(" ").removesuffix(" ")
-
-
-@dataclass(kw_only=True)
 class TextFiles(TextData):
     """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`, or Parquet.
 
@@ -215,14 +178,14 @@ class TextFiles(TextData):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; `seed` changes nothing, and of `data_dir` the cache alone is used."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
-        files = {name: text_files.expand(paths) for name, paths in given.items() if paths}
-        text_files.check_disjoint(files)
+        files = {name: expand(paths) for name, paths in given.items() if paths}
+        check_disjoint(files)
         if self.weights is not None:
-            text_files.check_disjoint({each: text_files.expand(each) for each in self._sources})
+            check_disjoint({source: expand(source) for source in self._sources})
         with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
             if "validation" not in files:
                 return self._held_out_splits(files, only, known)
-            return {name: self._whole(files[name], name, known) for name in _wanted(files, only)}
+            return {name: self._whole(files[name], name, known) for name in wanted(files, only)}
 
     def _whole(self, paths: list[Path], name: str, known: KnownFiles) -> TextSplit:
         parts, fingerprint = self._parts(paths, name, known)
@@ -231,7 +194,7 @@ class TextFiles(TextData):
     def _parts(
         self, paths: list[Path], name: str, known: KnownFiles
     ) -> tuple[list[TextSplit], str]:
-        parts, fingerprint = text_files.file_parts(paths, name, self.field, known)
+        parts, fingerprint = file_parts(paths, name, self.field, known)
         if self._asks or self.heading is not None:
             by = "a row" if self.heading is None else self.heading
             parts = [
@@ -250,111 +213,57 @@ class TextFiles(TextData):
         return replace(whole, sources=self._weighed(self.weights, whole))
 
     def _weighed(self, weights: Sequence[float], whole: TextSplit) -> list[WeightedSource]:
-        found = []
+        weighed = []
         for source, weight in zip(self._sources, weights, strict=True):
-            own = set(map(str, text_files.expand(source)))
-            count = sum(own.issuperset(part.files) for part in whole.shards)
+            names = set(map(str, expand(source)))
+            count = sum(names.issuperset(part.files) for part in whole.shards)
             if count == 0:
                 raise DataError(
                     f"data.weights: all of {source} is held out for validation; name "
                     "data.validation, or leave it out of data.train"
                 )
-            found.append(WeightedSource(source, count, weight))
-        return found
+            weighed.append(WeightedSource(source, count, weight))
+        return weighed
 
     def _held_out_splits(
         self, files: dict[str, list[Path]], only: Only, known: KnownFiles
     ) -> dict[str, TextSplit]:
         parts, _ = self._parts(files["train"], "train", known)
-        train, validation = text_files.held_out_parts(
+        train, validation = held_out_parts(
             parts, self.validation_share, self.field, known, whole=self.lines in ("keep", "join")
         )
-        found = {}
-        for name in _wanted(("train", "validation", *files), only):
+        held_out = f"{100 * self.validation_share:g} % of its lines are held out for validation"
+        others = "its other lines are trained on"
+        splits = {}
+        for name in wanted(("train", "validation", *files), only):
             if name == "test":
-                found[name] = self._whole(files[name], name, known)
+                splits[name] = self._whole(files[name], name, known)
                 continue
             keeps = name == "validation"
-            kept = text_files.of_name(validation if keeps else train, name)
+            kept = [replace(part, name=name) for part in (validation if keeps else train)]
             fingerprint = digest_of(part.fingerprint for part in kept)
-            found[name] = replace(
+            splits[name] = replace(
                 self._joined(kept, files["train"], fingerprint),
-                part_of=text_files.part_of(
-                    files["train"], self.validation_share, keeps_held_out=keeps
-                ),
+                part_of=Whole(listed(files["train"], 1), None, (others if keeps else held_out,)),
             )
-        return found
+        return splits
 
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return some files as one split, to score and not to train on."""
-    found = text_files.expand(paths)
-    parts, fingerprint = text_files.file_parts(found, name, "text", KnownFiles(None))
-    return joined(parts, fingerprint, listed(found, 1), cores())
+    files = expand(paths)
+    parts, fingerprint = file_parts(files, name, "text", KnownFiles(None))
+    return joined(parts, fingerprint, listed(files, 1), cores())
 
 
-@dataclass(kw_only=True)
-class SampleText(TextData):
-    """The embedded, made-up encyclopedia.
-
-    Args:
-        world: Which made-up world it describes. The run's seed does not decide it, so that runs of
-            several seeds, and questions about the world, agree on its facts.
-    """
-
-    world: int = 0
-
-    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; neither `data_dir` nor `seed` changes anything."""
-        text = sample.encyclopedia(self.world)
-        return {
-            name: self._told_apart(
-                _split(name, partial(iter, text[name]), text[name], "sample_text"),
-                partial(begins_of, partial(iter, text[name]), TITLE),
-                TITLE,
-            )
-            for name in _wanted(text, only)
-        }
-
-
-@dataclass(kw_only=True)
-class TaskText(TextData):
-    """The texts of a labelled data set without their labels, each a document on a line of its own.
-
-    Howard and Ruder (2018, section 3.2) continue pretraining on them before the labels are learnt:
-    target task language-model fine-tuning. The second text of a pair is the line after the first.
-    A label costs money and a text does not, so leave the task's `labelled` unset to use all texts.
-
-    The splits are those of `finetune` with the same seed, so validation texts stay unread.
-
-    Args:
-        task: The labelled data set.
-    """
-
-    task: TaskData
-
-    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; the seed decides the splits that the task draws."""
-        examples = self.task.load(data_dir, seed).splits
-        texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
-        return {
-            name: replace(
-                _split(name, partial(iter, lines), ["task", *lines], "the task"),
-                begins=partial(itertools.repeat, object=True, times=len(lines)),
-                begins_by="line",
-                apart=self._asks,
-            )
-            for name, lines in texts.items()
-        }
-
-
-def _split(
+def split_of_lines(
     name: str,
     lines: Callable[[], Iterator[str]],
     settings: Iterable[str],
     source: str,
     files: Mapping[Path, str] | None = None,
 ) -> TextSplit:
+    """Return a split of lines, which `settings` and the digests of `files` tell from others."""
     if not any(line and not line.isspace() for line in lines()):
         raise DataError(f"{source}: nothing but empty lines in the {name} text.")
     return TextSplit(
@@ -366,15 +275,6 @@ def _split(
     )
 
 
-def _wanted(names: Iterable[str], only: Only) -> list[str]:
+def wanted(names: Iterable[str], only: Only) -> list[str]:
+    """Return those of the names that are wanted, once each."""
     return [name for name in dict.fromkeys(names) if only is None or name in only]
-
-
-def _task_lines(examples: Sequence[Any]) -> list[str]:
-    if not all(hasattr(example, "text") for example in examples):
-        raise DataError(
-            "data.task: its examples have no text; put their texts into a file, data=text."
-        )
-    texts = (text for each in examples for text in (each.text, getattr(each, "pair", None)))
-    # A text of several lines becomes one line, which ends with one `sep`.
-    return [" ".join(text.splitlines()) for text in texts if text is not None]

@@ -103,8 +103,8 @@ def check_growth(data: Mapping[str, Any]) -> None:
         for kind in ("single", "pair"):
             _check_template(node.get(kind))
     added = data.get("added_tokens")
-    names = [each for each in added or () if isinstance(each, dict) and each.get("normalized")]
-    size = sum(len(str(each.get("content"))) for each in names)
+    names = [token for token in added or () if isinstance(token, dict) and token.get("normalized")]
+    size = sum(len(str(token.get("content"))) for token in names)
     if size * _product(chains["normalizer"]) > _SMALL:
         raise UnreadableError("its normalizers make too much of its added tokens")
 
@@ -112,8 +112,8 @@ def check_growth(data: Mapping[str, Any]) -> None:
 def _check_template(pieces: Any) -> None:
     if not isinstance(pieces, list):
         return
-    parts = [each.get("Sequence") for each in pieces if isinstance(each, dict)]
-    names = [str(each.get("id")) for each in parts if isinstance(each, dict)]
+    parts = [piece.get("Sequence") for piece in pieces if isinstance(piece, dict)]
+    names = [str(piece.get("id")) for piece in parts if isinstance(piece, dict)]
     if len(pieces) > MAX_PARTS or len(set(names)) < len(names):
         raise UnreadableError(
             f"its post_processor repeats the text, or has more than {MAX_PARTS} parts"
@@ -127,8 +127,8 @@ def _parts(node: Any) -> Iterator[Mapping[str, Any]]:
     inside = [node[key] for key in ("normalizers", "pretokenizers", "decoders", "processors")
               if isinstance(node.get(key), list)]  # fmt: skip
     if inside:
-        for each in chain.from_iterable(inside):
-            yield from _parts(each)
+        for part in chain.from_iterable(inside):
+            yield from _parts(part)
     else:
         yield node
 
@@ -171,4 +171,4 @@ def _longest_entry(charsmap: Any) -> int:
     except (ValueError, binascii.Error):
         return 1  # the library refuses it
     texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
-    return max(1, *(len(each.decode("utf-8", "replace")) for each in texts))
+    return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))

@@ -14,14 +14,15 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from transfer_cli.data.tokenizer import (
+from transfer_cli.data.library_tokenizer import (
     MAX_VOCABULARY,
     SENTINEL,
     SPECIALS,
     UNKNOWN,
     WORD_MARKS,
-    Tokenizer,
+    LibraryTokenizer,
 )
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.progress import progress
 
@@ -75,8 +76,8 @@ class WordPiece(TokenizerRecipe):
 
     def key(self) -> str:
         """Describe everything but the text that changes the tokenizer."""
-        own = f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
-        return own + _key_of(self.sentinels)
+        key = f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
+        return key + _key_of(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
@@ -101,7 +102,7 @@ class WordPiece(TokenizerRecipe):
         backend.pre_tokenizer = splitter
         # Tokenised text has spaces before its commas: leave them.
         backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-        return Tokenizer(backend).with_added(sentinel_names(self.sentinels))
+        return LibraryTokenizer(backend).with_added(sentinel_names(self.sentinels))
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class BytePairs(TokenizerRecipe):
         backend.decoder = decoders.Sequence(
             [decoders.Replace(UNKNOWN, f"{WORD_MARKS[0]}{UNKNOWN}"), decoders.ByteLevel()]
         )
-        return Tokenizer(backend).with_added(sentinel_names(self.sentinels))
+        return LibraryTokenizer(backend).with_added(sentinel_names(self.sentinels))
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class FromFile(TokenizerRecipe):
         return self._load()
 
     def _load(self) -> Tokenizer:
-        return Tokenizer.load(Path(self.path).expanduser())
+        return LibraryTokenizer.load(Path(self.path).expanduser())
 
 
 @dataclass(frozen=True)

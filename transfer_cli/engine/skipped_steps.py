@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from transfer_cli.batch import Batch
-from transfer_cli.data.loader import PaddingBatch
+from transfer_cli.batch import Batch, PaddingBatch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import full_tensor, is_sharded
 from transfer_cli.errors import DivergedError, listed

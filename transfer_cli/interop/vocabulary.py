@@ -9,13 +9,14 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from transfer_cli.data.tokenizer import (
+from transfer_cli.data.library_tokenizer import (
     MAX_FILE_BYTES,
-    Tokenizer,
+    LibraryTokenizer,
     check_file,
     check_numbers,
     library_errors,
 )
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, DataError, listed
 from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
@@ -82,7 +83,7 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
         if file.is_file():
             with library_errors(f"{file} is damaged, or no tokenizer"):
                 backend = make(folder, options, rows)
-                return Tokenizer(_with_template(backend, options), str(file))
+                return LibraryTokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
     )

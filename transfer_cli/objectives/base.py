@@ -26,7 +26,7 @@ from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
 if TYPE_CHECKING:
-    from transfer_cli.data.vocabulary import Vocabulary
+    from transfer_cli.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TaskInfo:
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
     """
 
-    vocabulary: "Vocabulary"
+    vocabulary: "Tokenizer"
     labels: tuple[str, ...] = ()
     name: str = "main"
     task: Any = None
@@ -240,6 +240,11 @@ class Objective(ABC):
     def training_heads(self) -> Set[str]:
         """The names of its heads that the finished model does not keep."""
         return frozenset()
+
+    @property
+    def teacher_runs(self) -> Sequence[str]:
+        """The runs, or published models, that it learns from."""
+        return ()
 
     @property
     def other_models(self) -> Sequence[TransferModel]:

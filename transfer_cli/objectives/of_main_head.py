@@ -3,6 +3,7 @@
 Legend: N texts, questions or words; C labels, choices or numbers.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,6 +177,11 @@ class Distillation(OfMainHead):
             raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
         if self.hard:
             self.temperature = 1.0
+
+    @property
+    def teacher_runs(self) -> Sequence[str]:
+        """See `Objective`."""
+        return self.teachers
 
     @property
     def key(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from transfer_cli.data.vocabulary import Vocabulary
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
@@ -20,13 +20,13 @@ Pick = Callable[[Tensor], Tensor]
 """Returns the next token of each text, `[R]`, from logits `[R, V]`."""
 
 
-def without_special(logits_RV: Tensor, vocabulary: Vocabulary, end: int) -> Tensor:
+def without_special(logits_RV: Tensor, vocabulary: Tokenizer, end: int) -> Tensor:
     """Return logits with -inf at special tokens but the one that ends a text."""
     never = sorted(vocabulary.special - {end})
     return logits_RV.index_fill(1, torch.tensor(never, device=logits_RV.device), -torch.inf)
 
 
-def text_until(tokens: list[int], vocabulary: Vocabulary, end: int) -> str:
+def text_until(tokens: list[int], vocabulary: Tokenizer, end: int) -> str:
     """Return the text of tokens up to the one that ends it."""
     return vocabulary.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
 

@@ -68,6 +68,11 @@ class WithTeachers(Objective):
         self._teacher_models = tuple(models)
 
     @property
+    def teacher_runs(self) -> Sequence[str]:
+        """See `Objective`."""
+        return self.teachers
+
+    @property
     def other_models(self) -> Sequence[TransferModel]:
         """The teachers; none where they are not there."""
         return self._teacher_models

@@ -117,7 +117,9 @@ def _choices(world: int) -> tuple[tuple[str, ...], Splits]:
 def _dialog(world: int) -> tuple[tuple[str, ...], Splits]:
     """Dialogs: what is said of the name that is asked about?"""
     turns = sample.dialogs(world)
-    return (), _made(turns, lambda *turn: DialogExample(*turn, label=len(turn[2]) - 1))
+    return (), _made(
+        turns, lambda who, before, after: DialogExample(who, before, after, len(after) - 1)
+    )
 
 
 SAMPLES: Mapping[

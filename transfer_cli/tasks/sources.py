@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 
 from transfer_cli.config.build import build
 from transfer_cli.data.columns import ANY, Wanted
-from transfer_cli.data.drawing import hold_out, keep_few
+from transfer_cli.data.drawing import hold_out, keep_few, say_overlap
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
-from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task

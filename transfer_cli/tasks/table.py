@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from transfer_cli.data import any_table, readers
-from transfer_cli.data.any_table import Refuse, Skipped
+from transfer_cli.data import readers
 from transfer_cli.data.columns import ANY, Chosen, Wanted, typed
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.hub_client import located
@@ -20,6 +19,7 @@ from transfer_cli.data.labelled import INPUT, Example, LabelledData
 from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.records import MAX_LABELS, Record, label_of, text_of, value_of
 from transfer_cli.data.split import Whole
+from transfer_cli.data.table import Refuse, Skipped, open_table, sound_rows
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
 from transfer_cli.runs.directory import HUB
@@ -77,7 +77,7 @@ class Table(LabelledFiles):
             Without it they are called by their number, counted from 1.
         delimiter: What stands between columns, see `layout.Layout`.
         encoding: As Python names it.
-        quotes: What they mean, one of `readers.QUOTES`.
+        quotes: What they mean, one of `layout.QUOTES`.
         sheet: Of a spreadsheet, by name or number from 1; None: the one that is like a table.
         format: `csv`, `tsv`, `jsonl`, `parquet` or `xlsx`; None to go by the files' names.
         errors: Whether a row that cannot be read stops all, or is left out and counted.
@@ -165,7 +165,7 @@ class Table(LabelledFiles):
     def cells(self, path: Path, column: str) -> dict[int, str]:
         """See `LabelledData`."""
         asked = replace(self.columns, keys="")
-        with any_table.opened(path, self._format_of(path, "data."), self._layout, asked) as table:
+        with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped() if self.errors == "skip" else readers.refuse)
             return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
@@ -214,7 +214,7 @@ class Table(LabelledFiles):
         asked = replace(self.columns, keys=keys)
         skipped = Skipped()
         with (
-            any_table.opened(path, self._format_of(path, keys), self._layout, asked) as table,
+            open_table(path, self._format_of(path, keys), self._layout, asked) as table,
             progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
         ):
             columns = table.columns(asked, own)
@@ -222,7 +222,7 @@ class Table(LabelledFiles):
             read = partial(self.row_of, columns=columns, name=str(path), labels=labels)
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
             rows = list[TableRow]()
-            for row in any_table.sound_rows(table, columns.read, read, on_error):
+            for row in sound_rows(table, columns.read, read, on_error):
                 more(row.line - (rows[-1].line if rows else 0))
                 rows.append(row)
                 if len(labels) > self.most_labels:

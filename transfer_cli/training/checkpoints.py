@@ -172,7 +172,7 @@ class CheckpointWriter:
     def _write_parts(self, tensors: Mapping[str, Tensor]) -> None:
         """Write each head that is a model itself into a folder of its own, beside `model/`."""
         plan = self._run.blueprint
-        for loss in plan.losses:
+        for loss in plan.network.losses:
             for name, part in loss.objective.parts_of(plan.model.backbone.shape).items():
                 described = replace(
                     plan.description(), shape=part.shape, objective=part.objective, edits={}
@@ -208,8 +208,9 @@ def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset())
         without: Names of edits that the weights beside it do not hold.
     """
     base = None
-    if run.blueprint.start is not None and run.base_hash is not None:
-        weights = run.blueprint.start.weights.resolve()
+    start = run.blueprint.start.pretrained
+    if start is not None and run.base_hash is not None:
+        weights = start.weights.resolve()
         base = Base(str(weights), os.path.relpath(weights, folder.resolve()), run.base_hash)
     description = run.blueprint.description(base, without=without)
     write_description(description, folder)

@@ -32,15 +32,15 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
     )
     labels = f", {len(run.data.labels)} labels" if run.data.labels else ""
     total = sum(p.numel() for p in run.model.parameters())
-    shape, batch = run.model.backbone.shape, run.blueprint.loop.batch
+    shape, batch = run.model.backbone.shape, run.blueprint.course.loop.batch
     cut = f" in portions of {run.micro_batch}" if run.micro_batch < batch else ""
     rows = {
         "run": str(path),
         "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
         f"{shape.direction}",
         "data": f"{sizes} ({unit}){labels}{streams}",
-        "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
-        f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{run.blueprint.at_most}",
+        "steps": f"{run.blueprint.course.sizes.total_steps:,} of {batch} sequences{cut}, "
+        f"{run.blueprint.course.sizes.steps_per_epoch:,} an epoch{run.blueprint.at_most}",
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
         "exports": exports_as(run.blueprint),
     }
@@ -55,9 +55,9 @@ def say_what_is_faster(
     """Log what to change about a run that will take `seconds` more on a CPU."""
     steps = max(1, int(handlers.LONG / seconds_a_step))
     ways = ["a GPU", "a smaller model", f"fewer steps (half an hour is loop.steps={steps})"]
-    if len(blueprint.stage_plans) == 1:
+    if len(blueprint.course.stage_plans) == 1:
         ways.append("an end by the clock (loop.minutes=30)")
-    trained = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
+    trained = frozenset[str]().union(*(stage.trains for stage in blueprint.course.stage_plans))
     if command == "finetune" and any(name.startswith("backbone.") for name in trained):
         ways.append("frozen features (experiment=quick)")
     log.info(

@@ -79,19 +79,19 @@ class Scorer:
 
     def measures(self, name: str) -> dict[str, float]:
         """Return the measures of a split: those of the main loss, of others by their names."""
-        scores = self.score(self._run.blueprint.losses[0], self._run.data.splits[name])
+        scores = self.score(self._run.blueprint.network.losses[0], self._run.data.splits[name])
         return scores.measures | self._further(name)
 
     def noted(self, name: str) -> Scored:
         """Return the scores of a split with the same measures, and what became of its examples."""
         split = self._run.data.splits[name]
         each = noting(split)
-        scores = self.score(self._run.blueprint.losses[0], split, each)
+        scores = self.score(self._run.blueprint.network.losses[0], split, each)
         return Scored(replace(scores, measures=scores.measures | self._further(name)), each)
 
     def _further(self, name: str) -> dict[str, float]:
         measures: dict[str, float] = {}
-        for loss in self._run.blueprint.losses[1:]:
+        for loss in self._run.blueprint.network.losses[1:]:
             split = self._run.prepared[loss.stream].splits.get(name)
             if split is not None:
                 of_loss = self.score(loss, split).measures
@@ -102,7 +102,7 @@ class Scorer:
         """Return a few predictions on the validation split as a table."""
         plan = self._run.blueprint
         shown = samples(
-            self._run.model, plan.losses[0].objective, self._run.data.splits["validation"],
+            self._run.model, plan.network.losses[0].objective, self._run.data.splits["validation"],
             count=SAMPLES, precision=plan.precision,
         )  # fmt: skip
 
@@ -122,7 +122,7 @@ def with_fitted_answers(
 
     `validation` is what the weights did there, where that is known.
     """
-    loss, task = run.blueprint.losses[0], run.data.task
+    loss, task = run.blueprint.network.losses[0], run.data.task
     if task is None or not loss.objective.fits_answers:
         return run
     split = run.data.splits["validation"]
@@ -150,7 +150,7 @@ def final_measures(
         scores[name] = scored.scores
         items_of_split = items_of(data.splits[name], data, scored.each)
         if data.task is not None and items_of_split:
-            for loss in run.blueprint.losses:
+            for loss in run.blueprint.network.losses:
                 slices, key = getattr(loss.objective, "parts", {}), f"losses.{loss.name}"
                 measures = of_slices(slices, data.splits[name], data.task, items_of_split, key)
                 scores[name].measures.update(measures)
@@ -167,5 +167,5 @@ def _failure(run: TrainingRun, scorer: Scorer, validation: Scores | None) -> str
         return None
     # Asked only then: most runs have learnt something.
     some = some_of(run.data.splits["train"], MOST_JUDGED)
-    scores = scorer.score(run.blueprint.losses[0], some)
+    scores = scorer.score(run.blueprint.network.losses[0], some)
     return task.failure(scores.measures, scores.tables)

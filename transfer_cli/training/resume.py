@@ -106,12 +106,12 @@ def restore(
         _begin_anew(directory)
         return 0.0
     state = checkpoint.read_state(newest)
-    patience, minutes = run.blueprint.loop.patience, run.blueprint.loop.minutes
+    patience, minutes = run.blueprint.course.loop.patience, run.blueprint.course.loop.minutes
     with checkpoint.fitting(newest):
         state = state_of_today(state)
         progress.load_state_dict(state["progress"])
         run.step.stages.load_ends(state["step"]["stages"])
-        total = run.blueprint.sizes.total_steps
+        total = run.blueprint.course.sizes.total_steps
         ended = progress.has_ended(total, run.step.stages, patience, minutes)
     if ended and directory.read_status() == "finished":
         more = [] if progress.step < total else [f"loop.steps={2 * progress.step}"]
@@ -143,7 +143,7 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
     is a function of the step and of how many there are, so the rate may jump.
     """
     taken = [checkpoint.step_of(folder) for folder in checkpoint.find_all(directory.checkpoints)]
-    step, sizes = max(taken, default=0), blueprint.sizes
+    step, sizes = max(taken, default=0), blueprint.course.sizes
     loop = build(read_stored(directory.config, directory.read_command(), "resume").loop,
                  "loop", LoopConfig)  # fmt: skip
     planned, total = total_steps_of(loop, sizes.steps_per_epoch), sizes.total_steps
@@ -151,9 +151,11 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
         return ""
 
     def rate_at(number: int, steps: int) -> float:
-        stages = blueprint.adaptation.plan_stages(blueprint.groups, steps, sizes.steps_per_epoch)
+        stages = blueprint.adaptation.plan_stages(
+            blueprint.network.groups, steps, sizes.steps_per_epoch
+        )
         now = next(stage for stage in stages if number < stage.end)
-        scheduler = replace(blueprint.lr_scheduler, total=steps)
+        scheduler = replace(blueprint.course.lr_scheduler, total=steps)
         return scheduler.get_lr(number, begin=now.begin, end=now.end, factor=now.rate)
 
     before, after, last = (

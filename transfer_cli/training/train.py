@@ -13,7 +13,7 @@ from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run, refuse_finished
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.build import build
-from transfer_cli.config.check import check_training
+from transfer_cli.config.check_training import check_training
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import as_yaml

@@ -145,7 +145,7 @@ class Trainer:
     def _train(self, start_step: int) -> None:
         # What was computed before the first step, which is no part of what steps take.
         self._spending.add(self._run.tally.take())
-        run, loop, sizes = self._run, self._blueprint.loop, self._blueprint.sizes
+        run, loop, sizes = self._run, self._blueprint.course.loop, self._blueprint.course.sizes
         trainer = build_trainer(run.step, self._progress)
         handlers.attach(trainer, *self._handlers())
         ended = self._progress.has_ended(
@@ -169,8 +169,11 @@ class Trainer:
 
     def _handlers(self) -> Iterator[handlers.Handlers]:
         """Yield what happens around the steps, in order."""
-        step, loop, saving = self._run.step, self._blueprint.loop, self._config.checkpoint
-        several, total = len(self._blueprint.losses) > 1, self._blueprint.sizes.total_steps
+        step, loop, saving = self._run.step, self._blueprint.course.loop, self._config.checkpoint
+        several, total = (
+            len(self._blueprint.network.losses) > 1,
+            self._blueprint.course.sizes.total_steps,
+        )
         yield handlers.records(
             self._logger, step.optimizer, lambda: step.stages.current,
             every=loop.log_every, several=several,
@@ -191,8 +194,8 @@ class Trainer:
                 self._progress,
                 self._validate,
                 every=Length.parse_rhythm(loop.evaluate_every),
-                monitor=self._blueprint.monitor
-                or (() if self._has_few else self._blueprint.metrics),
+                monitor=self._blueprint.course.monitor
+                or (() if self._has_few else self._blueprint.network.metrics),
                 keep_last=self._keeps_last,
                 patience=loop.patience,
                 stages=step.stages,
@@ -220,10 +223,12 @@ class Trainer:
     def _keeps_last(self) -> bool:
         """Whether the last weights are kept: validation is small, and the rate has fallen."""
         plan = self._blueprint
-        is_measured = plan.monitor is None and judge(plan.metrics, ()) is not LOSS
-        waits = plan.loop.patience or any(stage.patience for stage in plan.stage_plans)
-        total = plan.sizes.total_steps
-        falls = plan.lr_scheduler.schedule(total - 1, total) < FALLEN
+        is_measured = plan.course.monitor is None and judge(plan.network.metrics, ()) is not LOSS
+        waits = plan.course.loop.patience or any(
+            stage.patience for stage in plan.course.stage_plans
+        )
+        total = plan.course.sizes.total_steps
+        falls = plan.course.lr_scheduler.schedule(total - 1, total) < FALLEN
         return bool(self._has_few and is_measured and not waits and falls)
 
     def _note_validation(self, step: int, measures: dict[str, float]) -> None:
@@ -240,7 +245,7 @@ class Trainer:
 
         Those of the last step are kept: if its weights are the best, they are the run's.
         """
-        if self._progress.step < self._blueprint.sizes.total_steps:
+        if self._progress.step < self._blueprint.course.sizes.total_steps:
             return self._scorer.measures("validation")
         self._last_validation = self._scorer.noted("validation")
         return self._last_validation.scores.measures
@@ -251,7 +256,7 @@ class Trainer:
 
     def _seconds_left(self) -> float:
         """Return after how many seconds the run ends, however many steps it has taken."""
-        minutes = self._blueprint.loop.minutes
+        minutes = self._blueprint.course.loop.minutes
         return math.inf if minutes is None else 60 * minutes - self._seconds()
 
     def _note_spending_if_due(self) -> None:
@@ -288,7 +293,7 @@ class Trainer:
                 "the weights that are kept are those of step %d of %d, from the first tenth of the "
                 "run: by loop.monitor=%s no later validation was better; a lower optimizer.lr or "
                 "a shorter run may do more", progress.best_step, progress.step,
-                self._blueprint.loop.monitor,
+                self._blueprint.course.loop.monitor,
             )  # fmt: skip
         validation = self._last_validation if progress.best_step == progress.step else None
         run = with_fitted_answers(self._run, progress, validation)
@@ -335,7 +340,7 @@ class Trainer:
             presets=self._directory.read_presets(),
             seed=self._config.seed,
             measures={name: of_split.measures for name, of_split in scores.items()},
-            metrics=self._blueprint.metrics,
+            metrics=self._blueprint.network.metrics,
             tables={name: of_split.tables for name, of_split in scores.items() if of_split.tables},
             labels=tuple(run.data.labels),
             task=None if task is None else task.name,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.readers import read_table
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
@@ -101,7 +101,7 @@ class TaggedWords(LabelledFiles):
 
     def read(self, path: Path) -> list[Sentence]:
         sentences = []
-        for record in read_table(path, "jsonl"):
+        for record in json_rows(path):
             words = Tagging().read(record, "words", None, str(path)).words
             tags = record.fields.get("tags")
             if not isinstance(tags, list) or len(words) != len(tags):

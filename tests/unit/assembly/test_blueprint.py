@@ -111,10 +111,12 @@ def test_what_came_from_the_checkpoint_is_inherited_and_holds_its_values(laid_ou
 
     stored = start_tensors(pretrained)
     own = dict(layout.model.named_parameters())
-    assert layout.inherited == {name for name in own if name.startswith("backbone.")}
-    assert all(torch.equal(own[name], stored[name]) for name in layout.inherited)
-    assert not layout.report.new or all(n.startswith("heads.") for n in layout.report.new)
-    assert [group.name for group in layout.groups if not group.inherited] == ["head.class"]
+    assert layout.network.inherited == {name for name in own if name.startswith("backbone.")}
+    assert all(torch.equal(own[name], stored[name]) for name in layout.network.inherited)
+    assert not layout.network.report.new or all(
+        n.startswith("heads.") for n in layout.network.report.new
+    )
+    assert [group.name for group in layout.network.groups if not group.inherited] == ["head.class"]
 
 
 def start_tensors(run):
@@ -126,17 +128,18 @@ def test_with_fresh_weights_nothing_is_inherited(laid_out, pretrained):
 
     stored = start_tensors(pretrained)
     matrix = layout.model.backbone.token_embedding.weight
-    assert layout.report is None
-    assert layout.inherited == frozenset()
+    assert layout.network.report is None
+    assert layout.network.inherited == frozenset()
     assert not torch.equal(matrix, stored["backbone.token_embedding.weight"])
 
 
 def test_a_classifier_of_the_same_labels_is_inherited_and_pools_as_before(laid_out, classifier):
     layout = laid_out(classifier, objective__pooling="auto")
 
-    assert "heads.class.linear.weight" in layout.inherited
+    assert "heads.class.linear.weight" in layout.network.inherited
     assert (
-        layout.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"] == "max"
+        layout.network.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"]
+        == "max"
     )
 
 
@@ -144,11 +147,12 @@ def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out
     layout = laid_out(classifier, labels=("person", "thing"), objective__pooling="auto")
 
     head = layout.model.heads["class"].linear.weight
-    assert not any(name.startswith("heads.") for name in layout.inherited)
+    assert not any(name.startswith("heads.") for name in layout.network.inherited)
     assert not torch.equal(head, start_tensors(classifier)["heads.class.linear.weight"])
-    assert "heads.class.linear.weight" in layout.report.dropped
+    assert "heads.class.linear.weight" in layout.network.report.dropped
     assert (
-        layout.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"] != "max"
+        layout.network.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"]
+        != "max"
     )
 
 
@@ -175,10 +179,10 @@ def test_what_an_earlier_run_added_is_made_again_and_filled(laid_out, with_lora)
     added = {name for name, _ in layout.model.named_parameters() if ".lora." in name}
     stored = start_tensors(with_lora)
     assert added
-    assert added <= layout.inherited
+    assert added <= layout.network.inherited
     own = dict(layout.model.named_parameters())
     assert all(torch.equal(own[name], stored[name]) for name in added)
-    assert list(layout.edits) == ["lora"]
+    assert list(layout.network.edits) == ["lora"]
 
 
 # As by a version that has an option which the earlier run's had not.
@@ -188,7 +192,7 @@ def test_an_edit_that_an_earlier_run_made_is_not_made_twice(node, laid_out, with
 
     names = [[name for name, _ in each.model.named_parameters()] for each in (once, again)]
     assert names[0] == names[1]
-    assert again.inherited == once.inherited
+    assert again.network.inherited == once.network.inherited
 
 
 def test_the_edits_that_a_plan_speaks_of_are_those_that_change_the_model(
@@ -200,24 +204,24 @@ def test_the_edits_that_a_plan_speaks_of_are_those_that_change_the_model(
     layout = laid_out(pretrained, adaptation__edits={"lora": LORA})
 
     assert made == [LORA["rank"]]
-    assert list(layout.adaptation.edits) == list(layout.edits) == ["lora"]
+    assert list(layout.adaptation.edits) == list(layout.network.edits) == ["lora"]
 
 
 def test_further_edits_come_on_top_of_those_of_an_earlier_run(laid_out, with_lora):
     layout = laid_out(with_lora, adaptation__edits={"adapters": ADAPTERS})
 
     sites = {name for name, _ in layout.model.named_parameters() if ".sites." in name}
-    assert list(layout.edits) == ["lora", "adapters"]
+    assert list(layout.network.edits) == ["lora", "adapters"]
     assert sites
-    assert not sites & layout.inherited
+    assert not sites & layout.network.inherited
 
 
 def test_weights_that_an_edit_drew_anew_are_not_inherited(laid_out, pretrained):
     layout = laid_out(pretrained, adaptation__edits={"fresh": FRESH_TOP})
 
-    assert not any("blocks.1." in name for name in layout.inherited)
-    assert any("blocks.0." in name for name in layout.inherited)
-    assert layout.edits == {}
+    assert not any("blocks.1." in name for name in layout.network.inherited)
+    assert any("blocks.0." in name for name in layout.network.inherited)
+    assert layout.network.edits == {}
 
 
 def test_what_an_edit_draws_follows_from_the_seed_alone(laid_out, pretrained):
@@ -241,15 +245,15 @@ def test_stages_are_in_steps_of_this_run(laid_out, pretrained):
     layout = laid_out(pretrained, adaptation__plan=thaw, loop__steps=11)
 
     # 20 examples in batches of 8: three steps an epoch; head, then two blocks, then embeddings.
-    assert [(span.begin, span.end) for span in layout.stage_plans] == [
+    assert [(span.begin, span.end) for span in layout.course.stage_plans] == [
         (0, 3),
         (3, 6),
         (6, 9),
         (9, 11),
     ]
-    assert all(name.startswith("heads.") for name in layout.stage_plans[0].trains)
+    assert all(name.startswith("heads.") for name in layout.course.stage_plans[0].trains)
     everything = {name for name, _ in layout.model.named_parameters()}
-    assert layout.stage_plans[-1].trains == everything
+    assert layout.course.stage_plans[-1].trains == everything
 
 
 @pytest.mark.parametrize("edits", [{}, {"lora": LORA}, {"fresh": FRESH_TOP}], ids=str)
@@ -260,10 +264,10 @@ def test_without_weights_a_run_is_laid_out_the_same(laid_out, pretrained, classi
         )
 
         assert all(parameter.is_meta for parameter in meta.model.parameters())
-        assert meta.groups == real.groups
-        assert meta.stage_plans == real.stage_plans
-        assert meta.inherited == real.inherited
-        assert meta.edits == real.edits
+        assert meta.network.groups == real.network.groups
+        assert meta.course.stage_plans == real.course.stage_plans
+        assert meta.network.inherited == real.network.inherited
+        assert meta.network.edits == real.network.edits
 
 
 # --- warm-up -----------------------------------------------------------------------------------

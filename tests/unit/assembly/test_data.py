@@ -10,7 +10,7 @@ from transfer_cli.assembly.losses import Asked
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
-from transfer_cli.data.folders import cache_folder
+from transfer_cli.data.catalog import cache_folder
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer_recipes import WordPiece

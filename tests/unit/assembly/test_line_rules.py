@@ -14,9 +14,9 @@ from tests.published import TEXT, config_of, publish, reference, sentence_pieces
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained, usual_lines
-from transfer_cli.data.shards import encode_text
+from transfer_cli.data.corpus import encode_text
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.text import TextFiles
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import device_and_precision
@@ -42,7 +42,7 @@ def byte_pairs(splitter, begin=None):
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B",
             special_tokens=[(begin, backend.token_to_id(begin))],
         )  # fmt: skip
-    return Tokenizer(backend)
+    return LibraryTokenizer(backend)
 
 
 GPT2 = byte_pairs(LEVELS(add_prefix_space=False))

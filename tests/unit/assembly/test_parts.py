@@ -108,7 +108,7 @@ def test_edits_know_the_special_tokens_by_name():
 
 # --- losses ------------------------------------------------------------------------------------
 
-TEXT = {"data": {"_target_": "transfer_cli.data.text.SampleText"}}
+TEXT = {"data": {"_target_": "transfer_cli.data.known_texts.SampleText"}}
 FALLING = {
     "_target_": "transfer_cli.optim.loss_weight.Annealed", "start": 1.0, "end": 0.25, "over": "rest"
 }  # fmt: skip

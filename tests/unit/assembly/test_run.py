@@ -43,8 +43,10 @@ def test_a_run_starts_at_the_pretrained_weights(put, pretrained):
 def test_steps_and_stages_are_those_of_the_data(put):
     run = put(loop__steps=None, loop__epochs=2)
 
-    assert run.blueprint.sizes.total_steps == 6  # 20 examples in batches of 8, the last one short
-    assert run.blueprint.sizes.steps_per_epoch == 3
+    assert (
+        run.blueprint.course.sizes.total_steps == 6
+    )  # 20 examples in batches of 8, the last one short
+    assert run.blueprint.course.sizes.steps_per_epoch == 3
     seen = [run.streams["main"].sampler.indices(step) for step in range(3)]
     assert sorted(torch.cat([torch.from_numpy(each) for each in seen]).tolist()) == list(range(20))
 

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from transfer_cli.commands.info import info
-from transfer_cli.commands.init import chosen_by, copy
-from transfer_cli.commands.presets import presets
+from transfer_cli.commands.presets import chosen_by, copy, presets
 from transfer_cli.config.describe import Option, description, options
 
 EVERY = {f"{option.group}={option.name}": option for option in options()}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from transfer_cli.commands.predict import reading as predict_input
 from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, rows_of, windows
 from transfer_cli.commands.predict.writing import FORMATS, format_of
-from transfer_cli.data import any_table, readers
-from transfer_cli.data.any_table import MOST_NAMED, Refuse, Skipped
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
+from transfer_cli.data.readers import all_lines
+from transfer_cli.data.table import MOST_NAMED, Refuse, Skipped, table_of_lines, table_records
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
 
@@ -35,7 +35,7 @@ def table_of(content, table_format="csv"):
 
 
 def of_stream(stream, table_format, content, given=RECOGNISED):
-    return any_table.of_lines(content, stream, "a", table_format, given, TYPED)
+    return table_of_lines(content, stream, "a", table_format, given, TYPED)
 
 
 def read(content, table_format="csv", columns=TEXT):
@@ -270,8 +270,8 @@ def written(table_format, row, columns=KEPT):
     row = answers.renamed(row)
     assert answers.problem_of(row) is None
     answers.write_window([row], ANSWERS)
-    lines = readers.all_lines(io.BytesIO(out.getvalue().encode()), "a")
-    [record] = readers.table_records(lines, "a", table_format)
+    lines = all_lines(io.BytesIO(out.getvalue().encode()), "a")
+    [record] = table_records(lines, "a", table_format)
     return dict(record.fields)
 
 
@@ -365,8 +365,8 @@ def test_an_answer_does_not_break_a_row(answer):
 
     assert out.getvalue() == ""
     FORMATS["csv"](out, spoken).write_window([row], [{"probabilities": answer}])
-    lines = readers.all_lines(io.BytesIO(out.getvalue().encode()), "a")
-    [record] = readers.table_records(lines, "a", "csv")
+    lines = all_lines(io.BytesIO(out.getvalue().encode()), "a")
+    [record] = table_records(lines, "a", "csv")
     assert record.fields == {"text": "a", "label": answer}
 
 

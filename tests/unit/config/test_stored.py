@@ -19,13 +19,13 @@ from transfer_cli.safe_files import UnreadableError
 
 PLAIN = {
     "seed": 3,
-    "data": {"_target_": "transfer_cli.data.text.SampleText", "length": 32},
+    "data": {"_target_": "transfer_cli.data.known_texts.SampleText", "length": 32},
     "objective": {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"},
     "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4},
     "schedule": {"_target_": "transfer_cli.optim.schedules.Constant"},
     "adaptation": {"_target_": "transfer_cli.adaptation.adaptation.Adaptation", "edits": {}},
     "loop": {"epochs": 0.5, "evaluate_every": "3 steps"},
-    "streams": {"second": {"data": {"_target_": "transfer_cli.data.text.SampleText"}}},
+    "streams": {"second": {"data": {"_target_": "transfer_cli.data.known_texts.SampleText"}}},
 }
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(

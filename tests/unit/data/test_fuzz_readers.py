@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzzing import altered, damaged, fuzz, memory_up_to
-from transfer_cli.data import packed, readers
-from transfer_cli.data.readers import MAX_COLUMNS, MAX_LINE_BYTES
-from transfer_cli.data.records import MAX_LABEL_CHARACTERS, Record, label_of, text_of
-from transfer_cli.data.text_split import path_lines
+from transfer_cli.data import packed, readers, table
+from transfer_cli.data.documents import path_lines
+from transfer_cli.data.readers import MAX_LINE_BYTES
+from transfer_cli.data.records import MAX_COLUMNS, MAX_LABEL_CHARACTERS, Record, label_of, text_of
+from transfer_cli.data.table import table_records
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.table import Table
 from transfer_cli.tasks.trec import _read
@@ -63,7 +64,7 @@ def refusal(read) -> str:
 def test_fuzz_tables(content, table_format, header):
     def read():
         lines = readers.sound_lines(readers.all_lines(io.BytesIO(content), "a"))
-        for record in readers.table_records(lines, "a", table_format, header=header):
+        for record in table_records(lines, "a", table_format, header=header):
             text_of(record, "text" if header else "1", "a")
             label_of(record, "label" if header else "2", "a")
 
@@ -76,11 +77,11 @@ def test_fuzz_tables_that_are_read_on_after_bad_rows(content, table_format):
     strict, errors = [], []
     with contextlib.suppress(DataError):
         lines = readers.sound_lines(readers.all_lines(io.BytesIO(content), "a"))
-        strict += readers.table_records(lines, "a", table_format)
+        strict += table_records(lines, "a", table_format)
 
     def read():
         lines = readers.all_lines(io.BytesIO(content), "a")
-        found = readers.table_records(lines, "a", table_format, on_error=errors.append)
+        found = table_records(lines, "a", table_format, on_error=errors.append)
         assert [next(found) for _ in strict] == strict
         rest = list(found)
         assert errors or not rest
@@ -136,7 +137,7 @@ def test_a_field_of_a_hundred_megabytes_is_refused_in_csv_and_json_lines():
     for start, table_format in ((b"text,label\n", "csv"), (b'{"text": "', "jsonl")):
         stream = io.BytesIO(start + b"x" * (100 * MIB))
         lines = readers.sound_lines(readers.all_lines(stream, "a"))
-        records = readers.table_records(lines, "a", table_format)
+        records = table_records(lines, "a", table_format)
 
         with memory_up_to(4 * MAX_LINE_BYTES):
             assert "longer than 8 MiB" in refusal(lambda records=records: list(records))
@@ -152,7 +153,7 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_file_is_in_memory(st
             yield number, "x" * 1000
 
     with memory_up_to(8 * MAX_LINE_BYTES):
-        message = refusal(lambda: list(readers.table_records(lines(), "a.csv", "csv")))
+        message = refusal(lambda: list(table_records(lines(), "a.csv", "csv")))
 
     assert message.startswith("a.csv, line 3: a broken row (longer than 8 MiB). Is a quote missing")
 
@@ -160,7 +161,7 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_file_is_in_memory(st
 def rows_and_faults(lines):
     faults = []
     numbered = enumerate(["text,label", *lines], 1)
-    found = list(readers.table_records(numbered, "a.csv", "csv", on_error=faults.append))
+    found = list(table_records(numbered, "a.csv", "csv", on_error=faults.append))
     return [record.line for record in found], [str(fault) for fault in faults]
 
 
@@ -175,7 +176,7 @@ def test_a_quote_that_is_never_closed_costs_one_row(end):
 
 
 def test_lines_that_are_not_read_again_are_counted(monkeypatch):
-    monkeypatch.setattr(readers, "_REREAD", 0)
+    monkeypatch.setattr(table, "_REREAD", 0)
 
     rows, faults = rows_and_faults(["good,1", '"open,2', *["good,1"] * 50])
 
@@ -188,7 +189,7 @@ def test_a_row_of_many_fields_over_many_lines_is_refused():
         for number in range(1, 10**7):
             yield number, '","'.join(["x" * 100] * 10)
 
-    records = readers.table_records(lines(), "a.csv", "csv")
+    records = table_records(lines(), "a.csv", "csv")
     with memory_up_to(40 * MAX_LINE_BYTES):
         assert "a.csv, line" in refusal(lambda: list(records))
 
@@ -198,14 +199,14 @@ def test_a_row_of_many_fields_over_many_lines_is_refused():
     [("," * 100_000, "csv"), (json.dumps(dict.fromkeys(map(str, range(20_000)))), "jsonl")],
 )
 def test_a_table_of_absurd_width_is_refused(line, table_format):
-    message = refusal(lambda: list(readers.table_records([(1, line)], "a", table_format)))
+    message = refusal(lambda: list(table_records([(1, line)], "a", table_format)))
 
     assert f"the most is {MAX_COLUMNS:,}" in message
 
 
 def test_a_missing_column_among_thousands_is_said_in_a_short_line():
     columns = ",".join(f"c{number}" for number in range(MAX_COLUMNS))
-    record = next(readers.table_records([(1, columns), (2, columns)], "a", "csv"))
+    record = next(table_records([(1, columns), (2, columns)], "a", "csv"))
 
     assert "'c19' and 9,980 more" in refusal(lambda: text_of(record, "text", "a"))
 
@@ -214,7 +215,7 @@ def test_a_missing_column_among_thousands_is_said_in_a_short_line():
 def test_two_values_of_one_name_are_refused(name, table_format):
     line = f'{{"text": "a", "label": "b", "{name}": "c"}}'
 
-    message = refusal(lambda: list(readers.table_records([(1, line)], "a", table_format)))
+    message = refusal(lambda: list(table_records([(1, line)], "a", table_format)))
 
     assert message == f"a, line 1: JSON that cannot be read (the name '{name}' is there twice)."
 
@@ -231,7 +232,7 @@ def test_a_label_that_a_spreadsheet_would_run_is_text(label):
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_label_that_is_no_number_is_refused(value):
-    record = next(readers.table_records([(1, f'{{"label": {value}}}')], "a", "jsonl"))
+    record = next(table_records([(1, f'{{"label": {value}}}')], "a", "jsonl"))
 
     assert "Leave rows without a label out" in refusal(lambda: label_of(record, "label", "a"))
 

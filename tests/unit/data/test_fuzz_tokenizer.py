@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from tests.fuzzing import altered, damaged, fuzz, memory_up_to
-from transfer_cli.data.tokenizer import (
+from transfer_cli.data.library_tokenizer import (
     MAX_FILE_BYTES,
     MAX_VOCABULARY,
     SPECIALS,
     UNKNOWN,
-    Tokenizer,
+    LibraryTokenizer,
 )
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError
@@ -58,7 +58,7 @@ def test_fuzz_tokenizer_files(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("fuzz") / "tokenizer.json"
     path.write_bytes(content)
     try:
-        tokenizer = Tokenizer.load(path)
+        tokenizer = LibraryTokenizer.load(path)
         rows = tokenizer.encode_batch(TEXTS)
         for text in TEXTS:
             tokenizer.encode_batch(tokenizer.units(text))
@@ -78,7 +78,7 @@ def test_a_token_whose_number_would_take_all_memory_is_refused(tmp_path, file, n
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
     with pytest.raises(DataError, match="a token has the number "):
-        Tokenizer.load(tmp_path / "tokenizer.json")
+        LibraryTokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_an_enormous_file_is_refused_without_being_read_whole(tmp_path):
@@ -90,7 +90,7 @@ def test_an_enormous_file_is_refused_without_being_read_whole(tmp_path):
         memory_up_to(3 * MAX_FILE_BYTES),
         pytest.raises(DataError, match="it is larger than 65,536 KiB"),
     ):
-        Tokenizer.load(path)
+        LibraryTokenizer.load(path)
 
 
 def test_what_the_library_panics_at_is_a_damaged_file(tmp_path):
@@ -99,7 +99,7 @@ def test_what_the_library_panics_at_is_a_damaged_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
+        LibraryTokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_a_text_that_a_tokenizer_has_no_token_for_is_an_error_of_the_user(tmp_path):
@@ -108,7 +108,7 @@ def test_a_text_that_a_tokenizer_has_no_token_for_is_an_error_of_the_user(tmp_pa
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
     with pytest.raises(DataError, match=r"tokenizer\.json cannot encode the text: .*unk"):
-        Tokenizer.load(tmp_path / "tokenizer.json").encode("zzz")
+        LibraryTokenizer.load(tmp_path / "tokenizer.json").encode("zzz")
 
 
 def test_a_tokenizer_drops_no_merges_at_random(tmp_path, caplog):
@@ -116,13 +116,13 @@ def test_a_tokenizer_drops_no_merges_at_random(tmp_path, caplog):
     content["model"]["dropout"] = 0.5
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
-    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    tokenizer = LibraryTokenizer.load(tmp_path / "tokenizer.json")
 
     assert "dropout" in caplog.text
     assert len({tuple(tokenizer.encode("hello world of the")) for _ in range(30)}) == 1
     tokenizer.save(tmp_path / "saved.json")
     caplog.clear()
-    assert Tokenizer.load(tmp_path / "saved.json").hash == tokenizer.hash
+    assert LibraryTokenizer.load(tmp_path / "saved.json").hash == tokenizer.hash
     assert not caplog.text
 
 
@@ -132,7 +132,7 @@ def test_special_tokens_may_stand_among_the_added_tokens_alone(tmp_path):
         del content["model"]["vocab"][added["content"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
-    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    tokenizer = LibraryTokenizer.load(tmp_path / "tokenizer.json")
 
     assert len(tokenizer.special) == len(SPECIALS)
     assert tokenizer.encode("<unk>") == [tokenizer.unk]
@@ -193,7 +193,7 @@ def test_a_file_that_makes_too_much_of_a_text_is_refused(tmp_path, kind):
     path.write_text(json.dumps(made(BytePairs(size=300)) | {part: node}))
 
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged.*(its|makes bytes)"):
-        Tokenizer.load(path)
+        LibraryTokenizer.load(path)
 
 
 def test_a_text_that_would_grow_too_much_is_refused_and_others_are_not(tmp_path):
@@ -201,7 +201,7 @@ def test_a_text_that_would_grow_too_much_is_refused_and_others_are_not(tmp_path)
     path = tmp_path / "tokenizer.json"
     whole = made(BytePairs(size=300)) | {"normalizer": chain_of("normalizers", parts)}
     path.write_text(json.dumps(whole))
-    tokenizer = Tokenizer.load(path)
+    tokenizer = LibraryTokenizer.load(path)
 
     assert len(tokenizer.encode("q")) > 10
     assert len(tokenizer.encode("Who is it? " * 10_000)) > 10_000
@@ -227,4 +227,4 @@ def test_the_normalizers_of_known_models_are_let_through(tmp_path, parts):
     whole = made(BytePairs(size=300)) | {"normalizer": chain_of("normalizers", parts)}
     path.write_text(json.dumps(whole))
 
-    assert Tokenizer.load(path).encode("Some words, e\u0301tc.")
+    assert LibraryTokenizer.load(path).encode("Some words, e\u0301tc.")

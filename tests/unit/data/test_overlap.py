@@ -4,9 +4,9 @@ import shutil
 import numpy as np
 import pytest
 
-from transfer_cli.data import overlap
+from transfer_cli.data import drawing
+from transfer_cli.data.drawing import say_overlap
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.overlap import say_overlap
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
@@ -77,4 +77,4 @@ def test_what_is_found_is_what_numpy_finds():
     for size in (1, 2, 1000):
         wanted, among = generator.integers(-9, 9, 50), generator.integers(-9, 9, size)
 
-        assert (overlap._found(wanted, among) == np.isin(wanted, among)).all()
+        assert (drawing._found(wanted, among) == np.isin(wanted, among)).all()

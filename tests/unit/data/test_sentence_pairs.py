@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.data.test_documents import text_file
+from tests.unit.data.test_text import text_file
 from transfer_cli.data import sentence_pairs
+from transfer_cli.data.corpus import encode_text
 from transfer_cli.data.encoded_task import kept
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.sentence_pairs import draw_pairs, pair_text, units_of
-from transfer_cli.data.shards import encode_text
 from transfer_cli.data.text import TextFiles
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError

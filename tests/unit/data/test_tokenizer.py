@@ -1,3 +1,5 @@
+"""Tokenizers: made of a text or read from a file, and what they promise."""
+
 import json
 import subprocess
 import sys
@@ -10,7 +12,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.tokenizer import SPECIALS, Tokenizer
+from transfer_cli.data.library_tokenizer import SPECIALS, LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import BytePairs, FromFile, TokenizerRecipe, WordPiece
 from transfer_cli.errors import DataError
 
@@ -204,7 +207,7 @@ def test_training_is_the_same_in_every_process():
 @both
 def test_save_and_load_is_the_identity(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path / "tokenizer.json")
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    loaded = LibraryTokenizer.load(tmp_path / "tokenizer.json")
 
     assert loaded.hash == tokenizer.hash
     assert loaded.encode_batch(TEXT) == tokenizer.encode_batch(TEXT)
@@ -219,19 +222,19 @@ def test_hash_ignores_the_format_of_the_file_and_sees_its_content(tmp_path: Path
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content))
 
-    compact = Tokenizer.load(path).hash
+    compact = LibraryTokenizer.load(path).hash
     content["normalizer"]["lowercase"] = True
     path.write_text(json.dumps(content))
 
     assert compact == WORDPIECE.hash
-    assert Tokenizer.load(path).hash != WORDPIECE.hash
+    assert LibraryTokenizer.load(path).hash != WORDPIECE.hash
 
 
 def test_a_file_with_berts_names_keeps_our_promises(tmp_path: Path):
     path = tmp_path / "bert.json"
     path.write_text(strange_file())
 
-    tokenizer = Tokenizer.load(path)
+    tokenizer = LibraryTokenizer.load(path)
 
     assert tokenizer.pieces(tokenizer.encode("a <unk> ab")) == ["a", "[UNK]", "a", "##b"]
     assert not {tokenizer.cls, tokenizer.mask} & set(tokenizer.encode("[CLS] [MASK]"))
@@ -241,7 +244,7 @@ def test_a_file_that_does_not_split_brackets_keeps_special_names_out(tmp_path: P
     path = tmp_path / "words.json"
     path.write_text(strange_file(pre_tokenizer={"type": "WhitespaceSplit"}))
 
-    tokenizer = Tokenizer.load(path)
+    tokenizer = LibraryTokenizer.load(path)
 
     assert tokenizer.encode("[CLS] a") == [tokenizer.unk, 5]
 
@@ -254,7 +257,7 @@ def test_padding_and_truncation_of_a_file_are_switched_off(tmp_path: Path):
     backend.enable_padding()
     backend.save(str(path))
 
-    assert Tokenizer.load(path).encode_batch(["a a a", "b"]) == [[5, 5, 5], [6]]
+    assert LibraryTokenizer.load(path).encode_batch(["a a a", "b"]) == [[5, 5, 5], [6]]
 
 
 def test_a_file_without_a_special_token_is_refused_by_name(tmp_path: Path):
@@ -264,7 +267,7 @@ def test_a_file_without_a_special_token_is_refused_by_name(tmp_path: Path):
     with pytest.raises(
         DataError, match=r"bert\.json has no token `\[SEP\]`.*, no token `\[MASK\]`"
     ):
-        Tokenizer.load(path)
+        LibraryTokenizer.load(path)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b"\xff\xfe"])
@@ -274,7 +277,7 @@ def test_a_missing_or_damaged_file_is_refused_by_name(tmp_path: Path, content: b
         path.write_bytes(content)
 
     with pytest.raises(DataError, match=r"tokenizer\.json"):
-        Tokenizer.load(path)
+        LibraryTokenizer.load(path)
 
 
 def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
@@ -322,3 +325,99 @@ def test_added_tokens_stand_behind_the_others_and_are_in_no_text(tokenizer):
     )
     with pytest.raises(DataError, match="cannot get the token '<speaker1>': it is there"):
         grown.with_added(["<speaker1>"])
+
+
+LINES = [
+    "The Rhine flows past Cologne, and Düsseldorf .", "naïve café 5 @,@ 000 well @-@ known",
+    "<unk> lives in the old town [CLS] [SEP]", "the end , the end", "Ünïcödé öf thé wörld",
+]  # fmt: skip
+
+
+def published(tokenizer):
+    """Return the tokenizer as others write it: what is unknown is called `[UNK]`."""
+    data = json.loads(tokenizer._backend.to_str())
+    text = json.dumps(data, ensure_ascii=False).replace("<unk>", "[UNK]")
+    return LibraryTokenizer(type(tokenizer._backend).from_str(text))
+
+
+TOKENIZERS = {
+    "wordpiece": WordPiece(size=160).make(lambda: iter(LINES)),
+    "lowercase": WordPiece(size=160, lowercase=True).make(lambda: iter(LINES)),
+    "bytes": BytePairs(size=330).make(lambda: iter(LINES)),
+}
+TOKENIZERS["published"] = published(TOKENIZERS["wordpiece"])
+
+
+def pieces(name, text):
+    """Return what each token covers of a text; hold its number to `encode_batch`."""
+    tokenizer = TOKENIZERS[name]
+    ((tokens, places),) = tokenizer.encode_with_offsets([text])
+    assert tokens == tokenizer.encode(text)
+    return [text[start:end] for start, end in places]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("text", LINES)
+def test_tokens_cover_every_character_but_spaces(name, text):
+    ((_, places),) = TOKENIZERS[name].encode_with_offsets([text])
+
+    covered = {at for start, end in places for at in range(start, end)}
+    assert covered == {at for at, character in enumerate(text) if character != " "}
+
+
+def test_words_are_cut_where_their_pieces_meet():
+    assert "".join(pieces("wordpiece", LINES[0])) == LINES[0].replace(" ", "")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_spaces_around_and_between_words_belong_to_no_token(name):
+    assert [each for each in pieces(name, "  the   end ") if each] == ["the", "end"]
+
+
+def test_an_accent_that_the_tokenizer_drops_stays_with_its_letter_where_both_are_one_character():
+    assert "".join(pieces("lowercase", "CAFÉ Düsseldorf")) == "CAFÉDüsseldorf"
+    assert "".join(pieces("lowercase", "cafe\u0301 x")) == "cafex"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_text_of_the_unknown_token_is_one_token_and_moves_nothing(name):
+    found = pieces(name, "the <unk> end <unk><unk> the")
+
+    assert [each for each in found if each] == [
+        "the", "<unk>", "end", "<unk>", "<unk>", "the",
+    ]  # fmt: skip
+
+
+def test_texts_of_special_tokens_are_texts():
+    for name in ("wordpiece", "published"):
+        assert "".join(pieces(name, "a [CLS] b [MASK]")) == "a[CLS]b[MASK]"
+
+
+def test_the_bytes_of_one_character_all_lie_where_it_is():
+    found = pieces("bytes", "the 😀 end")
+
+    assert [each for each in dict.fromkeys(found) if each] == ["the", "😀", "end"]
+    assert found.count("😀") > 1
+
+
+def test_half_a_surrogate_pair_is_one_character():
+    tokenizer = TOKENIZERS["bytes"]
+
+    ((tokens, places),) = tokenizer.encode_with_offsets(["a \ud800 the"])
+
+    assert tokens == tokenizer.encode("a \ud800 the")
+    assert places[-1] == (4, 7)
+
+
+@given(text=st.text(max_size=30))
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_places_are_in_order_and_within_any_text(name, text):
+    tokenizer = TOKENIZERS[name]
+
+    ((tokens, places),) = tokenizer.encode_with_offsets([text])
+
+    assert tokens == tokenizer.encode(text)
+    assert len(tokens) == len(places)
+    for start, end in places:
+        assert 0 <= start <= end <= len(text)
+    assert [start for start, _ in places] == sorted(start for start, _ in places)

@@ -5,7 +5,8 @@ import torch
 from ignite.engine import Events
 
 from tests import tiny
-from transfer_cli.data.loader import PaddingBatch, StepDataLoader, Stream
+from transfer_cli.batch import PaddingBatch
+from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.engine.loop import Progress, run_trainer

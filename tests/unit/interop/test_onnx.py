@@ -12,7 +12,7 @@ import torch
 from tests import tiny
 from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.batch import Batch
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.onnx_graph import compare, write_onnx
@@ -226,7 +226,7 @@ def test_what_lies_beside_the_graph_says_how_to_use_it(written):
     assert (facts["layout"], facts["pair_layout"]) == ("cls A sep", "cls A sep B sep")
     assert facts["positions"] == 32
     assert facts["pad"] == facts["special"]["pad"] == TOKENIZER.pad
-    assert Tokenizer.load(folder / "tokenizer.json").hash == TOKENIZER.hash
+    assert LibraryTokenizer.load(folder / "tokenizer.json").hash == TOKENIZER.hash
 
 
 @pytest.mark.slow

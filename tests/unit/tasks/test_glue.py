@@ -7,10 +7,10 @@ import torch
 
 from transfer_cli.commands.predict.reading import Columns, rows_of
 from transfer_cli.commands.predict.writing import Submitted
-from transfer_cli.data import any_table
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.split import TextStats
+from transfer_cli.data.table import open_table
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews
@@ -187,7 +187,7 @@ def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(tas
     text, pair = (*submission.texts, None)[:2]
     columns = Columns(text, pair, keep=False, task=record, submission=submission)
     layout = Layout("tab", None, header=True)
-    with any_table.opened(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
+    with open_table(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
         rows = list(rows_of(table, columns, pytest.fail))
     answers = Submitted(out, columns)
     answers.write_window([answers.renamed(each) for each in rows], said)

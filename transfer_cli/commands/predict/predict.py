@@ -15,12 +15,12 @@ from transfer_cli.commands.predict.output import Earlier, Stop
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.config.schema import PredictConfig
-from transfer_cli.data import any_table, readers
-from transfer_cli.data.any_table import OpenTable, Skipped
+from transfer_cli.data import readers
 from transfer_cli.data.columns import ANY, LABEL, Chosen, Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError
+from transfer_cli.data.table import OpenTable, Refuse, Skipped
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
@@ -67,7 +67,7 @@ def predict(config: PredictConfig) -> None:
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)
             skipped = Skipped()
-            on_error = skipped if config.errors == "skip" else any_table.Refuse("errors")
+            on_error = skipped if config.errors == "skip" else Refuse("errors")
             rows = _rows(given.table, answers, on_error)
             most = _most_rows(config.batch * distributed.world_size(), ensemble.task)
             num_texts = 0

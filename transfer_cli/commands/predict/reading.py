@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data import any_table, readers
-from transfer_cli.data.any_table import OpenTable
+from transfer_cli.data import readers
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError
 from transfer_cli.data.records import Record
+from transfer_cli.data.table import OpenTable, open_table, sound_rows, table_of_lines
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 
@@ -74,7 +74,7 @@ class Columns:
 def rows_of(table: OpenTable, columns: Columns, on_error: OnError) -> Iterator[Row]:
     """Yield the rows of an input."""
     made = partial(columns.row_of, name=table.name)
-    return any_table.sound_rows(table, columns.read, made, on_error)
+    return sound_rows(table, columns.read, made, on_error)
 
 
 def windows(rows: Iterator[Row], most: int, is_there: Callable[[], bool]) -> Iterator[list[Row]]:
@@ -154,7 +154,7 @@ def opened(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterat
     """Open a file, or standard input for `-`, whose first line is all that is looked at."""
     if path != "-":
         file = Path(path).expanduser()
-        with any_table.opened(file, table_format, given, asked) as table:
+        with open_table(file, table_format, given, asked) as table:
             yield Input(replace(table, name=path))
         return
     if sys.stdin is None:
@@ -166,10 +166,10 @@ def opened(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterat
         piped = PipedLines(sys.stdin.fileno())
     except io.UnsupportedOperation:  # something in memory, at which nobody looks
         stream = sys.stdin.buffer
-        yield Input(any_table.of_lines(b"", stream, name, table_format, given, asked))
+        yield Input(table_of_lines(b"", stream, name, table_format, given, asked))
     else:
         start = b"" if table_format == "text" else piped.first_line()
-        table = any_table.of_lines(start, piped, name, table_format, given, asked)
+        table = table_of_lines(start, piped, name, table_format, given, asked)
         yield Input(table, piped.is_there)
 
 

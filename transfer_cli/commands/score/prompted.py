@@ -3,8 +3,9 @@
 Legend: B examples, C labels or choices.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.commands.score.sentences import Findings
-from transfer_cli.data.labelled import LabelledData
+from transfer_cli.config.literal import text_of
+from transfer_cli.config.schema import ScoreConfig
+from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
@@ -23,6 +28,7 @@ from transfer_cli.generation.prompts import (
     CONTENT_FREE,
     Template,
     calibrated,
+    draw_shots,
     ending_of,
     normalised,
     shares,
@@ -35,6 +41,7 @@ from transfer_cli.progress import progress
 from transfer_cli.runs.items import Item, shortened
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.choice.task import MultipleChoice
+from transfer_cli.tasks.cloze.pattern import words_of_labels
 
 SHOWN = 5
 """Labels of which it is told how often they were said."""
@@ -164,61 +171,140 @@ class Prompter:
         return tokens[0]
 
 
-def score_prompts(
-    prompter: Prompter,
-    data: LabelledData,
-    task: Task,
-    split: str,
-    examples: Sequence[PromptExample],
-    *,
-    calibrate: bool,
-) -> Findings:
-    """Return how often the right label, or choice, is the likeliest."""
-    found = prompter.ask(examples)
-    bias_C = None
-    variants = {
-        name: [each[name] for each in found] for name in dict.fromkeys(("none", prompter.norm))
-    }
-    if calibrate:
-        # Another [MASK] would be a second gap.
-        texts = [text for text in CONTENT_FREE if prompter.is_causal or text != "[MASK]"]
-        nothing = [replace(examples[0], text=text, pair=None) for text in texts]
-        bias_C = np.mean([each[prompter.norm] for each in prompter.ask(nothing)], axis=0)
-        variants["calibrated"] = [calibrated(each, bias_C) for each in variants[prompter.norm]]
-    chosen = "calibrated" if calibrate else prompter.norm
-    labels_B = np.array([each.label for each in examples])
-    is_choice = task.name == "choice"
-    measures, tables, metrics = _measures(variants[chosen], labels_B, task)
-    names = [f"accuracy_{name}" for name in variants]
-    for name, own in zip(names, variants.values(), strict=True):
-        measures[name] = _measures(own, labels_B, task)[0]["accuracy"]
-    others = [Metric(name, higher_is_better=True, unit="fraction") for name in names]
-    items = [
-        _item(split, index, example, shares_C, is_choice=is_choice, labels=data.labels)
-        for index, (example, shares_C) in enumerate(zip(examples, variants[chosen], strict=True))
-    ]
-    said = Counter(item.predicted for item in items)
-    total, right = len(items), round(measures["accuracy"] * len(items))
-    low, high = wilson_interval(right, total)
-    lines = [
-        f"{100 * right / total:.1f} % right of {total:,} ({100 * low:.1f} to {100 * high:.1f}); "
-        + ", ".join(f"{name} {100 * measures[f'accuracy_{name}']:.1f}" for name in variants)
-    ]
-    details: dict[str, Any] = {"dropped": prompter.dropped}
-    if not is_choice:
-        given = Counter(item.label for item in items)
-        common, times = given.most_common(1)[0]
-        often = ", ".join(f"{name} {count}" for name, count in said.most_common(SHOWN))
-        lines.append(f"always saying {common!r} gets {100 * times / total:.1f}; said: {often}")
-        details["said"] = dict(said)
-    if bias_C is not None:
-        details["bias"] = dict(zip(data.labels, bias_C.tolist(), strict=True))
-    if prompter.dropped:
-        lines.append(f"{prompter.dropped} examples were left out of prompts that were too long")
-    about = {"name": task.name, "expected": task.expected}
-    return Findings(
-        split, measures, [*metrics, *others], items, lines, data.labels, about, tables, details
-    )  # fmt: skip
+class PromptedData:
+    """Labelled examples that are asked for by prompts: those of a split, after some of training."""
+
+    def __init__(self, config: ScoreConfig, source: TaskData, trained: Trained) -> None:
+        place, asked = DataPlace(config.data_dir, config.seed), config.prompt
+        self._trained, self._asked, self._batch = trained, asked, config.batch
+        self._data = source.load(place.folder, place.seed)
+        self._task = datasets.task_of_data(self._data)
+        if self._task.name not in ("classification", "choice"):
+            raise ConfigError(
+                f"data: it holds examples of the task {self._task.name}; prompts are for texts "
+                "with one label each, and for choices"
+            )
+        self._is_choice = self._task.name == "choice"
+        if self._is_choice and asked.calibrate:
+            raise ConfigError(
+                "prompt.calibrate: is for labels; each question has choices of its own"
+            )
+        self._split = _split(self._data, config.split)
+        item, head = text_of(asked.item, "prompt.item"), text_of(asked.head, "prompt.head")
+        self._template = Template(item.replace("\\n", "\n"), head.replace("\\n", "\n"))
+        words = _typed_words(asked.words)
+        self._words: Words = ()
+        if not self._is_choice:
+            self._words = words_of_labels(words, self._data.labels, "prompt.words")
+        elif words:
+            raise ConfigError("prompt.words: are for labels; choices are their own words")
+
+    def findings(self, shots: int, seed: int) -> Findings:
+        """Return how often the right label, or choice, is the likeliest.
+
+        Args:
+            shots: How many examples of each label stand before each item.
+            seed: Which ones follows from it.
+        """
+        train = [self._example(each) for each in self._data.splits["train"]] if shots else []
+        labels = [0 if self._is_choice else each.label for each in train]
+        shown = [
+            self._template.filled(each.text, each.pair, each.words[each.label][0])
+            for each in (train[number] for number in draw_shots(labels, shots, seed))
+        ]
+        prompter = Prompter(self._trained, self._template, shown, self._asked.norm, self._batch)
+        examples = [self._example(each) for each in self._data.splits[self._split]]
+        return self._scored(prompter, examples)
+
+    def _example(self, example: Any) -> PromptExample:
+        shown = " / ".join(self._task.texts(example))
+        if self._is_choice:
+            text = f"{example.context} {example.question}".strip()
+            words = [[choice] for choice in example.choices]
+            return PromptExample(text, None, words, example.label, shown)
+        return PromptExample(example.text, example.pair, self._words, example.label, shown)
+
+    def _item(self, index: int, example: PromptExample, shares_C: npt.NDArray[np.float64]) -> Item:
+        names = [words[0] for words in example.words] if self._is_choice else self._data.labels
+        best = int(shares_C.argmax())
+        ties = float((shares_C == shares_C[best]).sum())
+        is_right = shares_C[example.label] == shares_C[best]
+        return Item(
+            split=self._split,
+            index=index,
+            label=names[example.label],
+            predicted=names[best],
+            probability=float(shares_C[best]),
+            text=shortened(example.shown),
+            loss=float(-np.log(max(shares_C[example.label], 1e-300))),
+            targets=1,
+            score=is_right / ties if self._is_choice else None,
+        )
+
+    def _scored(self, prompter: Prompter, examples: Sequence[PromptExample]) -> Findings:
+        norm, labels = self._asked.norm, self._data.labels
+        found = prompter.ask(examples)
+        bias_C = None
+        variants = {name: [each[name] for each in found] for name in dict.fromkeys(("none", norm))}
+        if self._asked.calibrate:
+            # Another [MASK] would be a second gap.
+            texts = [text for text in CONTENT_FREE if prompter.is_causal or text != "[MASK]"]
+            nothing = [replace(examples[0], text=text, pair=None) for text in texts]
+            bias_C = np.mean([each[norm] for each in prompter.ask(nothing)], axis=0)
+            variants["calibrated"] = [calibrated(each, bias_C) for each in variants[norm]]
+        chosen = "calibrated" if self._asked.calibrate else norm
+        labels_B = np.array([each.label for each in examples])
+        measures, tables, metrics = _measures(variants[chosen], labels_B, self._task)
+        names = [f"accuracy_{name}" for name in variants]
+        for name, own in zip(names, variants.values(), strict=True):
+            measures[name] = _measures(own, labels_B, self._task)[0]["accuracy"]
+        others = [Metric(name, higher_is_better=True, unit="fraction") for name in names]
+        items = list(map(self._item, itertools.count(), examples, variants[chosen]))
+        said = Counter(item.predicted for item in items)
+        total, right = len(items), round(measures["accuracy"] * len(items))
+        low, high = wilson_interval(right, total)
+        lines = [
+            f"{100 * right / total:.1f} % right of {total:,} "
+            f"({100 * low:.1f} to {100 * high:.1f}); "
+            + ", ".join(f"{name} {100 * measures[f'accuracy_{name}']:.1f}" for name in variants)
+        ]
+        details: dict[str, Any] = {"dropped": prompter.dropped}
+        if not self._is_choice:
+            given = Counter(item.label for item in items)
+            common, times = given.most_common(1)[0]
+            often = ", ".join(f"{name} {count}" for name, count in said.most_common(SHOWN))
+            lines.append(f"always saying {common!r} gets {100 * times / total:.1f}; said: {often}")
+            details["said"] = dict(said)
+        if bias_C is not None:
+            details["bias"] = dict(zip(labels, bias_C.tolist(), strict=True))
+        if prompter.dropped:
+            lines.append(f"{prompter.dropped} examples were left out of prompts that were too long")
+        about = {"name": self._task.name, "expected": self._task.expected}
+        return Findings(
+            self._split, measures, [*metrics, *others], items, lines, labels, about, tables, details
+        )  # fmt: skip
+
+
+def _typed_words(typed: Any) -> Mapping[str, object]:
+    if typed is None:
+        return {}
+    if not isinstance(typed, dict):
+        raise ConfigError(
+            f"prompt.words: expected {{LABEL: WORD, ...}}, got {typed!r}; quote it for the shell"
+        )
+    return {str(name): word for name, word in typed.items()}
+
+
+def _split(data: LabelledData, asked: str) -> str:
+    """Return the split to score."""
+    names = [name for name in ("test", "validation") if name in data.splits]
+    chosen = names[0] if asked == "auto" and names else asked
+    if chosen not in data.splits:
+        raise DataError(
+            f"split: this data has no {chosen} split; type split= with one of "
+            f"{', '.join(data.splits)}"
+        )
+    return chosen
 
 
 def _measures(
@@ -236,32 +322,6 @@ def _measures(
     totals = objective.tallies(logits_BC, {"label": label_B})
     measures = objective.compute_metrics(totals, {"loss": len(labels_B)}, TextStats())
     return measures, objective.tables(totals), objective.declared_metrics()
-
-
-def _item(
-    split: str,
-    index: int,
-    example: PromptExample,
-    shares_C: npt.NDArray[np.float64],
-    *,
-    is_choice: bool,
-    labels: Sequence[str],
-) -> Item:
-    names = [own[0] for own in example.words] if is_choice else labels
-    best = int(shares_C.argmax())
-    ties = float((shares_C == shares_C[best]).sum())
-    is_right = shares_C[example.label] == shares_C[best]
-    return Item(
-        split=split,
-        index=index,
-        label=names[example.label],
-        predicted=names[best],
-        probability=float(shares_C[best]),
-        text=shortened(example.shown),
-        loss=float(-np.log(max(shares_C[example.label], 1e-300))),
-        targets=1,
-        score=is_right / ties if is_choice else None,
-    )
 
 
 def _with_start(rows: Sequence[Ending]) -> list[Ending]:

@@ -1,38 +1,32 @@
 """`transfer score`: what a language model says of sentences and prompts, without training."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from transfer_cli.assembly import datasets
-from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.language_models import sentence_scorer
-from transfer_cli.commands.score.prompted import Prompter, PromptExample, score_prompts
+from transfer_cli.commands.score.prompted import PromptedData
 from transfer_cli.commands.score.sentences import Findings, WordAsker, score_cloze, score_pairs
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import ScoreConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.cloze import ClozeTexts
-from transfer_cli.data.labelled import LabelledData, TaskData
+from transfer_cli.data.labelled import TaskData
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least
-from transfer_cli.generation.prompts import Template, draw_shots
+from transfer_cli.errors import CheckpointError, ConfigError, at_least
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment, versions
 from transfer_cli.runs.items import write_items
 from transfer_cli.runs.results import Parameters, Results
-from transfer_cli.tasks.cloze.pattern import words_of_labels
 from transfer_cli.terminal import print_line
 from transfer_cli.training.measurements import peak_memory
 
@@ -61,29 +55,33 @@ def score(config: ScoreConfig) -> None:
         (count, order) for count in shots for order in range(config.prompt.orders if count else 1)
     ]
     with torch.inference_mode(), precision.context():
-        if isinstance(source, PairsOfSentences | ClozeTexts):
-            runs = runs[:1]
-        else:
-            prompted = _Prompted(config, source, trained)
-        for count, order in runs:
+        findings_of = _findings_of(config, source, trained)
+        for count, order in runs if isinstance(source, TaskData) else runs[:1]:
             began = time.perf_counter()
-            if isinstance(source, PairsOfSentences):
-                scorer = sentence_scorer(
-                    trained, batch=config.batch, scores_first=config.first == "scored",
-                    within_word=config.within_word,
-                )  # fmt: skip
-                outcome = score_pairs(scorer, source.load())
-            elif isinstance(source, ClozeTexts):
-                asker = WordAsker(trained, config.batch, source.words())
-                outcome = score_cloze(asker, source.load())
-            else:
-                outcome = prompted.outcome(count, config.seed + order)
+            findings = findings_of(count, config.seed + order)
             seconds = time.perf_counter() - began
             prompt = replace(config.prompt, shots=count)
             own = replace(config, prompt=prompt, seed=config.seed + order)
-            directory = _directory(config, typed, (count, order) if len(runs) > 1 else None)
-            _write(directory, own, typed, outcome, trained, seconds)
-            _say(directory.path, outcome, (count, order) if len(runs) > 1 else None)
+            part = (count, order) if isinstance(source, TaskData) and len(runs) > 1 else None
+            directory = _directory(config, typed, part)
+            _write(directory, own, typed, findings, trained, seconds)
+            _say(directory.path, findings, part)
+
+
+def _findings_of(
+    config: ScoreConfig, source: PairsOfSentences | ClozeTexts | TaskData, trained: Trained
+) -> Callable[[int, int], Findings]:
+    """Return what scores the data, with a number of shots and a seed where there are prompts."""
+    if isinstance(source, TaskData):
+        return PromptedData(config, source, trained).findings
+    if isinstance(source, ClozeTexts):
+        asker = WordAsker(trained, config.batch, source.words())
+        return lambda shots, seed: score_cloze(asker, source.load())
+    scorer = sentence_scorer(
+        trained, batch=config.batch, scores_first=config.first == "scored",
+        within_word=config.within_word,
+    )  # fmt: skip
+    return lambda shots, seed: score_pairs(scorer, source.load())
 
 
 def _shots(config: ScoreConfig) -> list[int]:
@@ -96,85 +94,6 @@ def _shots(config: ScoreConfig) -> list[int]:
             f"prompt.shots: expected a number, or a list such as [0,1,4]; got {typed}"
         )
     return list(dict.fromkeys(found))
-
-
-def _words(typed: Any) -> Mapping[str, object]:
-    """Return the words that were typed, by label."""
-    if typed is None:
-        return {}
-    if not isinstance(typed, dict):
-        raise ConfigError(
-            f"prompt.words: expected {{LABEL: WORD, ...}}, got {typed!r}; quote it for the shell"
-        )
-    return {str(name): word for name, word in typed.items()}
-
-
-class _Prompted:
-    """The examples of a split, to be asked for by prompts."""
-
-    def __init__(self, config: ScoreConfig, source: TaskData, trained: Trained) -> None:
-        place = DataPlace(config.data_dir, config.seed)
-        self._config, self._trained = config, trained
-        self._data = source.load(place.folder, place.seed)
-        self._task = datasets.task_of_data(self._data)
-        if self._task.name not in ("classification", "choice"):
-            raise ConfigError(
-                f"data: it holds examples of the task {self._task.name}; prompts are for texts "
-                "with one label each, and for choices"
-            )
-        self._is_choice = self._task.name == "choice"
-        if self._is_choice and config.prompt.calibrate:
-            raise ConfigError(
-                "prompt.calibrate: is for labels; each question has choices of its own"
-            )
-        self._split = _split(self._data, config.split)
-        item, head = (
-            text_of(getattr(config.prompt, key), f"prompt.{key}").replace("\\n", "\n")
-            for key in ("item", "head")
-        )
-        self._template = Template(item, head)
-        words = _words(config.prompt.words)
-        self._words: Sequence[Sequence[str]] = ()
-        if not self._is_choice:
-            self._words = words_of_labels(words, self._data.labels, "prompt.words")
-        elif words:
-            raise ConfigError("prompt.words: are for labels; choices are their own words")
-
-    def outcome(self, shots: int, seed: int) -> Findings:
-        """Return what comes of prompts with so many examples of each label before each item."""
-        train = [self._asked(each) for each in self._data.splits["train"]] if shots else []
-        labels = [0 if self._is_choice else each.label for each in train]
-        items = [
-            self._template.filled(each.text, each.pair, each.words[each.label][0])
-            for each in (train[number] for number in draw_shots(labels, shots, seed))
-        ]
-        config = self._config
-        prompter = Prompter(self._trained, self._template, items, config.prompt.norm, config.batch)
-        examples = [self._asked(each) for each in self._data.splits[self._split]]
-        return score_prompts(
-            prompter, self._data, self._task, self._split, examples,
-            calibrate=config.prompt.calibrate,
-        )  # fmt: skip
-
-    def _asked(self, example: Any) -> PromptExample:
-        shown = " / ".join(self._task.texts(example))
-        if self._is_choice:
-            text = f"{example.context} {example.question}".strip()
-            words = [[choice] for choice in example.choices]
-            return PromptExample(text, None, words, example.label, shown)
-        return PromptExample(example.text, example.pair, self._words, example.label, shown)
-
-
-def _split(data: LabelledData, asked: str) -> str:
-    """Return the split to score."""
-    names = [name for name in ("test", "validation") if name in data.splits]
-    found = names[0] if asked == "auto" and names else asked
-    if found not in data.splits:
-        raise DataError(
-            f"split: this data has no {found} split; type split= with one of "
-            f"{', '.join(data.splits)}"
-        )
-    return found
 
 
 def _directory(
@@ -191,31 +110,31 @@ def _write(
     directory: RunDirectory,
     config: ScoreConfig,
     typed: CommandLine,
-    outcome: Findings,
+    findings: Findings,
     trained: Trained,
     seconds: float,
 ) -> None:
     """Write a run that has ended."""
     model = trained.model
     parameters = sum(each.numel() for each in model.parameters())
-    task = outcome.task or {}
+    task = findings.task or {}
     results = Results(
         command="score",
         presets=typed.presets,
         seed=config.seed,
-        measures={outcome.split: outcome.measures},
-        metrics=tuple(outcome.metrics),
-        tables={outcome.split: outcome.tables} if outcome.tables else {},
-        labels=tuple(outcome.labels),
+        measures={findings.split: findings.measures},
+        metrics=tuple(findings.metrics),
+        tables={findings.split: findings.tables} if findings.tables else {},
+        labels=tuple(findings.labels),
         task=task.get("name"),
         expected=task.get("expected"),
         parameters=Parameters(parameters, 0),
-        more={"prompts": outcome.details, "versions": versions()},
+        more={"prompts": findings.details, "versions": versions()},
     )
     device = model.backbone.token_embedding.weight.device
     with directory.written_at_once():
         directory.start("score", as_yaml(config), typed.overrides, typed.presets, environment())
-        write_items(directory.items, outcome.items)
+        write_items(directory.items, findings.items)
         write_json(
             directory.timing,
             {"seconds": round(seconds, 3), "peak_memory_bytes": peak_memory(device)},
@@ -223,13 +142,13 @@ def _write(
         results.write(directory.results)
 
 
-def _say(path: Path, outcome: Findings, part: tuple[int, int] | None) -> None:
+def _say(path: Path, findings: Findings, part: tuple[int, int] | None) -> None:
     """Print the measures of a run, and where it is."""
     if part is not None:
         print_line(f"shots {part[0]}, order {part[1]}")
-    for line in outcome.lines:
+    for line in findings.lines:
         print_line(line)
-    for name, value in outcome.measures.items():
+    for name, value in findings.measures.items():
         if "/" not in name:
-            print_line(f"{outcome.split:10s} {name:24s} {value:.6g}")
+            print_line(f"{findings.split:10s} {name:24s} {value:.6g}")
     print_line(f"files      {path}")

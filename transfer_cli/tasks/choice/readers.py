@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from transfer_cli.data import any_table, readers
+from transfer_cli.data import readers
 from transfer_cli.data.columns import ANY, other_data
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.records import Record, text_of
+from transfer_cli.data.table import open_table
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
 
@@ -127,7 +128,7 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
 
 def _records(path: Path) -> Iterator[Record]:
     table_format = readers.format_of(path) or "jsonl"
-    with any_table.opened(path, table_format, Layout(header=True), ANY) as table:
+    with open_table(path, table_format, Layout(header=True), ANY) as table:
         yield from table.records(readers.refuse)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from transfer_cli.data.encoded_task import Truncate, check_kept, in_portions, kept
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.vocabulary import Vocabulary
 from transfer_cli.errors import ConfigError, DataError, listed, nearest
 
 _FIELD = re.compile(r"\{(\w*)\}")
@@ -78,7 +77,7 @@ class ClozePattern:
         before, after = self._sides
         return filled(before), filled(after)
 
-    def token_of(self, tokenizer: Vocabulary, word: str) -> int:
+    def token_of(self, tokenizer: Tokenizer, word: str) -> int:
         """Return the one token of a word in the gap, with the space that stands before it."""
         (before, _), _ = self.sides("a", "a")
         stem = tokenizer.encode(before.rstrip(" "))

@@ -11,6 +11,7 @@ from transfer_cli.data import readers
 from transfer_cli.data.columns import ANY, Wanted, other_data
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
+from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.labelled import INPUT, LabelledData
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def read_turns(path: Path) -> dict[str, list[DialogExample]]:
                 for name, theirs in _SPLITS.items()
                 if theirs in whole
             }
-    records = readers.json_records(readers.numbered_lines(path), str(path))
+    records = json_rows(path)
     turns = [_answered(record.fields, f"{path}, line {record.line}") for record in records]
     if not turns:
         raise DataError(f"{path} has no turns.")

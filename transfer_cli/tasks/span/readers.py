@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer_cli.data import any_table, readers
+from transfer_cli.data import readers
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
+from transfer_cli.data.table import open_table
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 
@@ -92,7 +93,7 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if tree is not None:
         yield from _of_tree(tree, str(path))
         return
-    with any_table.opened(path, table_format, Layout(None, None, None), Wanted()) as table:
+    with open_table(path, table_format, Layout(None, None, None), Wanted()) as table:
         for record in table.records(readers.refuse):
             yield f"line {record.line}", record.fields
 

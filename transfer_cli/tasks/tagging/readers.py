@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from transfer_cli.data.columns import check_accepted, other_data
-from transfer_cli.data.readers import numbered_lines, read_table
+from transfer_cli.data.json_tables import json_rows
+from transfer_cli.data.readers import numbered_lines
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.tagging.schemes import Entity, of_entities
@@ -207,7 +208,7 @@ def _sentence(tagged: Sequence[tuple[str, str, int]]) -> Sentence:
 
 
 def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
-    for record in read_table(path, "jsonl"):
+    for record in json_rows(path):
         fields, where = record.fields, f"{path}, line {record.line}"
         if "_input_hash" in fields:
             check_accepted([fields.get("answer")], str(path))

@@ -27,7 +27,6 @@ from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.vocabulary import Vocabulary
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
@@ -177,7 +176,7 @@ class TextToTextTask(Task):
         return text
 
 
-def ends(tokenizer: Vocabulary, *, causal: bool) -> tuple[list[int], int]:
+def ends(tokenizer: Tokenizer, *, causal: bool) -> tuple[list[int], int]:
     """Return the special tokens before a source, and the one that ends a target."""
     return ([], tokenizer.cls) if causal else ([tokenizer.cls], tokenizer.sep)
 

@@ -1,0 +1,190 @@
+"""Frozen backbones: states that runs share through the cache, matrices in half of the memory."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.published import publish
+from transfer_cli.assembly import run as assembly
+from transfer_cli.model.weights import read_weights
+
+# --- states --------------------------------------------------------------------------------------
+
+SAME = ("metrics.jsonl", "results.json", "items.jsonl", "model/weights.safetensors")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Have a cache of this test's own."""
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "features"
+
+
+@pytest.fixture
+def frozen(transfer, adapting, cache):
+    """Return how to fine-tune with a frozen backbone; gives what the command said."""
+
+    def call(name, *more):
+        words = adapting("frozen", "schedule=constant", *more)
+        ended = transfer("finetune", *words, f"run.dir={name}").ok()
+        return ended.err
+
+    return call
+
+
+def entries(cache):
+    return [path for path in cache.iterdir() if not path.name.startswith(".")]
+
+
+def assert_same(run, other):
+    for name in SAME:
+        assert Path(run, name).read_bytes() == Path(other, name).read_bytes(), name
+
+
+def test_a_second_run_takes_the_states_of_the_first_and_gives_the_same(frozen, cache, tmp_path):
+    first, second = frozen("first"), frozen("second")
+    shutil.rmtree(cache)
+    (tmp_path / "cache" / "features").write_text("no folder")
+    alone = frozen("alone")
+
+    assert "features: kept for further runs" in first
+    assert "features: taken from the cache" in second
+    assert "features: in this run's memory alone" in alone
+    assert alone.count("cannot be kept") == 1
+    assert_same("second", "first")
+    assert_same("alone", "first")
+
+
+def test_another_head_and_rate_find_the_same_states(frozen, cache):
+    frozen("first")
+
+    said = frozen("second", "optimizer.lr=0.1", "objective.hidden=[8]")
+
+    assert "features: taken from the cache" in said
+    assert len(entries(cache)) == 2  # training and validation
+
+
+def test_a_damaged_entry_is_computed_again(frozen, cache):
+    frozen("first")
+    for entry in entries(cache):
+        content = bytearray((entry / "states.bin").read_bytes())
+        content[len(content) // 2] ^= 1
+        (entry / "states.bin").write_bytes(content)
+
+    said = frozen("second")
+
+    assert said.count("damaged and is made again") == 2
+    assert "features: kept for further runs" in said
+    assert_same("second", "first")
+
+
+def test_without_cached_features_nothing_is_kept(frozen, cache):
+    said = frozen("first", "loop.cache_features=false")
+
+    assert "features:" not in said
+    assert not cache.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_of_a_run_and_two_runs_at_once_share_the_states(
+    shell, transfer, adapting, cache
+):
+    assert os.environ["TRANSFER_CACHE"] == str(cache.parent)
+    chosen = ("schedule=constant", "loop.bucket=true", "objective.dropout=0")
+    words = ("finetune", *adapting("frozen", *chosen))
+    both = [shell(*words, f"run.dir={name}") for name in ("one", "other")]
+    said = [process.communicate(timeout=240)[1] for process in both]
+
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "features: kept for further runs" in said[0] + said[1]
+    assert_same("one", "other")
+    assert len(entries(cache)) == 2
+
+    together = shell(*words, "run.dir=two", "devices=2")
+    _, err = together.communicate(timeout=240)
+    assert together.returncode == 0, err
+    assert "features: taken from the cache" in err
+    assert len(entries(cache)) == 2
+    measures = [
+        json.loads(Path(name, "results.json").read_text())["measures"]["validation"]
+        for name in ("one", "two")
+    ]
+    assert measures[1] == pytest.approx(measures[0], rel=1e-4)
+
+
+# --- matrices in bf16 ----------------------------------------------------------------------------
+
+WORDS = (
+    "data=sample_questions", "adaptation=lora", "precision=bf16", "device=cpu", "loop.steps=6",
+    "loop.batch=8", "loop.evaluate_every=3 steps", "checkpoint.every=3 steps",
+)  # fmt: skip
+
+
+@pytest.fixture
+def finetune(transfer, pretrained, read_json):
+    """Return how to adapt the sample's model; gives measures and stored tensors."""
+
+    def call(name, *words):
+        transfer("finetune", f"init_from={pretrained}", f"run.dir={name}", *WORDS, *words).ok()
+        results = read_json(Path(name) / "results.json")
+        return results["measures"], read_weights(Path(name) / "model")
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_to_the_last_bit(finetune, monkeypatch):
+    kept = {}
+    halve = assembly.halve
+
+    def watch(model, names):
+        halve(model, names)
+        kept.update({name: p.dtype for name, p in model.named_parameters()})
+
+    monkeypatch.setattr(assembly, "halve", watch)
+    measures, tensors = finetune("halved")
+    monkeypatch.setattr(assembly, "halve", lambda model, names: None)
+    expected, others = finetune("whole")
+
+    halved = {name for name, kind in kept.items() if kind == torch.bfloat16}
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in halved} == {
+        "packed", "output", "inner"
+    }  # fmt: skip
+    assert not halved & tensors.keys()
+    assert measures == expected
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensors[name], others[name]) for name in tensors)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("words", [["adaptation.store=merged"], ["precision=fp32"]])
+def test_what_is_stored_or_computed_as_it_is_stays(finetune, monkeypatch, words):
+    asked = []
+    monkeypatch.setattr(assembly, "halve", lambda model, names: asked.append(names))
+
+    finetune("run", *words)
+
+    assert asked == [set()]
+
+
+def test_a_plan_counts_them_half(transfer, tmp_path):
+    publish(tmp_path, "llama", hidden_size=256, intermediate_size=1024, num_hidden_layers=2)
+
+    def weights(*words):
+        ended = transfer(
+            "plan", "finetune", f"init_from={tmp_path}", *WORDS, *words, "plan.steps=0"
+        ).ok()
+        return ended.out.partition("memory: ")[2]
+
+    halved, whole = weights(), weights("precision=fp32")
+
+    assert "frozen matrices in bf16" in halved
+    assert "bf16" not in whole
+    sizes = [float(re.search(r"\(weights (\d+) MiB", out)[1]) for out in (halved, whole)]
+    assert 0.45 < sizes[0] / sizes[1] < 0.7

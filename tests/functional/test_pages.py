@@ -1,0 +1,197 @@
+"""The commands of the documentation, typed as they stand there."""
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.functional.conftest import TINY
+from transfer_cli.config import compose
+from transfer_cli.config.check import check
+from transfer_cli.config.flags import Request
+from transfer_cli.config.locate import conf_dir
+
+DOCS = conf_dir().parent / "docs"
+
+
+def commands(page):
+    """Return the words of each command of a page."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", text, re.MULTILINE)]
+
+
+@pytest.fixture
+def ended_well(transfer):
+    """Return how to run a command that has to end well."""
+
+    def call(words):
+        ended = transfer(*words)
+        assert ended.code == 0, (words, ended.err)
+
+    return call
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+TASKS = {
+    "choices": ("choices", "accuracy", 0.9),
+    "dialog": ("dialog", "hits_at_1", 0.8),
+    "multilabel": ("traits", "micro_f1", 0.95),
+    "pairs": ("pairs", "accuracy", 0.75),
+    "regression": ("sizes", "pearson", 0.95),
+    "spans": ("names", "f1", 90),
+    "tagging": ("names", "entity_f1", 0.9),
+    "text_to_text": ("told", "exact_match", 0.95),
+}
+"""By the page of a kind: the run that its commands make, and what that exceeds on test."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_every_command_of_a_task_runs(name, ended_well, tmp_path, monkeypatch, read_json):
+    page, typed = (DOCS / "tasks" / f"{name}.md").read_text("utf-8"), commands(f"tasks/{name}.md")
+    asked = re.search(r"^\$ echo '(.+)' >", page, re.MULTILINE)
+    rows = re.findall(r"^\{.+\}$", page, re.MULTILINE)
+    for file in ("questions.txt", "questions.jsonl", "turns.jsonl"):
+        (tmp_path / file).write_text(asked[1] if asked else "".join(rows[-1:]))
+    (tmp_path / "pairs.csv").write_text("text,pair\nWhat is Kadru ?,Who is Mavazu ?\n")
+
+    # The others are about files of one's own.
+    for words in (each for each in typed if any("runs/" in word for word in each)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("What is Kadru ?\n"))
+        ended_well([*words, *([] if words[0] == "export" else ["device=cpu"])])
+
+    assert {"pretrain", "finetune", "evaluate", "predict"} <= {words[0] for words in typed}
+    run, measure, least = TASKS[name]
+    assert read_json(tmp_path / "runs" / run / "results.json")["measures"]["test"][measure] > least
+
+
+# --- students ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_command_of_the_students_runs(ended_well):
+    steps = ("device=cpu", "loop.batch=8", "loop.steps=4", "schedule=constant")
+    model = (*TINY, "model.heads=4", "model.depth=4", "objective=mlm", "run.dir=teacher")
+    ended_well(("pretrain", "data=sample_text", *model, *steps))
+
+    for words in commands("students.md"):
+        typed = [word.replace("TEACHER", "teacher") for word in words]
+        # Blocks of the teacher's length: its student may have more positions.
+        ended_well([*typed, "data=sample_text", "data.length=64", *steps])
+
+
+# --- sweeps ------------------------------------------------------------------------------------
+
+SMALLER = {
+    "runs/schemes": ("adaptation=full,lora", "optimizer.lr=1e-3", "seed=0,1"),
+    "runs/seeds": ("seed=0,1",),
+    "runs/rates": ("optimizer.lr=1e-3,3e-3",),
+    "runs/labels": ("data.labelled=20,null", "seed=0"),
+    "runs/all": ("adaptation=full,frozen",),
+    "runs/search": ("sweep.trials=2",),
+}
+"""What is left of each sweep, so that it takes seconds."""
+
+
+def on_the_sample(words, pretrained):
+    """Return a command of the page with the sample's data and model."""
+    words = [word.replace("runs/wiki", str(pretrained)) for word in words]
+    if words[0] == "diff":
+        return [words[0], "runs/schemes/0", "runs/schemes/3"]
+    if words[0] in ("evaluate", "predict"):  # after two steps nothing has learnt
+        return [words[0], "runs/schemes/0", *words[2:]]
+    if words[0] not in ("finetune", "lr-find"):
+        return words
+    words += ["data=sample_questions", "device=cpu", "loop.steps=2", "loop.log_every=1"]
+    if words[0] == "lr-find":
+        return [*words, "loop.batch=32", "lr_find.steps=40", "lr_find.start=1e-5"]
+    folder = next(word.partition("=")[2] for word in words if word.startswith("run.dir="))
+    return [*words, *SMALLER[folder], "sweep.isolate=false", "sweep.workers=1"]
+
+
+@pytest.mark.slow
+def test_every_command_on_sweeps_runs(ended_well, pretrained):
+    pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
+    typed = commands("sweeping.md")
+    assert {words[0] for words in typed} == {
+        "finetune", "report", "evaluate", "predict", "diff", "lr-find",
+    }  # fmt: skip
+    Path("questions.txt").write_text("Who wrote it ?\n")
+
+    for words in typed:
+        ended_well(on_the_sample(words, pretrained))
+
+    for folder, jobs in {"runs/schemes": 4, "runs/labels": 2, "runs/search": 2}.items():
+        assert len(list(Path(folder).glob("*/results.json"))) == jobs
+        assert json.loads(Path(folder, "job-0.json").read_text())["outcome"] == "done"
+    assert "<html" in Path("report.html").read_text(encoding="utf-8")
+
+
+def test_every_preset_is_on_the_page():
+    text = (DOCS / "sweeping.md").read_text(encoding="utf-8")
+
+    for file in (conf_dir() / "sweep").glob("*.yaml"):
+        assert f"| `{file.stem}` |" in text
+
+
+# --- the README --------------------------------------------------------------------------------
+
+README = conf_dir().parent / "README.md"
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_readme_opens_with_demo_and_test():
+    first = [line.split("#")[0].strip() for line in blocks()[0].splitlines()]
+
+    assert first == ["make demo", "make test"]
+
+
+def test_every_training_of_the_readme_composes():
+    script = "".join(blocks()[1:]).replace("\\\n", " ")
+    typed = [shlex.split(line, comments=True) for line in script.splitlines()]
+    trained = [words[1:] for words in typed if words[1:2] in (["pretrain"], ["finetune"])
+               and not {"-m", "--help"} & {*words}]  # fmt: skip
+    assert len(trained) > 2
+
+    for command, *words in trained:
+        overrides = tuple(word for word in words if "=" in word)
+        check(compose.compose(command, Request(overrides=overrides)), command)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_runs(tmp_path):
+    tool = tmp_path / "bin" / "transfer"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m transfer_cli "$@"\n')
+    tool.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tool.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(README.parent),
+        "TRANSFER_DATA": str(tmp_path / "data"),
+        "TRANSFER_CACHE": str(tmp_path / "cache"),
+    }
+    script = "set -e\n" + "".join(blocks()[1:])
+
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert '"label"' in done.stdout
+    assert (tmp_path / "runs" / "questions" / "results.json").is_file()

@@ -1,0 +1,426 @@
+"""Which examples are in which step, and what of a split is scored at once."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import tiny
+from transfer_cli.batch import IGNORE
+from transfer_cli.data import portions
+from transfer_cli.data.mixture import Mixture, annealed, mixed_epoch, probabilities
+from transfer_cli.data.portions import portions_of
+from transfer_cli.data.sampler import (
+    LEAST_POOLS,
+    POOL_BATCHES,
+    LaneSampler,
+    StepSampler,
+    micro_batches,
+    quotas,
+    shard,
+)
+from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
+
+SIZES = {
+    "examples": st.integers(1, 200),
+    "batch": st.integers(1, 40),
+    "seed": st.integers(0, 9),
+    "bucket": st.booleans(),
+}
+
+
+def order_of(examples, batch, seed, bucket):
+    lengths = np.random.default_rng(seed).integers(2, 40, examples) if bucket else None
+    return StepSampler(examples, batch, seed, lengths)
+
+
+@given(**SIZES, epoch=st.integers(0, 5))
+def test_each_epoch_shows_every_example_once(examples, batch, seed, bucket, epoch):
+    order = order_of(examples, batch, seed, bucket)
+    first = epoch * order.steps_per_epoch
+
+    seen = np.concatenate([order.indices(first + n) for n in range(order.steps_per_epoch)])
+
+    assert sorted(seen) == list(range(examples))
+
+
+@given(**SIZES, step=st.integers(0, 500))
+def test_a_step_is_full_but_the_last_of_an_epoch(examples, batch, seed, bucket, step):
+    order = order_of(examples, batch, seed, bucket)
+    last = (step + 1) % order.steps_per_epoch == 0
+
+    taken = len(order.indices(step))
+
+    assert taken == (examples - (order.steps_per_epoch - 1) * batch if last else batch)
+
+
+@given(**SIZES, steps=st.lists(st.integers(0, 300), min_size=1, max_size=8))
+def test_a_step_has_the_same_examples_whenever_it_is_asked_for(
+    examples, batch, seed, bucket, steps
+):
+    asked = order_of(examples, batch, seed, bucket)
+
+    for step in steps:
+        fresh = order_of(examples, batch, seed, bucket)
+        assert np.array_equal(asked.indices(step), fresh.indices(step))
+
+
+@pytest.mark.parametrize("lengths", [None, np.arange(100) // 10])
+def test_epochs_and_seeds_have_orders_of_their_own(lengths):
+    one, other = StepSampler(100, 20, 0, lengths), StepSampler(100, 20, 1, lengths)
+
+    assert not np.array_equal(one.indices(0), one.indices(5))
+    assert not np.array_equal(one.indices(0), other.indices(0))
+
+
+def test_batches_of_like_length_have_little_padding_and_come_in_no_order_of_length():
+    lengths = np.random.default_rng(0).integers(3, 38, 8000)
+    order = StepSampler(8000, 16, 0, lengths)
+
+    batches = [lengths[order.indices(step)] for step in range(order.steps_per_epoch)]
+
+    padded = sum(len(batch) * batch.max() for batch in batches)
+    assert padded < 1.05 * lengths.sum()
+    longest = [batch.max() for batch in batches]
+    assert longest != sorted(longest)
+
+
+def test_who_is_in_a_batch_together_differs_from_epoch_to_epoch():
+    lengths = np.random.default_rng(0).integers(3, 38, 2000)
+    order = StepSampler(2000, 16, 0, lengths)
+
+    one, other = (
+        {frozenset(order.indices(epoch * 125 + step)) for step in range(125)} for epoch in (0, 1)
+    )
+
+    assert not one & other
+
+
+def test_lengths_are_only_compared_within_a_pool():
+    pools = 2 * LEAST_POOLS
+    lengths = np.arange(pools * POOL_BATCHES * 2)
+    order = StepSampler(len(lengths), 2, 0, lengths)
+
+    spans = [np.ptp(order.indices(step)) for step in range(order.steps_per_epoch)]
+
+    # Two of a pool that are neighbours by length are about as far apart in the whole as there are
+    # pools.
+    assert 0.75 * pools < np.mean(spans) < 1.5 * pools
+
+
+def test_few_examples_are_not_sorted_so_that_all_may_meet():
+    lengths = np.random.default_rng(0).integers(3, 38, 100)
+
+    sorted_by_length, plain = StepSampler(100, 16, 0, lengths), StepSampler(100, 16, 0)
+
+    seen = [
+        {frozenset(order.indices(step)) for step in range(7)} for order in (sorted_by_length, plain)
+    ]
+    assert seen[0] == seen[1]
+
+
+def test_lengths_of_other_examples_are_refused():
+    with pytest.raises(ValueError, match="a sampler of 10 examples got 9 lengths"):
+        StepSampler(10, 2, 0, np.ones(9))
+
+
+@pytest.mark.parametrize(("examples", "batch"), [(0, 4), (4, 0)])
+def test_an_order_of_nothing_is_refused(examples, batch):
+    with pytest.raises(ValueError, match="needs examples and a batch"):
+        StepSampler(examples, batch, seed=0)
+
+
+@given(st.integers(0, 100), st.integers(1, 40))
+def test_portions_keep_the_order_and_every_index(count, portion):
+    indices = np.arange(count)
+
+    portions = micro_batches(indices, portion)
+
+    assert [n for part in portions for n in part] == list(range(count))
+    assert all(0 < len(part) <= portion for part in portions)
+
+
+def weighted(*sizes_and_weights):
+    return [WeightedSource(f"s{n}", *each) for n, each in enumerate(sizes_and_weights)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.1, 9), min_size=4, max_size=4),
+    seed=st.integers(0, 3),
+)
+def test_weighted_sources_have_their_shares_of_each_epoch_and_are_passed_over_evenly(
+    sizes, weights, seed
+):
+    sources = weighted(*zip(sizes, weights, strict=False))
+    total = sum(sizes)
+    sampler = StepSampler(total, 5, seed, sources=sources)
+    epochs = [
+        np.concatenate(
+            [sampler.indices(epoch * sampler.steps_per_epoch + step)
+             for step in range(sampler.steps_per_epoch)]
+        )
+        for epoch in range(3)
+    ]  # fmt: skip
+
+    begins = np.cumsum([0, *sizes])
+    for number, (size, quota) in enumerate(zip(sizes, quotas(sources), strict=True)):
+        first, last = begins[number], begins[number + 1]
+        drawn = [np.sort(each[(each >= first) & (each < last)]) for each in epochs]
+        assert [len(each) for each in drawn] == [quota] * 3
+        times = np.bincount(np.concatenate(drawn) - first, minlength=size)
+        assert times.max() - times.min() <= 1
+    assert [len(each) for each in epochs] == [total] * 3
+    again = StepSampler(total, 5, seed, sources=sources)
+    assert again.indices(7).tolist() == sampler.indices(7).tolist()
+
+
+def test_quotas_are_the_nearest_that_make_an_epoch():
+    assert quotas(weighted((10, 3.0), (90, 1.0))) == [75, 25]
+    assert quotas(weighted((1, 1.0), (1, 1.0), (1, 1.0), (1, 3.0))) == [1, 1, 0, 2]
+    assert quotas([]) == []
+
+
+@given(examples=st.integers(1, 200), batch=st.integers(1, 40), world_size=st.integers(1, 3))
+def test_lanes_go_on_where_the_step_before_ended(examples, batch, world_size):
+    batch = min(batch, examples)
+    lanes = LaneSampler(examples, batch, seed=0)
+    steps = [lanes.indices(number) for number in range(lanes.steps_per_epoch)]
+
+    assert sorted(np.concatenate(steps)) == list(range(examples))
+    for rank in range(world_size):
+        own = [shard(step, rank, world_size) for step in steps]
+        for before, after in itertools.pairwise(own):
+            assert after.tolist() == (before[: len(after)] + 1).tolist()
+    assert lanes.indices(lanes.steps_per_epoch).tolist() == steps[0].tolist()
+
+
+STREAMS = {"main": 100, "big": 1600, "small": 25}
+
+sizes = st.dictionaries(st.text("abc", min_size=1, max_size=2), st.integers(1, 10_000), max_size=4)
+sizes_with_main = sizes.map(lambda found: {**found, "main": 60})
+powers = st.floats(0, 2)
+
+
+def mixture(given=STREAMS, **settings):
+    return Mixture(given, **{"total": 400, "steps_per_epoch": 40, "seed": 0, **settings})
+
+
+def streams(mix):
+    return [mix.at(step)[0] for step in range(mix.total)]
+
+
+# ----------------------------------------------------------------------------- which stream
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"),
+    [
+        (0, {"main": 1 / 3, "big": 1 / 3, "small": 1 / 3}),
+        (0.5, {"main": 10 / 55, "big": 40 / 55, "small": 5 / 55}),
+        (1, {"main": 100 / 1725, "big": 1600 / 1725, "small": 25 / 1725}),
+    ],
+)
+def test_streams_are_drawn_in_proportion_to_a_power_of_their_size(power, expected):
+    drawn = Counter(streams(mixture(total=20_000, power=power)))
+
+    assert probabilities(STREAMS, power) == pytest.approx(expected)
+    for name, share in expected.items():
+        # Five standard errors.
+        assert drawn[name] / 20_000 == pytest.approx(share, abs=5 * (share / 20_000) ** 0.5)
+
+
+@given(sizes=sizes_with_main, power=powers, seed=st.integers(0, 9), total=st.integers(1, 300))
+def test_whoever_asks_gets_the_same_streams(sizes, power, seed, total):
+    one, other = (
+        mixture(found, power=power, seed=seed, total=total)
+        for found in (sizes, dict(reversed(sizes.items())))
+    )
+
+    assert streams(one) == streams(other)
+    assert set(streams(one)) <= set(sizes)
+
+
+@given(power=powers, total=st.integers(1, 100), longer=st.integers(0, 100))
+def test_a_longer_run_begins_like_the_shorter_one(power, total, longer):
+    last = total // 4
+    short = mixture(power=power, total=total, target_only=last)
+    long = mixture(power=power, total=total + longer, target_only=last)
+
+    for step in range(total - last):
+        assert short.at(step) == long.at(step)
+
+
+def test_seeds_draw_differently():
+    assert streams(mixture(seed=0)) != streams(mixture(seed=1))
+
+
+@given(target_only=st.integers(0, 50), anneal=st.booleans())
+def test_the_last_steps_are_those_of_the_target_alone(target_only, anneal):
+    whole = streams(mixture(total=50, anneal=anneal))
+    first = 50 - target_only
+
+    drawn = streams(mixture(total=50, anneal=anneal, target_only=target_only))
+
+    assert drawn == whole[:first] + ["main"] * target_only
+
+
+def test_the_annealed_power_falls_from_one_to_a_fifth():
+    assert annealed(5) == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+    assert annealed(1) == pytest.approx([1])
+
+
+def test_annealing_draws_each_epoch_with_its_own_power():
+    mix = mixture(total=3 * 5000, steps_per_epoch=5000, anneal=True, power=0)
+
+    for epoch, power in enumerate([1, 0.6, 0.2]):
+        drawn = Counter(mix.at(epoch * 5000 + step)[0] for step in range(5000))
+        expected = probabilities(STREAMS, power)
+        for name, share in expected.items():
+            assert drawn[name] / 5000 == pytest.approx(share, abs=5 * (share / 5000) ** 0.5)
+
+
+# ------------------------------------------------------------------------------- which visit
+
+
+@given(sizes=sizes_with_main, power=powers, target_only=st.integers(0, 100))
+def test_each_stream_is_visited_in_order_and_without_gaps(sizes, power, target_only):
+    mix = mixture(sizes, power=power, total=100, target_only=target_only)
+
+    seen = Counter()
+    for step in range(100):
+        name, visit = mix.at(step)
+        assert visit == seen[name]
+        seen[name] += 1
+
+
+def test_the_visits_of_a_stream_go_through_all_its_examples():
+    mix, order = mixture(), StepSampler(100, 7, seed=0)
+
+    main = [step for step in range(400) if mix.at(step)[0] == "main"][: order.steps_per_epoch]
+    seen = np.concatenate([order.indices(mix.at(step)[1]) for step in main])
+
+    assert sorted(seen) == list(range(100))
+
+
+@pytest.mark.parametrize("step", [-1, 400])
+def test_a_step_beyond_the_run_is_refused(step):
+    with pytest.raises(IndexError, match="a mixture for 400 steps"):
+        mixture().at(step)
+
+
+# -------------------------------------------------------------------------------- the epoch
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [({"power": 0}, 30), ({"power": 0.5}, 55), ({"power": 1}, 172), ({"anneal": True}, 67)],
+)
+def test_an_epoch_passes_about_once_over_the_main_data(settings, steps):
+    assert mixed_epoch(STREAMS, 10, **settings) == steps
+
+
+def test_an_epoch_of_main_alone_is_its_own():
+    assert mixed_epoch({"main": 3}, 7, power=0.5) == 7
+
+
+# ------------------------------------------------------------------------------ bad values
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"power": -0.1}, "power must be 0 or more"),
+        ({"power": float("nan")}, "power must be 0 or more"),
+        ({"target_only": -1}, "target_only must be from 0"),
+        ({"target_only": 401}, "target_only must be from 0 to the run's 400 steps; got 401"),
+        ({"total": 0}, "needs steps"),
+        ({"given": {"other": 5}}, "needs the stream 'main', got other"),
+        ({"given": {"main": 5, "other": 0}}, "nothing to draw from in other"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        mixture(**settings)
+
+
+@pytest.fixture
+def short_lanes(monkeypatch):
+    monkeypatch.setattr(portions, "LEAST_BLOCKS", 2)
+
+
+@settings(max_examples=25)
+@given(
+    blocks=st.integers(1, 300),
+    tokens=st.integers(1, 60),
+    batch=st.integers(1, 20),
+    world_size=st.integers(1, 3),
+)
+def test_in_lanes_every_block_counts_once_after_those_before_it(blocks, tokens, batch, world_size):
+    split = Split("test", tiny.blocks(tokens=16 * blocks, length=16))
+    context = TextContext("memory", tokens, 16)
+
+    scored = []
+    for own in portions_of(split, context, batch, world_size):
+        before = None
+        for portion in own:
+            assert len(portion.rows) <= batch
+            assert portion.begins == (before is None or portion.rows[0] != before[0] + 1)
+            if portion.begins:
+                first = portion.rows
+            else:
+                assert portion.rows.tolist() == (before[: len(portion.rows)] + 1).tolist()
+            seen = 16 * (portion.rows - first[: len(portion.rows)])
+            enough = np.minimum(tokens, 16 * portion.rows)
+            assert (seen >= enough)[portion.is_scored].all()
+            scored += portion.rows[portion.is_scored].tolist()
+            before = portion.rows
+
+    assert sorted(scored) == list(range(blocks))
+
+
+def test_a_block_that_is_read_to_be_remembered_has_no_targets(short_lanes):
+    split = Split("test", tiny.blocks(tokens=160, length=16))
+    own, *_ = portions_of(split, TextContext("memory", 16, 16), 8, 1)
+
+    batch = own[0].targets_in(split.data.batch(own[0].rows))
+
+    has_target = (batch["next_tokens"] != IGNORE).all(1)
+    assert has_target.tolist() == own[0].is_scored.tolist()
+    assert 0 < has_target.sum() < len(has_target)
+
+
+def test_without_a_memory_each_process_has_every_nth_batch():
+    split = Split("test", tiny.blocks(tokens=160, length=16), order=np.arange(10)[::-1])
+
+    shares = portions_of(split, None, 3, 2)
+
+    rows = [[portion.rows.tolist() for portion in own] for own in shares]
+    assert rows == [[[9, 8, 7], [3, 2, 1]], [[6, 5, 4], [0]]]
+
+
+@pytest.fixture
+def split():
+    return Split("validation", tiny.Questions(examples=11), text=TextStats(words=40))
+
+
+def test_some_are_spread_evenly_from_the_first_to_the_last(split):
+    assert some_of(split, 3).order.tolist() == [0, 5, 10]
+
+
+def test_all_windows_of_an_example_are_scored_or_none(split):
+    example_of = np.array([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 6])
+
+    some = some_of(replace(split, example_of=example_of), 3)
+
+    assert some.order.tolist() == [0, 1, 6, 9, 10]  # examples 0, 3 and 6
+
+
+def test_words_are_known_of_the_whole_text_alone(split):
+    assert some_of(split, 3).text == TextStats()
+    assert some_of(split, 11) is split

@@ -1,0 +1,44 @@
+"""Plain values with which no training can work; a resume asks again, of what was stored."""
+
+from omegaconf import DictConfig
+
+from transfer_cli.config.variables import MOST_THREADS
+from transfer_cli.errors import ConfigError, at_least, between
+from transfer_cli.lengths import MAX_COUNT, Length
+
+
+def check_training(config: DictConfig) -> None:
+    """Refuse such values; needs no torch."""
+    loop = config.loop
+    counts = {
+        f"loop.{name}": loop[name]
+        for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps")
+    }
+    counts |= {"forgetting.blocks": config.forgetting.blocks}
+    for key, count in counts.items():
+        if count is not None:
+            between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
+    for key, amount in {
+        "loop.epochs": loop.epochs,
+        "loop.minutes": loop.minutes,
+        "loop.clip": loop.clip,
+        "checkpoint.minutes": config.checkpoint.minutes,
+    }.items():
+        if amount is not None and not amount > 0:
+            raise ConfigError(f"{key}: must be above 0, got {amount}")
+    between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
+    if config.checkpoint.keep is not None:
+        between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
+    if config.threads is not None:
+        between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
+    for key, text in {
+        "loop.evaluate_every": loop.evaluate_every,
+        "checkpoint.every": config.checkpoint.every,
+    }.items():
+        try:
+            Length.parse_rhythm("1 epoch" if (key, text) == ("checkpoint.every", "auto") else text)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+    at_least("cost.pue:", config.cost.pue, 1, ConfigError)
+    if config.cost.kg_per_kwh is not None:
+        at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
