@@ -52,8 +52,9 @@ def on_processes(
 
 def _main(module: str, function: str, folder: str, device: str) -> None:
     from transfer_cli.engine import distributed
+    from transfer_cli.engine.distributed.watch import process_group
 
-    with distributed.process_group(torch.device(device), timeout_minutes=1):
+    with process_group(torch.device(device), timeout_minutes=1):
         found = getattr(importlib.import_module(module), function)()
         torch.save(found, Path(folder) / f"{distributed.rank()}.pt")
 

@@ -116,10 +116,11 @@ def _choices(world: int) -> tuple[tuple[str, ...], Splits]:
 
 def _dialog(world: int) -> tuple[tuple[str, ...], Splits]:
     """Dialogs: what is said of the name that is asked about?"""
-    turns = sample.dialogs(world)
-    return (), _made(
-        turns, lambda who, before, after: DialogExample(who, before, after, len(after) - 1)
-    )
+
+    def turn(persona: list[str], history: list[str], replies: list[str]) -> DialogExample:
+        return DialogExample(persona, history, replies, len(replies) - 1)
+
+    return (), _made(sample.dialogs(world), turn)
 
 
 SAMPLES: Mapping[

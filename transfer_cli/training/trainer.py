@@ -16,6 +16,7 @@ from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.split import Split
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.cost import Flops
+from transfer_cli.engine.distributed.watch import is_lost_connection
 from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
 from transfer_cli.errors import PrunedError, RunError, StoppedError
@@ -136,7 +137,7 @@ class Trainer:
             return  # nobody could be told
         stopped = isinstance(error, KeyboardInterrupt | StoppedError | PrunedError)
         reason = str(error) or type(error).__name__
-        if distributed.is_lost_connection(error):
+        if is_lost_connection(error):
             reason = "another process failed or is gone"
         with contextlib.suppress(RunError):  # a full disk may be the very reason
             self._directory.set_status("stopped" if stopped else "failed", reason)

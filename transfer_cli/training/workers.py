@@ -19,6 +19,7 @@ from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import EvaluateConfig, PredictConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.engine import distributed
+from transfer_cli.engine.distributed.watch import new_run_id, process_group
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import (
     EXIT_DIVERGED,
@@ -61,7 +62,7 @@ def in_process_group(config: DictConfig | EvaluateConfig | PredictConfig) -> Ite
             raise
         # All processes of the machine find the same; one of them says it.
         raise PeerError(str(error), error.exit_code) from error
-    with distributed.process_group(device, config.timeout_minutes):
+    with process_group(device, config.timeout_minutes):
         values = plain_values(config)
         _check_alike({k: v for k, v in values.items() if Role.PER_PROCESS not in role_of(k)})
         yield
@@ -99,7 +100,7 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
                 min_nodes=1,
                 max_nodes=1,
                 nproc_per_node=processes,
-                run_id=distributed.new_run_id(),
+                run_id=new_run_id(),
                 rdzv_backend="c10d",
                 rdzv_endpoint="localhost:0",
                 local_addr="127.0.0.1",

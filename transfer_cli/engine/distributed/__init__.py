@@ -1,4 +1,4 @@
-"""Several processes at one run. `group` is the part of it that every caller needs."""
+"""Several processes at one run: what every caller needs of it; `watch` makes and ends a group."""
 
 from transfer_cli.engine.distributed.group import (
     all_gather_text,
@@ -15,7 +15,6 @@ from transfer_cli.engine.distributed.group import (
     started_by_torchrun,
     world_size,
 )
-from transfer_cli.engine.distributed.watch import is_lost_connection, new_run_id, process_group
 
 __all__ = [
     "all_gather_text",
@@ -24,13 +23,10 @@ __all__ = [
     "all_reduce_tensor",
     "barrier",
     "broadcast_text",
-    "is_lost_connection",
     "is_main",
     "local_rank",
     "local_world_size",
     "main_first",
-    "new_run_id",
-    "process_group",
     "rank",
     "started_by_torchrun",
     "world_size",
