@@ -13,8 +13,7 @@ from typing import Any
 import yaml
 
 from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, at
-from transfer_cli.config.old_names import with_new_names
-from transfer_cli.earlier_runs import config_of_today
+from transfer_cli.earlier_runs import config_of_today, with_new_names
 from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 _WORDS = {

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.config.old_names import with_new_names
+from transfer_cli.earlier_runs import with_new_names
 from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
