@@ -76,7 +76,7 @@ from transfer_cli.errors import ConfigError
 Batch = dict[str, Tensor]
 
 
-class PaddingBatch(dict[str, Tensor]):
+class IdleBatch(dict[str, Tensor]):
     """A batch of weight 0, which keeps a process in step with the others."""
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from transfer_cli.batch import Batch, PaddingBatch
+from transfer_cli.batch import Batch, IdleBatch
 from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Dataset
@@ -62,7 +62,7 @@ class StepDataLoader:
         """Return one step's micro-batches: of each a batch under the name of its stream.
 
         Each process has its shard of the step's examples, and as many micro-batches as any other,
-        since all take part in every exchange. `PaddingBatch`es make up for missing ones, also of a
+        since all take part in every exchange. `IdleBatch`es make up for missing ones, also of a
         stream that has fewer than another: the last micro-batch is the one that is exchanged.
         """
         drawn, visit = (MAIN, step) if self.mixture is None else self.mixture.at(step)
@@ -83,7 +83,7 @@ class StepDataLoader:
                 if number < len(parts):
                     micro[name] = load(parts[number])
                 elif self.world_size > 1:
-                    micro[name] = PaddingBatch(load(examples[:1]))
+                    micro[name] = IdleBatch(load(examples[:1]))
         return batches
 
 

@@ -1,6 +1,6 @@
 """Memories of running text that are carried from step to step, and over a resume.
 
-This is the one thing in training that is no function of the step's number: what a block sees of the
+Unlike data, rates and masks, it is no function of the step's number: what a block sees of the
 blocks before it are states that earlier weights made.
 
 Legend: B lanes, L places of blocks, M remembered positions, D width.

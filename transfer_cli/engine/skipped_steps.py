@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from transfer_cli.batch import Batch, PaddingBatch
+from transfer_cli.batch import Batch, IdleBatch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import full_tensor, is_sharded
 from transfer_cli.errors import DivergedError, listed
@@ -121,7 +121,7 @@ def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
         f"{stream} {number}"
         for micro in micro_batches
         for stream, batch in micro.items()
-        if not isinstance(batch, PaddingBatch)
+        if not isinstance(batch, IdleBatch)
         for number in batch["index"].tolist()
     ]
     gathered = distributed.all_gather_text("\n".join(seen_here))

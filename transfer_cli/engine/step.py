@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
-from transfer_cli.batch import Batch, PaddingBatch, size, to_device, with_facts
+from transfer_cli.batch import Batch, IdleBatch, size, to_device, with_facts
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import Parallel, average_statistics, full_tensor
@@ -114,8 +114,8 @@ class TrainStep:
     An optimizer that solves (`optim.lbfgs`) repeats forward and backward within its update; the
     report is of the first, before it.
 
-    On a GPU the host never waits within a step: the device itself skips a step whose gradient is
-    not finite, and the host reads that during the next step.
+    With a fused optimizer on a GPU the host does not wait within a step: the device itself skips a
+    step whose gradient is not finite, and the host reads that during the next step.
 
     Args:
         model: The model to train.
@@ -192,7 +192,7 @@ class TrainStep:
         weights = self._weights(int(position_of(step, self.lr_scheduler.total, self.time_used)))
         counts, tokens, examples = self._count(ready, micro_batches, weights)
 
-        def evaluate() -> tuple[dict[str, Tensor], Tensor]:
+        def gradients() -> tuple[dict[str, Tensor], Tensor]:
             sums = self._accumulate(ready, micro_batches, counts, weights)
             penalty = self._add_penalty()
             means = {term: total / counts[term] for term, total in sums.items()}
@@ -202,10 +202,10 @@ class TrainStep:
 
         def again() -> Tensor:
             self.optimizer.zero_grad(set_to_none=True)
-            return evaluate()[1]
+            return gradients()[1]
 
         with self.counting(self.stages.at(step)):
-            losses, total = evaluate()
+            losses, total = gradients()
             norm = self._update(total, step, micro_batches, again)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
@@ -287,7 +287,7 @@ class TrainStep:
         counts = dict.fromkeys(terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
-            real = {n: b for n, b in micro.items() if not isinstance(b, PaddingBatch)}
+            real = {n: b for n, b in micro.items() if not isinstance(b, IdleBatch)}
             for loss in (loss for loss in self.losses if loss.stream in real):
                 for term, count in loss.objective.counts(views[loss.name]).items():
                     counts[f"{loss.name}/{term}"] += count
@@ -319,7 +319,7 @@ class TrainStep:
         factors |= {term: processes * weights[term] / counts[term] for term in present}
         for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
             share = {
-                f"{loss.name}/{term}": 0 if isinstance(micro.get(loss.stream), PaddingBatch) else 1
+                f"{loss.name}/{term}": 0 if isinstance(micro.get(loss.stream), IdleBatch) else 1
                 for loss in self.losses
                 for term in loss.objective.weights
             }
@@ -341,7 +341,7 @@ class TrainStep:
     def _memory(self, number: int, micro: Mapping[str, Batch]) -> Memory | None:
         """Return what the lanes of a micro-batch remember."""
         main = micro.get(self.losses[0].stream)
-        if self._lanes is None or main is None or isinstance(main, PaddingBatch):
+        if self._lanes is None or main is None or isinstance(main, IdleBatch):
             return None
         return self._lanes.memory(number, size(main))
 

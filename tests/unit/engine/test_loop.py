@@ -5,7 +5,7 @@ import torch
 from ignite.engine import Events
 
 from tests import tiny
-from transfer_cli.batch import PaddingBatch
+from transfer_cli.batch import IdleBatch
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
@@ -151,7 +151,7 @@ def test_processes_share_what_joins_and_end_with_a_batch_of_every_stream(world_s
             assert all(micro.keys() == {"main", "text"} for micro in share)
         for name in ("main", "text"):
             real = [micro[name] for share in shares for micro in share
-                    if not isinstance(micro[name], PaddingBatch)]  # fmt: skip
+                    if not isinstance(micro[name], IdleBatch)]  # fmt: skip
             alone = [micro[name] for micro in joined_loader().at(step) if name in micro]
             first, second = (
                 sorted(n for batch in each for n in batch["index"].tolist())
