@@ -12,7 +12,7 @@ import pytest
 
 from tests import attending
 from tests.functional.conftest import finished
-from transfer_cli.analysis.attention import AttentionMaps
+from transfer_cli.analysis.attention_maps import AttentionMaps
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.report.page import analyses_page
 

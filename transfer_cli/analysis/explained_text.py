@@ -39,7 +39,7 @@ class Word(NamedTuple):
     places: tuple[int, ...]
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """A text as the model reads it.
 
     Args:
@@ -68,7 +68,7 @@ class ExplainedText:
     """
 
     example: int
-    row: Row
+    row: TextRow
     words: tuple[Word, ...]
     output: int
     explained: str
@@ -228,7 +228,7 @@ class Explainer:
 
         return function
 
-    def _version(self, text: ExplainedText, removed: Set[int]) -> Row:
+    def _version(self, text: ExplainedText, removed: Set[int]) -> TextRow:
         places = [place for number in removed for place in text.words[number].places]
         row = text.row
         if self.removal == "mask":
@@ -238,9 +238,9 @@ class Explainer:
         kept = torch.ones(len(row.tokens), dtype=torch.bool)
         kept[places] = False
         gap = None if row.gap is None else int(kept[: row.gap].sum())
-        return Row(row.tokens[kept], None if row.segment is None else row.segment[kept], gap)
+        return TextRow(row.tokens[kept], None if row.segment is None else row.segment[kept], gap)
 
-    def batch_of(self, rows: Sequence[Row]) -> Batch:
+    def batch_of(self, rows: Sequence[TextRow]) -> Batch:
         """Return versions of a text as a batch on the device, never packed."""
         tokens, segments, gaps = zip(*rows, strict=True)
         lengths_K = torch.tensor([len(row.tokens) for row in rows])
@@ -331,7 +331,7 @@ class ChosenTexts:
         tokens = opened.start.prompt_layout.encode(self._texts[row])[-opened.length :]
         if not tokens:
             return None
-        read = Row(torch.tensor(tokens))
+        read = TextRow(torch.tensor(tokens))
         with torch.inference_mode():
             token = int(self._explainer.outputs(self._explainer.batch_of([read])).argmax())
         answer = repr(tokenizer.decode([token]) or tokenizer.pieces([token])[0])  # may be a space
@@ -360,7 +360,7 @@ class ChosenTexts:
             prediction = str(task.cells(answer)[0])
             explained = labels[output] if labels else "the value"
         mask_T = batch["mask"][0]
-        read = Row(
+        read = TextRow(
             batch["tokens"][0][mask_T],
             batch["segment"][0][mask_T] if "segment" in batch else None,
             int(batch["gap"][0]) if "gap" in batch else None,

@@ -75,10 +75,11 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
                 f"{as_typed('resume', run.path)}"
             )
     start = open_pretrained(path, key="run", base=base)
-    tensors = with_parts(start, objective_of(start))
+    planned, objective = objective_of(start), objective_of(start)
+    tensors = with_parts(start, planned)
     with without_weights():  # a head of absurd size is refused before there is one
-        load_trained(start, objective_of(start), tensors)
-    return Trained(**vars(_placed(path, start, objective_of(start), tensors, precision)))
+        load_trained(start, planned, tensors)
+    return Trained(**vars(_placed(path, start, objective, tensors, precision)))
 
 
 def open_to_look_into(
@@ -93,9 +94,9 @@ def open_to_look_into(
         key: The config key that named it, for errors.
     """
     start = open_pretrained(path, key=key, base=base)
-    tensors, objective = start.tensors(), objective_of(start)
+    tensors, planned, objective = start.tensors(), objective_of(start), objective_of(start)
     with without_weights():
-        _, report = start.filled(tensors, objective_of(start))
+        _, report = start.filled(tensors, planned)
     lacks_head = start.published is not None and bool(report.new)
     return _placed(path, start, None if lacks_head else objective, tensors, precision)
 

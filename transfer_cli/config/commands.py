@@ -127,7 +127,7 @@ ALL: dict[str, Command] = {
     ),
     "pretrain": Command(
         summary="train a language model on unlabelled text",
-        function="transfer_cli.commands.train.pretrain",
+        function="transfer_cli.commands.pretrain_finetune.pretrain",
         keys=(
             "optimizer.lr", "loop.steps", "loop.epochs", "loop.batch", "loop.micro_batch",
             "seed", "device", "precision", "run.dir", "resume",
@@ -145,13 +145,14 @@ ALL: dict[str, Command] = {
     ),
     "finetune": Command(
         summary="adapt a pretrained model to a labelled task",
-        function="transfer_cli.commands.train.finetune",
+        function="transfer_cli.commands.pretrain_finetune.finetune",
         keys=(
             "init_from", "init", "optimizer.lr", "loop.epochs", "loop.batch",
             "forgetting.data", "seed", "device", "run.dir", "resume",
         ),
         hidden=(
-            "transfer_cli.data.text.", "transfer_cli.data.minimal_pairs.",
+            "transfer_cli.data.text.", "transfer_cli.data.known_texts.",
+            "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.causal_lm.", "transfer_cli.objectives.masked_lm.",
             "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.",
@@ -220,7 +221,8 @@ ALL: dict[str, Command] = {
             "run", "prompt.item", "prompt.words", "prompt.shots", "prompt.calibrate", "split",
             "output", "device",
         ),
-        hidden=("transfer_cli.data.text.",), ignores=("tokenizer", "experiment"),
+        hidden=("transfer_cli.data.text.", "transfer_cli.data.known_texts."),
+        ignores=("tokenizer", "experiment"),
         lists=("prompt.item", "prompt.head"),
     ),
     "analyze": Command(

@@ -24,7 +24,7 @@ PADDING = "[PAD]"
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFolder:
     """What was written.
 
     Args:
@@ -38,7 +38,7 @@ class Written:
     left_out: tuple[str, ...]
 
 
-def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written:
+def write_folder(ours: Ours, folder: Path, family: str | None = None) -> WrittenFolder:
     """Write `config.json`, `model.safetensors` and the tokenizer's files, and read them again.
 
     Args:
@@ -86,7 +86,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
             f"to: {min(damaged)} was not written as it is; the disk may be damaged"
         )
     left_out = ours.tensors.keys() - used - same - ({CLASS_BIAS} if folds_bias else set())
-    return Written(target, ours.labels, tuple(sorted(left_out)))
+    return WrittenFolder(target, ours.labels, tuple(sorted(left_out)))
 
 
 def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:

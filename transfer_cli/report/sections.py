@@ -61,7 +61,7 @@ def register_section(name: str, render: Render) -> None:
 
 
 def attention_viewer(data: Mapping[str, Any]) -> Html:
-    """Return the viewer of what `analysis.attention.attention_view` gives to it."""
+    """Return the viewer of what `analysis.attention_maps.attention_view` gives to it."""
     numbers = _numbers(data["heads"], data["kinds"])
     return render(
         "attention.html",

@@ -23,7 +23,7 @@ SAMPLES = 8
 
 
 @dataclass(frozen=True)
-class Scored:
+class SplitScores:
     """The scores of a split, and what became of its examples."""
 
     scores: Scores
@@ -45,7 +45,7 @@ class FinalMeasures:
     failed: str | None
 
 
-class Scorer:
+class SplitScorer:
     """Scores splits of a run by the weights that its model has now.
 
     Args:
@@ -82,12 +82,12 @@ class Scorer:
         scores = self.score(self._run.blueprint.network.losses[0], self._run.data.splits[name])
         return scores.measures | self._further(name)
 
-    def noted(self, name: str) -> Scored:
+    def noted(self, name: str) -> SplitScores:
         """Return the scores of a split with the same measures, and what became of its examples."""
         split = self._run.data.splits[name]
         each = noting(split)
         scores = self.score(self._run.blueprint.network.losses[0], split, each)
-        return Scored(replace(scores, measures=scores.measures | self._further(name)), each)
+        return SplitScores(replace(scores, measures=scores.measures | self._further(name)), each)
 
     def _further(self, name: str) -> dict[str, float]:
         measures: dict[str, float] = {}
@@ -116,7 +116,7 @@ class Scorer:
 
 
 def with_fitted_answers(
-    run: TrainingRun, progress: Progress, validation: Scored | None
+    run: TrainingRun, progress: Progress, validation: SplitScores | None
 ) -> TrainingRun:
     """Return a run that answers by what its task chooses on validation; itself if it chooses none.
 
@@ -129,7 +129,7 @@ def with_fitted_answers(
     each = validation.each if validation is not None else None
     if each is None:
         each = EachExample()
-        Scorer(run, progress).score(loss, split, each)
+        SplitScorer(run, progress).score(loss, split, each)
     encoded = encoded_of(split)
     rows = {row.index: row.predicted for row in each.gathered()}
     fitted = task.fit(encoded, by_example(encoded, rows))
@@ -137,10 +137,10 @@ def with_fitted_answers(
 
 
 def final_measures(
-    run: TrainingRun, progress: Progress, validation: Scored | None
+    run: TrainingRun, progress: Progress, validation: SplitScores | None
 ) -> FinalMeasures:
     """Score validation and test; `validation` is what is known of the first."""
-    scorer, data = Scorer(run, progress), run.data
+    scorer, data = SplitScorer(run, progress), run.data
     scores, items = dict[str, Scores](), list[Item]()
     for name in ("validation", "test"):
         if name not in data.splits:
@@ -158,7 +158,7 @@ def final_measures(
     return FinalMeasures(scores, items, _failure(run, scorer, scores.get("validation")))
 
 
-def _failure(run: TrainingRun, scorer: Scorer, validation: Scores | None) -> str | None:
+def _failure(run: TrainingRun, scorer: SplitScorer, validation: Scores | None) -> str | None:
     """Return why the run came to nothing; what it can do on validation it has learnt."""
     task = run.data.task
     if task is None or not task.can_fail:

@@ -41,8 +41,8 @@ from transfer_cli.training.console import (
 from transfer_cli.training.examples import by_words
 from transfer_cli.training.final_measures import (
     FinalMeasures,
-    Scored,
-    Scorer,
+    SplitScorer,
+    SplitScores,
     final_measures,
     with_fitted_answers,
 )
@@ -90,8 +90,8 @@ class Trainer:
         self._logger: MetricsLogger | NoMetricsLogger = NoMetricsLogger()
         self._began = time.perf_counter()
         self._before = 0.0
-        self._scorer = Scorer(run, self._progress)
-        self._last_validation: Scored | None = None
+        self._scorer = SplitScorer(run, self._progress)
+        self._last_validation: SplitScores | None = None
 
     def resume(self, typed: Sequence[str]) -> None:
         """Take up what the run directory holds, and train on.

@@ -17,7 +17,7 @@ from tests import attending, tiny
 from tests.attending import TEXTS, subject
 from transfer_cli.adaptation.edits import GatedPrefix, PALs
 from transfer_cli.analysis.analysis import Material
-from transfer_cli.analysis.attention import AttentionMaps, plain_text
+from transfer_cli.analysis.attention_maps import AttentionMaps, plain_text
 from transfer_cli.analysis.head_maps import (
     KINDS,
     MEASURES,

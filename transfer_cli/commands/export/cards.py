@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import CheckpointError
-from transfer_cli.interop.saving import Written
+from transfer_cli.interop.saving import WrittenFolder
 from transfer_cli.runs.directory import HUB, RunDirectory
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.untrusted import mapping
@@ -46,7 +46,7 @@ _FILTERS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
+def card_of(start: Pretrained, written: WrittenFolder, to: str, length: int) -> str:
     """Return the card of a model that reads `length` tokens of a text.
 
     How it was trained only the directory of a run can say.

@@ -16,7 +16,7 @@ import torch
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.commands.score.sentences import Findings
+from transfer_cli.commands.score.sentence_scores import Findings
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import ScoreConfig
 from transfer_cli.data.labelled import LabelledData, TaskData

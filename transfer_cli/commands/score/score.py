@@ -10,7 +10,12 @@ import torch
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.language_models import sentence_scorer
 from transfer_cli.commands.score.prompted import PromptedData
-from transfer_cli.commands.score.sentences import Findings, WordAsker, score_cloze, score_pairs
+from transfer_cli.commands.score.sentence_scores import (
+    Findings,
+    WordAsker,
+    score_cloze,
+    score_pairs,
+)
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import ScoreConfig
