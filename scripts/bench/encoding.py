@@ -1,7 +1,6 @@
 """Measure how fast, and in how much memory, `transfer prepare` encodes a corpus of many files.
 
-    python scripts/bench/encoding.py [--data-dir DIR] [--megabytes 64] [--files 8] [--threads 2]
-        [--rounds N] [--only speed|memory] [--quick] [--json FILE]
+    python scripts/bench/encoding.py [--megabytes 64] [--files 8] [--only speed|memory]
 
 Speed: the whole command, from its start to its end, with an empty cache and as many processes as
 `--threads`; in turns with Python scripts that read the same files and call `encode_batch` or

@@ -1,8 +1,7 @@
 """Compare fine-tuning on tasks with a plain loop over transformers, by whole commands.
 
-    python scripts/bench/finetune_tasks.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--tasks labels lora tags numbers spans answers choices dialog] [--seeds 0] [--threads 2]
-        [--device cpu] [--quick] [--json FILE]
+    python scripts/bench/finetune_tasks.py --model FOLDER
+        [--tasks labels lora tags numbers spans answers choices dialog] [--seeds 0]
 
 Both sides start from the same published model (`scripts/minilm.sh minilm`), read
 the same files, and train with AdamW, the same rate, warm-up and fall to 0, batch, epochs, dropout

@@ -1,7 +1,6 @@
 """Compare `transfer finetune experiment=quick` with scikit-learn on the same frozen features.
 
-    python scripts/bench/frozen_head.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--threads 2] [--quick] [--json FILE]
+    python scripts/bench/frozen_head.py --model FOLDER
 
 Whole commands, from a table to a stored model that has been scored, from a published model such as
 all-MiniLM-L6-v2 (`scripts/minilm.sh minilm`), with an empty cache. Then

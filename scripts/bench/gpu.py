@@ -1,7 +1,6 @@
 """Compare training on a GPU with a compiled plain loop and with Hugging Face's Trainer.
 
-    python scripts/bench/gpu.py [--peers PYTHON] [--sizes tutorial base base-long bert-base]
-        [--rounds N] [--steps 20] [--device cuda] [--quick] [--json FILE]
+    python scripts/bench/gpu.py [--sizes tutorial base base-long bert-base] [--steps 20]
 
 One command, meant to end within nine minutes on one large GPU: for each size `transfer pretrain`
 (bf16, `loop.compile=true`), a nanoGPT-style loop (bf16, compiled, fused AdamW) and GPT-2 under

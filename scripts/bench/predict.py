@@ -1,7 +1,6 @@
 """Compare `transfer predict` with the pipeline of transformers, on the same weights and texts.
 
-    python scripts/bench/predict.py [--weights FOLDER] [--data-dir DIR] [--peers PYTHON]
-        [--threads 2] [--device cpu] [--rounds N] [--quick] [--json FILE]
+    python scripts/bench/predict.py [--weights FOLDER]
 
 The peers' interpreter writes a folder of `BertForSequenceClassification`: 6 blocks of width 384
 with random weights (speed does not depend on them) and a vocabulary of the words that are asked

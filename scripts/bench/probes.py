@@ -1,7 +1,6 @@
 """Compare `transfer analyze analysis=probes` with a loop over transformers and scikit-learn.
 
-    python scripts/bench/probes.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--threads 2] [--rounds 1] [--quick] [--json FILE]
+    python scripts/bench/probes.py --model FOLDER
 
 Whole commands, from a published model such as all-MiniLM-L6-v2 (`scripts/minilm.sh`) and tables of
 TREC's questions to the accuracy of each layer on the test questions, in turns: ours, and
@@ -28,20 +27,13 @@ MOST_SECONDS, MOST_MIB, MOST_RATIO, MOST_POINTS = 90.0, 2048.0, 0.5, 0.5
 def commands(asked: argparse.Namespace, folder: Path, peers: str) -> list[Command]:
     """Return ours, both of the peers, and ours with everything."""
     tables = [f"data.{split}={folder / split}.csv" for split in ("train", "validation", "test")]
-    words = [
-        "analyze",
-        f"run={asked.model}",
-        "device=cpu",
-        "analysis=probes",
-        "data=table",
-        *tables,
-    ]
+    words = ["analyze", f"run={asked.model}", "device=cpu", "analysis=probes", "data=table"]
     cache = {"TRANSFER_CACHE": str(folder / "cache")}
     script = measuring.FOLDER / "plain_probes.py"
 
     def analyze(name: str, to: str, *more: str) -> Command:
         clear = partial(shutil.rmtree, folder / to, ignore_errors=True)
-        ours = measuring.transfer(*words, f"output={folder / to}", *more)
+        ours = measuring.transfer(*words, *tables, f"output={folder / to}", *more)
         return Command(name, ours, cache, before=clear)
 
     def plain(name: str, extent: str) -> Command:

@@ -67,7 +67,7 @@ class Material:
     ) -> Variant:  # fmt: skip
         """Return the variant that is `transfer pretrain WORDS` itself."""
         given = {"words": list(words), **options}
-        return Variant(name, module, function, given, env=self.env, terminal=True)
+        return Variant(name, module, function, given, env=self.env)
 
 
 def make_material(
