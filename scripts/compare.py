@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.filesize import decimal
 
 GRIDS = Path(__file__).with_name("grids")
 CPU = "cpu.json"
@@ -55,14 +56,9 @@ Results = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One training run of a comparison.
+    """One training run of a comparison: `transfer COMMAND WORDS`, its folder below that of all.
 
-    Args:
-        row: What its row is called: runs that differ in the seed alone share it.
-        folder: Where it goes, below that of the comparison.
-        command: pretrain or finetune.
-        words: What it is given; what is said later wins.
-        seed: Its seed.
+    Runs that differ in the seed alone share a row.
     """
 
     row: str
@@ -218,14 +214,6 @@ def own_measure(results: Sequence[Results]) -> str:
     return NONE
 
 
-def size(size_bytes: float) -> str:
-    """Return a size with the unit that suits it, powers of 1000."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size_bytes >= limit:
-            return f"{size_bytes / limit:.1f} {unit}"
-    return f"{size_bytes:.0f} B"
-
-
 def mean_of(path: str, form: str | Callable[[float], str]) -> Callable[[Sequence[Results]], str]:
     """Return what writes the mean of a value of the results, where it is known."""
     show = form.format if isinstance(form, str) else form
@@ -251,10 +239,10 @@ COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
         f"{result['measures']['validation']['loss']:.3f}" for result in results
     ),
     "parameters trained": mean_of("parameters.trainable", "{:,.0f}"),
-    "stored": mean_of("stored_bytes", size),
+    "stored": mean_of("stored_bytes", lambda mean: decimal(round(mean))),
     "seconds": mean_of("seconds", "{:.0f}"),
     "CPU-seconds": mean_of("cpu_s", "{:.0f}"),
-    "peak memory": mean_of("peak_memory_bytes", size),
+    "peak memory": mean_of("peak_memory_bytes", lambda mean: decimal(round(mean))),
     "forgetting: token perplexity before → after": forgetting,
     "steps": mean_of("seen.steps", "{:.0f}"),
     "tokens": mean_of("cost.tokens", lambda mean: f"{mean / 1e6:.2f}M"),
