@@ -85,11 +85,7 @@ def _again(arrive: Gate, once: Callable[[], list[list[int]]], said: str) -> None
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
-    """Measure one prompt, and several at once.
-
-    Raises:
-        BenchmarkError: The answers differ.
-    """
+    """Measure one prompt, and several at once."""
     if asked.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
     options = {"folder": str(asked.model.resolve()), "device": asked.device}

@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,11 +53,10 @@ _SHORTEST_S = 0.2
 _PATIENCE_S = 300.0
 """How long a worker may take to get ready, or for one turn."""
 _LOG_TAIL = 2000
-_WORK = "import sys; sys.path.insert(0, sys.argv[1]); import measuring; measuring.work()"
 
 
 class BenchmarkError(Exception):
-    """A variant could not be measured; the message says which and why."""
+    """A variant could not be measured; the message says which and why, and `main` ends with it."""
 
 
 # ------------------------------------------------------------------------------- in the worker
@@ -90,7 +90,7 @@ class Gate:
     def __init__(self) -> None:
         self._line = socket.socket(fileno=int(os.environ.pop(_GATE))).makefile("rw")
         self._base = _memory_mib("VmRSS")
-        self._notes: dict[str, float] = {}
+        self._notes = Counter[str]()
         self._left = self._steps = 1
         self._since = _Clock()
 
@@ -102,9 +102,9 @@ class Gate:
         wall, cpu, foreign = self._since.passed()
         turn = Turn(
             wall / self._steps, cpu / self._steps, foreign, _memory_mib("VmHWM"), self._base,
-            self._notes,
+            dict(self._notes),
         )  # fmt: skip
-        self._notes = {}
+        self._notes.clear()
         self._line.write(json.dumps(asdict(turn)) + "\n")
         self._line.flush()
         asked = self._line.readline()
@@ -115,8 +115,7 @@ class Gate:
 
     def note(self, **values: float) -> None:
         """Send numbers along with the next report, added to those that were noted before it."""
-        for name, value in values.items():
-            self._notes[name] = self._notes.get(name, 0.0) + value
+        self._notes.update(values)
 
     def rebase(self) -> None:
         """Let the base and the peak of memory be what is resident now."""
@@ -125,9 +124,8 @@ class Gate:
         self._base = _memory_mib("VmRSS")
 
 
-def work() -> None:
+def work(module: str, function: str, options: str) -> None:
     """Be a worker: run `FUNCTION(arrive, **OPTIONS)` of a module of this folder."""
-    module, function, options = sys.argv[2:]
     sys.stderr.isatty = lambda: True  # so that progress bars are drawn, into the log
     arrive = Gate()
     getattr(__import__(module), function)(arrive, **json.loads(options))
@@ -246,8 +244,8 @@ class _Worker:
         self._line = self._socket.makefile("rw")
         handle, log = tempfile.mkstemp(".log", dir=folder)
         self._log = Path(log)
-        command = [variant.python or sys.executable, "-c", _WORK, str(FOLDER), variant.module]
-        command += [variant.function, json.dumps(dict(variant.options))]
+        command = [variant.python or sys.executable, "-c", calling("measuring", "work")]
+        command += [variant.module, variant.function, json.dumps(dict(variant.options))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variant.env}
         with theirs, os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own words
@@ -263,11 +261,7 @@ class _Worker:
             self._line.flush()
 
     def result(self) -> Turn:
-        """Wait until it has taken them; return what passed.
-
-        Raises:
-            BenchmarkError: It has ended, or takes for ever.
-        """
+        """Wait until it has taken them; return what passed."""
         try:
             line = self._line.readline()
         except ConnectionResetError:
@@ -303,9 +297,6 @@ def take_turns(
         steps: Steps of a turn.
         unmeasured: Turns before those: the first one of a loop is like no other.
         at_once: Steps before all turns, taken at the same time, such as those that compile.
-
-    Raises:
-        BenchmarkError: A worker failed.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as ending:
         workers = []
@@ -370,9 +361,6 @@ def once(command: Command, *, threads: int = 2) -> Turn:
 
     The peak of memory is that of the largest process. It cannot be less than this process's own at
     the time, so do not import torch where you call this.
-
-    Raises:
-        BenchmarkError: It failed.
     """
     if command.before is not None:
         command.before()
@@ -407,23 +395,21 @@ def _wait_for(path: Path, process: int) -> bool:
 def commands_in_turns(
     commands: Sequence[Command], *, rounds: int, threads: int = 2, unmeasured: int = 1
 ) -> list[Figure]:
-    """Run whole commands in turns, one at a time; return a figure for each, in the same order.
-
-    Raises:
-        BenchmarkError: One of them failed.
-    """
+    """Run whole commands in turns, one at a time; return a figure for each, in the same order."""
     samples = _there_and_back(
         len(commands), rounds, unmeasured, lambda index: once(commands[index], threads=threads)
     )
     return [Figure.of(c.name, turns) for c, turns in zip(commands, samples, strict=True)]
 
 
-def python(interpreter: str, code: str, *words: object, **env: str) -> str:
-    """Return what a piece of Python prints.
+def calling(module: str, function: str) -> str:
+    """Return the code that calls a function of a module of this folder with its words."""
+    begin = f"import sys; sys.path.insert(0, {str(FOLDER)!r})"
+    return f"{begin}; import {module}; {module}.{function}(*sys.argv[1:])"
 
-    Raises:
-        BenchmarkError: It failed.
-    """
+
+def python(interpreter: str, code: str, *words: object, **env: str) -> str:
+    """Return what a piece of Python prints."""
     ended = subprocess.run(  # noqa: S603 - our own words
         [interpreter, "-c", code, *map(str, words)], env={**os.environ, **env},
         capture_output=True, text=True, check=False,

@@ -27,11 +27,7 @@ FASTER = 5.0
 
 
 def measure(asked: argparse.Namespace, _: Path) -> Iterator[Report]:
-    """Score the runs.
-
-    Raises:
-        BenchmarkError: One of them is none.
-    """
+    """Score the runs."""
     import torch
 
     from transfer_cli.assembly import datasets
