@@ -350,6 +350,15 @@ class Chain:
         words = self.comparison.words([*grid["words"], *grid["rows"][row], f"loop.steps={steps}"])
         return self.comparison.run(row, f"pretraining-{steps}", seed, words)
 
+    def train(self, runs: Iterable[Run]) -> None:
+        """Train what is not done.
+
+        Raises:
+            RuntimeError: Nothing came of a run.
+        """
+        if reasons := self.comparison.perform(runs):
+            raise RuntimeError(reasons[0])
+
     def value(self, run: Run, path: str) -> float:
         """Return a value of a finished run's results."""
         value = value_at(self.comparison.results(run), path)
@@ -412,18 +421,14 @@ class Chain:
     def tune(
         self, starts: Mapping[str, tuple[str, Sequence[Run]]], labels: str
     ) -> dict[str, tuple[float, list[Run]]]:
-        """Try each rate with the first seed, then run the others at the best; return all at that.
-
-        Raises:
-            RuntimeError: A run failed.
-        """
+        """Try each rate with the first seed; return the runs of all seeds at the best one."""
         rates, best = list(map(float, self.comparison.grid["then"]["rates"])), {}
         tried = {
             (name, rate): self.fine_tuning(name, kind, runs[0], labels, rate)
             for name, (kind, runs) in starts.items()
             for rate in rates
         }
-        stop_at(self.comparison.perform(tried.values()))
+        self.train(tried.values())
         for name, (kind, runs) in starts.items():
             by = {
                 rate: self.value(tried[name, rate], "measures.validation.error_rate")
@@ -431,15 +436,11 @@ class Chain:
             }
             rate = min(rates, key=by.__getitem__)
             best[name] = rate, [self.fine_tuning(name, kind, run, labels, rate) for run in runs]
-        stop_at(self.comparison.perform(run for _, runs in best.values() for run in runs))
+        self.train(run for _, runs in best.values() for run in runs)
         return best
 
     def table(self, by_row: Mapping[str, Sequence[Run]]) -> str:
-        """Fine-tune all; return the Markdown table.
-
-        Raises:
-            RuntimeError: A run failed.
-        """
+        """Fine-tune all; return the Markdown table."""
         grid, starts = self.comparison.grid, self.starts(by_row)
         reference, head = grid["reference"], ["start", *grid["columns"]]
         cells = {}
@@ -463,16 +464,6 @@ class Chain:
         return markdown(head, [[name, *values] for name, values in cells.items()])
 
 
-def stop_at(reasons: Sequence[str]) -> None:
-    """Stop where nothing came of a run.
-
-    Raises:
-        RuntimeError: It is so.
-    """
-    if reasons:
-        raise RuntimeError(reasons[0])
-
-
 def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
     """Pretrain at equal cost, fine-tune, and print the table; yield what went wrong."""
     made = Chain(comparison, asked.seeds)
@@ -481,15 +472,15 @@ def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
     steps = int({**comparison.grid["with"], **comparison.given}["steps"])
     try:
         # Alone, since it makes the tokenizer and encodes the text for the others.
-        stop_at(comparison.perform([made.pretraining(reference, FIRST)]))
+        made.train([made.pretraining(reference, FIRST)])
         # The time of the short ones counts, so nothing is left to encode for them.
         for number in (FIRST, SHORT):
-            stop_at(comparison.perform(made.pretraining(row, number) for row in rows))
+            made.train(made.pretraining(row, number) for row in rows)
         by_row = made.of_equal_flops(rows, steps)
-        stop_at(comparison.perform(run for runs in by_row.values() for run in runs))
+        made.train(run for runs in by_row.values() for run in runs)
         if asked.equal == "time":
             by_row = made.of_equal_time(by_row, steps)
-            stop_at(comparison.perform(run for runs in by_row.values() for run in runs))
+            made.train(run for runs in by_row.values() for run in runs)
         print(f"\n### At equal {asked.equal}\n\n{made.table(by_row)}")
     except RuntimeError as error:
         yield str(error)
