@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.filesize import decimal
 
 GRIDS = Path(__file__).with_name("grids")
 CPU = "cpu.json"
@@ -55,14 +56,9 @@ Results = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One training run of a comparison.
+    """One training run of a comparison: `transfer COMMAND WORDS`, its folder below that of all.
 
-    Args:
-        row: What its row is called: runs that differ in the seed alone share it.
-        folder: Where it goes, below that of the comparison.
-        command: pretrain or finetune.
-        words: What it is given; what is said later wins.
-        seed: Its seed.
+    Runs that differ in the seed alone share a row.
     """
 
     row: str
@@ -141,9 +137,8 @@ class Comparison:
             # Runs of earlier versions have all in the second.
             for path in (folder / "timing.json", folder / "results.json"):
                 results |= json.loads(path.read_text("utf-8")) if path.exists() else {}
-            results["cpu_s"] = (
-                json.loads((folder / CPU).read_text()) if (folder / CPU).exists() else None
-            )
+            if (folder / CPU).exists():
+                results["cpu_s"] = json.loads((folder / CPU).read_text())
         return results
 
     def cut(self, data_dir: Path | None) -> Path | None:
@@ -201,90 +196,74 @@ def spread(values: Sequence[float], sign: str = "") -> str:
 
 def forgetting(results: Sequence[Results]) -> str:
     """Return the mean perplexity on the source text before and after; of masked tokens, if so."""
-    noted = [result["forgetting"] for result in results if result.get("forgetting")]
-    names = ("token_perplexity", "masked_token_perplexity")
-    means = [
-        statistics.mean(
-            next(result[when][name] for name in names if name in result[when]) for result in noted
-        )
-        for when in ("before", "after")
-        if noted
-    ]
-    return " → ".join(f"{mean:.1f}" for mean in means) or NONE
+    for name in ("token_perplexity", "masked_token_perplexity"):
+        columns = [mean_of(f"forgetting.{when}.{name}", "{:.1f}") for when in ("before", "after")]
+        means = [column(results) for column in columns]
+        if NONE not in means:
+            return " → ".join(means)
+    return NONE
 
 
 def own_measure(results: Sequence[Results]) -> str:
     """Return the mean of what a kind of pretraining is measured by."""
     names = ("token_perplexity", "masked_token_perplexity", "detect_excess", "restored_perplexity")
-    measures = [measured["measures"]["validation"] for measured in results]
-    name = next((name for name in names if measures and name in measures[0]), None)
-    return (
-        f"{name} {statistics.mean(measured[name] for measured in measures):.3g}" if name else NONE
-    )
+    for name in names:
+        mean = mean_of(f"measures.validation.{name}", "{:.3g}")(results)
+        if mean != NONE:
+            return f"{name} {mean}"
+    return NONE
 
 
-def size(size_bytes: float) -> str:
-    """Return a size with the unit that suits it, powers of 1000."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size_bytes >= limit:
-            return f"{size_bytes / limit:.1f} {unit}"
-    return f"{size_bytes:.0f} B"
-
-
-def mean_of(path: str, show: Callable[[float], str]) -> Callable[[Sequence[Results]], str]:
+def mean_of(path: str, form: str | Callable[[float], str]) -> Callable[[Sequence[Results]], str]:
     """Return what writes the mean of a value of the results, where it is known."""
+    show = form.format if isinstance(form, str) else form
 
     def column(results: Sequence[Results]) -> str:
-        known = [
-            value for value in (_value_at(path, each) for each in results) if value is not None
-        ]
+        known = [value for one in results if (value := value_at(one, path)) is not None]
         return show(statistics.mean(known)) if known else NONE
 
     return column
 
 
-def _value_at(path: str, results: Results) -> float | None:
+def value_at(results: Results, path: str) -> float | None:
     """Return the number at keys with dots between them, None where there is none."""
     value: Any = results
     for key in path.split("."):
         value = value.get(key) if value else None
-    found: float | None = value
-    return found
+    number: float | None = value
+    return number
 
 
 COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
-    "test error, %": lambda results: error(results, "test"),
-    "validation error, %": lambda results: error(results, "validation"),
     "validation loss": lambda results: " ".join(
         f"{result['measures']['validation']['loss']:.3f}" for result in results
     ),
-    "parameters trained": mean_of("parameters.trainable", "{:,.0f}".format),
-    "stored": mean_of("stored_bytes", size),
-    "seconds": mean_of("seconds", "{:.0f}".format),
-    "CPU-seconds": mean_of("cpu_s", "{:.0f}".format),
-    "peak memory": mean_of("peak_memory_bytes", size),
+    "parameters trained": mean_of("parameters.trainable", "{:,.0f}"),
+    "stored": mean_of("stored_bytes", lambda mean: decimal(round(mean))),
+    "seconds": mean_of("seconds", "{:.0f}"),
+    "CPU-seconds": mean_of("cpu_s", "{:.0f}"),
+    "peak memory": mean_of("peak_memory_bytes", lambda mean: decimal(round(mean))),
     "forgetting: token perplexity before → after": forgetting,
-    "steps": mean_of("seen.steps", "{:.0f}".format),
+    "steps": mean_of("seen.steps", "{:.0f}"),
     "tokens": mean_of("cost.tokens", lambda mean: f"{mean / 1e6:.2f}M"),
     "TFLOP": mean_of("cost.flops", lambda mean: f"{mean / 1e12:.2f}"),
     "own measure": own_measure,
 }
-"""What a table can show of the finished runs of a row."""
+"""What a table can show of the finished runs of a row, besides errors."""
 
 
 def table(
     by_row: Mapping[str, Sequence[Results]], columns: Sequence[str], seeds: int, reference: str = ""
 ) -> str:
     """Return the Markdown table of the finished runs of each row."""
-    rows = []
+    base, rows = by_row.get(reference, ()), []
     for name, results in by_row.items():
         cells = [name]
         for column in columns:
             if column.endswith(" error, %"):
                 cells.append(error(results, column.split()[0], seeds))
             elif column.startswith("over "):
-                of_row = "" if name == reference else over(results, by_row.get(reference, ()))
-                cells.append(of_row)
+                cells.append("" if name == reference else over(results, base))
             else:
                 cells.append(COLUMNS[column](results))
         rows.append(cells)
@@ -297,19 +276,14 @@ def over(results: Sequence[Results], reference: Sequence[Results]) -> str:
         return ""
     if "test" in results[0]["measures"]:
         # Those that share a seed have the same labels.
-        of_row, base = (
-            [result["measures"]["test"]["error_rate"] for result in of]
-            for of in (results, reference)
-        )
-        return (
-            spread([a - b for a, b in zip(of_row, base, strict=True)], "+")
-            if len(of_row) == len(base)
-            else ""
-        )
-    of_row, base = (
-        [result["measures"]["validation"]["loss"] for result in of] for of in (results, reference)
+        pairs = zip(results, reference, strict=True) if len(results) == len(reference) else ()
+        errors = [[one["measures"]["test"]["error_rate"] for one in pair] for pair in pairs]
+        return spread([ours - base for ours, base in errors], "+") if errors else ""
+    loss, base = (
+        statistics.mean(result["measures"]["validation"]["loss"] for result in of)
+        for of in (results, reference)
     )
-    return f"{statistics.mean(of_row) - statistics.mean(base):+.3f}"
+    return f"{loss - base:+.3f}"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -376,20 +350,30 @@ class Chain:
         words = self.comparison.words([*grid["words"], *grid["rows"][row], f"loop.steps={steps}"])
         return self.comparison.run(row, f"pretraining-{steps}", seed, words)
 
-    def value(self, run: Run, *keys: str) -> float:
+    def train(self, runs: Iterable[Run]) -> None:
+        """Train what is not done.
+
+        Raises:
+            RuntimeError: Nothing came of a run.
+        """
+        if reasons := self.comparison.perform(runs):
+            raise RuntimeError(reasons[0])
+
+    def value(self, run: Run, path: str) -> float:
         """Return a value of a finished run's results."""
-        value: Any = self.comparison.results(run)
-        for key in keys:
-            value = value[key]
-        return float(value)
+        value = value_at(self.comparison.results(run), path)
+        if value is None:
+            raise RuntimeError(f"{run.folder}: has no {path}")
+        return value
 
     def of_equal_flops(self, rows: Sequence[str], steps: int) -> dict[str, list[Run]]:
         """Return the runs that take the operations of `steps` of the reference."""
-        taken = {
-            row: self.value(self.pretraining(row, SHORT), "cost", "flops")
-            - self.value(self.pretraining(row, FIRST), "cost", "flops")
-            for row in rows
-        }
+        taken = {}
+        for row in rows:
+            first, short = (
+                self.value(self.pretraining(row, number), "cost.flops") for number in (FIRST, SHORT)
+            )
+            taken[row] = short - first
         base = taken[self.comparison.grid["reference"]]
         return self._runs({row: round(steps * base / taken[row]) for row in rows})
 
@@ -400,7 +384,7 @@ class Chain:
         per_step, done = {}, {}
         for row, runs in by_row.items():
             short = self.value(self.pretraining(row, SHORT), "cpu_s")
-            done[row] = round(self.value(runs[0], "seen", "steps"))
+            done[row] = round(self.value(runs[0], "seen.steps"))
             long = statistics.mean(self.value(run, "cpu_s") for run in runs)
             per_step[row] = (long - short) / (done[row] - SHORT)
         base = per_step[self.comparison.grid["reference"]]
@@ -437,31 +421,26 @@ class Chain:
     def tune(
         self, starts: Mapping[str, tuple[str, Sequence[Run]]], labels: str
     ) -> dict[str, tuple[float, list[Run]]]:
-        """Try each rate with the first seed, then run the others at the best; return all at that.
-
-        Raises:
-            RuntimeError: A run failed.
-        """
+        """Try each rate with the first seed; return the runs of all seeds at the best one."""
         rates, best = list(map(float, self.comparison.grid["then"]["rates"])), {}
         tried = {
             (name, rate): self.fine_tuning(name, kind, runs[0], labels, rate)
             for name, (kind, runs) in starts.items()
             for rate in rates
         }
-        stop_at(self.comparison.perform(tried.values()))
+        self.train(tried.values())
         for name, (kind, runs) in starts.items():
-            keys = ("measures", "validation", "error_rate")
-            rate = min(rates, key=lambda rate: self.value(tried[name, rate], *keys))
+            by = {
+                rate: self.value(tried[name, rate], "measures.validation.error_rate")
+                for rate in rates
+            }
+            rate = min(rates, key=by.__getitem__)
             best[name] = rate, [self.fine_tuning(name, kind, run, labels, rate) for run in runs]
-        stop_at(self.comparison.perform(run for _, runs in best.values() for run in runs))
+        self.train(run for _, runs in best.values() for run in runs)
         return best
 
     def table(self, by_row: Mapping[str, Sequence[Run]]) -> str:
-        """Fine-tune all; return the Markdown table.
-
-        Raises:
-            RuntimeError: A run failed.
-        """
+        """Fine-tune all; return the Markdown table."""
         grid, starts = self.comparison.grid, self.starts(by_row)
         reference, head = grid["reference"], ["start", *grid["columns"]]
         cells = {}
@@ -474,7 +453,7 @@ class Chain:
             head += [f"error, {labels}", f"over {reference}", "rate"]
             best = self.tune(starts, labels)
             errors = {
-                name: [self.value(run, "measures", "test", "error_rate") for run in runs]
+                name: [self.value(run, "measures.test.error_rate") for run in runs]
                 for name, (_, runs) in best.items()
             }
             for name, values in errors.items():
@@ -485,16 +464,6 @@ class Chain:
         return markdown(head, [[name, *values] for name, values in cells.items()])
 
 
-def stop_at(reasons: Sequence[str]) -> None:
-    """Stop where nothing came of a run.
-
-    Raises:
-        RuntimeError: It is so.
-    """
-    if reasons:
-        raise RuntimeError(reasons[0])
-
-
 def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
     """Pretrain at equal cost, fine-tune, and print the table; yield what went wrong."""
     made = Chain(comparison, asked.seeds)
@@ -503,15 +472,15 @@ def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
     steps = int({**comparison.grid["with"], **comparison.given}["steps"])
     try:
         # Alone, since it makes the tokenizer and encodes the text for the others.
-        stop_at(comparison.perform([made.pretraining(reference, FIRST)]))
+        made.train([made.pretraining(reference, FIRST)])
         # The time of the short ones counts, so nothing is left to encode for them.
         for number in (FIRST, SHORT):
-            stop_at(comparison.perform(made.pretraining(row, number) for row in rows))
+            made.train(made.pretraining(row, number) for row in rows)
         by_row = made.of_equal_flops(rows, steps)
-        stop_at(comparison.perform(run for runs in by_row.values() for run in runs))
+        made.train(run for runs in by_row.values() for run in runs)
         if asked.equal == "time":
             by_row = made.of_equal_time(by_row, steps)
-            stop_at(comparison.perform(run for runs in by_row.values() for run in runs))
+            made.train(run for runs in by_row.values() for run in runs)
         print(f"\n### At equal {asked.equal}\n\n{made.table(by_row)}")
     except RuntimeError as error:
         yield str(error)
@@ -538,10 +507,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     file = GRIDS / f"{asked.grid}.yaml"
     asked.grid = yaml.safe_load((file if file.exists() else Path(asked.grid)).read_text("utf-8"))
     asked.given = dict(word.split("=", 1) for word in asked.given)
-    asked.rows, asked.seeds = (
-        asked.rows or list(asked.grid["rows"]),
-        asked.seeds or asked.grid["seeds"],
-    )
+    asked.rows = asked.rows or list(asked.grid["rows"])
+    asked.seeds = asked.seeds or asked.grid["seeds"]
     if unknown := [row for row in asked.rows if row not in asked.grid["rows"]]:
         parser.error(f"no row is called {unknown[0]!r}; there are {', '.join(asked.grid['rows'])}")
     if missing := [key for key in asked.grid.get("needs", ()) if key not in asked.given]:

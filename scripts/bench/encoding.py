@@ -1,7 +1,6 @@
 """Measure how fast, and in how much memory, `transfer prepare` encodes a corpus of many files.
 
-    python scripts/bench/encoding.py [--data-dir DIR] [--megabytes 64] [--files 8] [--threads 2]
-        [--rounds N] [--only speed|memory] [--quick] [--json FILE]
+    python scripts/bench/encoding.py [--megabytes 64] [--files 8] [--only speed|memory]
 
 Speed: the whole command, from its start to its end, with an empty cache and as many processes as
 `--threads`; in turns with Python scripts that read the same files and call `encode_batch` or
@@ -17,10 +16,8 @@ else one of made-up words; repeated where more is asked for than there is.
 """
 
 import argparse
-import itertools
 import lzma
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -31,6 +28,7 @@ from functools import partial
 from pathlib import Path
 
 import measuring
+import product
 from measuring import Command, Goal, Report, compare
 
 MB = 10**6
@@ -53,63 +51,23 @@ for file in files:
             encode([line[:-1] for line in lines], add_special_tokens=False)
 """
 
-_READER = """
-import sys
-from pathlib import Path
-import numpy as np
-from transfer_cli.data.corpus import TextBlocks, encode_text
-from transfer_cli.data.text import whole_text
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
-tokenizer, cache, files = sys.argv[1:]
-made = LibraryTokenizer.load(Path(tokenizer))
-blocks = TextBlocks(encode_text(whole_text(files, "train"), made, Path(cache)), 512, made.pad)
-order = np.random.default_rng(0).permutation(len(blocks))
-for begin in range(0, len(order), 32):
-    blocks.batch(order[begin : begin + 32])
-"""
-
-
 _PLACES = ("enwiki-2015/train.txt.xz", "wikitext-2/train.txt", "wikitext-2/wiki.train.tokens")
-_MADE_WORDS = 120_000
 
 
-def write_text(path: Path, megabytes: float, source: Path | None) -> None:
+def write_text(path: Path, megabytes: float, source: Path) -> None:
     """Write so much text, and not less."""
-    left = int(megabytes * MB)
+    left, opened = int(megabytes * MB), lzma.open if source.suffix == ".xz" else open
     with path.open("wb") as file:
         while left > 0:
-            for line in _lines(source):
-                file.write(line)
-                left -= len(line)
-                if left <= 0:
-                    break
+            with opened(source, "rb") as lines:
+                for line in lines:
+                    file.write(line)
+                    left -= len(line)
+                    if left <= 0:
+                        break
 
 
-def _lines(source: Path | None) -> Iterator[bytes]:
-    if source is None:
-        yield from _made_lines()
-        return
-    with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as file:
-        yield from file
-
-
-def _made_lines() -> Iterator[bytes]:
-    """Yield lines of words of which few are frequent and most are rare, for ever."""
-    drawn = random.Random(0)  # noqa: S311 - a text, not a key
-    parts = [a + b for a in "bcdfghlmnprst" for b in ("a", "e", "i", "o", "u", "an", "er")]
-    words = ["".join(drawn.choices(parts, k=drawn.randint(1, 4))) for _ in range(_MADE_WORDS)]
-    frequencies = list(itertools.accumulate(1 / (rank + 3) for rank in range(_MADE_WORDS)))
-    while True:
-        line = drawn.choices(words, cum_weights=frequencies, k=drawn.randint(20, 120))
-        yield f"{' '.join(line)} .\n".encode()
-
-
-def source_in(folder: Path) -> Path | None:
-    """Return the largest text that lies in a folder, None where there is none."""
-    return next((folder / place for place in _PLACES if (folder / place).is_file()), None)
-
-
-def write_files(folder: Path, megabytes: float, files: int, source: Path | None) -> list[Path]:
+def write_files(folder: Path, megabytes: float, files: int, source: Path) -> list[Path]:
     """Write so much text into so many files of about the same size, cut at the ends of lines."""
     whole = folder / "whole"
     write_text(whole, megabytes, source)
@@ -125,29 +83,34 @@ def write_files(folder: Path, megabytes: float, files: int, source: Path | None)
 
 
 def make_tokenizer(name: str, text: Path, path: Path, asked: argparse.Namespace) -> None:
-    """Make a tokenizer of a text file."""
+    """Make a tokenizer of a text file, in a process of its own."""
     words = [RECIPES[name], 1000 if asked.quick else 28_996, text, path]
-    command = [sys.executable, "-c", _MAKE, *map(str, words)]
+    command = [sys.executable, "-c", measuring.calling("encoding", "make"), *map(str, words)]
     measuring.once(Command(f"making {name}", command), threads=asked.threads)
 
 
-_MAKE = """
-import sys
-from pathlib import Path
-from transfer_cli.data.text import whole_text
-from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
-recipe, size, text, path = sys.argv[1:]
-made = {"wordpiece": WordPiece, "bpe": BytePairs}[recipe](size=int(size))
-made.make(whole_text(text, "train").lines).save(Path(path))
-"""
+def make(recipe: str, size: str, text: str, path: str) -> None:
+    """Make a tokenizer by one of our recipes."""
+    from transfer_cli.data.text import whole_text
+    from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
+
+    made = {"wordpiece": WordPiece, "bpe": BytePairs}[recipe](size=int(size))
+    made.make(whole_text(text, "train").lines).save(Path(path))
 
 
-def speeds(megabytes: float) -> dict[str, measuring.Cell]:
-    """Return the columns of who encodes so much text."""
-    return {
-        "MB/s": lambda figure: f"{megabytes / figure.wall_s:.2f}",
-        "MB a CPU second": lambda figure: f"{megabytes / figure.cpu_s:.2f}",
-    }
+def read_blocks(tokenizer: str, cache: str, files: str) -> None:
+    """Read all blocks of an encoded corpus in random order."""
+    import numpy as np
+
+    from transfer_cli.data.corpus import TextBlocks, encode_text
+    from transfer_cli.data.library_tokenizer import LibraryTokenizer
+    from transfer_cli.data.text import whole_text
+
+    made = LibraryTokenizer.load(Path(tokenizer))
+    blocks = TextBlocks(encode_text(whole_text(files, "train"), made, Path(cache)), 512, made.pad)
+    order = np.random.default_rng(0).permutation(len(blocks))
+    for begin in range(0, len(order), 32):
+        blocks.batch(order[begin : begin + 32])
 
 
 def command_on(folder: Path, tokenizer: Path, asked: argparse.Namespace) -> Command:
@@ -168,7 +131,10 @@ def command_on(folder: Path, tokenizer: Path, asked: argparse.Namespace) -> Comm
 
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure speed, once for each kind of tokenizer, and memory, or one of the two."""
-    source = source_in(asked.data_dir)
+    places = (asked.data_dir / place for place in _PLACES)
+    source = next(filter(Path.is_file, places), None)
+    if source is None:
+        source = product.make_material(folder, 28_996, 1_000_000).folder / "text.txt"
     megabytes, count = (0.4, 4) if asked.quick else (64.0, 8)
     corpus = asked.megabytes or megabytes, asked.files or count
     write_text(folder / "validation.txt", 0.01, source)
@@ -199,7 +165,10 @@ def speed(asked: argparse.Namespace, folder: Path, name: str, files: Sequence[Pa
         for of, said in (("wall_s", ""), ("cpu_s", ", CPU"))
     ]  # fmt: skip
     megabytes = sum(path.stat().st_size for path in files) / MB
-    rows = measuring.rows_of(figures, speeds(megabytes))
+    rows = measuring.rows_of(figures, {
+        "MB/s": lambda figure: f"{megabytes / figure.wall_s:.2f}",
+        "MB a CPU second": lambda figure: f"{megabytes / figure.cpu_s:.2f}",
+    })  # fmt: skip
     notes = [f"{megabytes:.1f} MB in {len(files)} files; the start of each command is counted."]
     return Report(f"A corpus of many files, {name}", figures, goals, rows, notes)
 
@@ -208,11 +177,7 @@ def speed(asked: argparse.Namespace, folder: Path, name: str, files: Sequence[Pa
 
 
 def anonymous_peaks(words: Sequence[str], env: Mapping[str, str]) -> tuple[float, float]:
-    """Run a command; return its peaks of anonymous memory in MiB: of one process, of all at once.
-
-    Raises:
-        BenchmarkError: It failed.
-    """
+    """Run a command; return the peaks of anonymous memory, MiB: of one process, of all at once."""
     one = all_together = 0.0
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(  # noqa: S603 - our own words
@@ -248,7 +213,7 @@ def _anonymous_mib(process: int) -> float:
 
 
 def memory(
-    asked: argparse.Namespace, folder: Path, source: Path | None, megabytes: float, count: int
+    asked: argparse.Namespace, folder: Path, source: Path, megabytes: float, count: int
 ) -> Report:
     """Measure the command, and who reads what it made, for corpora of growing size."""
     tokenizer, peaks = folder / "wordpiece.json", []
@@ -260,8 +225,9 @@ def memory(
             make_tokenizer("WordPiece", files[0], tokenizer, asked)
         shutil.rmtree(folder / "cache", ignore_errors=True)
         one, together = anonymous_peaks(command.words, command.env)
-        reader = [sys.executable, "-c", _READER, str(tokenizer), str(folder / "cache")]
-        reading, _ = anonymous_peaks([*reader, str(folder / "corpus")], command.env)
+        reader = [sys.executable, "-c", measuring.calling("encoding", "read_blocks")]
+        places = (str(tokenizer), str(folder / "cache"), str(folder / "corpus"))
+        reading, _ = anonymous_peaks([*reader, *places], command.env)
         peaks.append((one, together, reading))
         rows.append([f"{megabytes * times:g}", *(f"{peak:.0f}" for peak in peaks[-1])])
     goals = [

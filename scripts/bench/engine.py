@@ -1,6 +1,6 @@
 """Measure what the engine costs: Ignite, handlers, records and progress bar around a step.
 
-    python scripts/bench/engine.py [--rounds N] [--threads 2] [--quick] [--json FILE]
+    python scripts/bench/engine.py
 
 A step itself varies by more than the engine takes, so the time between the end of a step and the
 beginning of the next one is measured inside of a real `transfer pretrain`: at the size of the

@@ -1,7 +1,6 @@
 """Compare ways to fine-tune on TREC's questions, in CPU seconds of an epoch.
 
-    python scripts/bench/finetune.py [--data-dir DIR] [--threads 2] [--rounds N] [--quick]
-        [--json FILE]
+    python scripts/bench/finetune.py
 
 A model of the tutorial's size with random weights (speed does not depend on them) adapts to the
 real questions in batches of 16: the tutorial's way, which pads all to the longest and computes the
@@ -169,7 +168,7 @@ def training(
     figures = measuring.take_turns(variants, rounds=timed, threads=asked.threads)
     keep = [*words, "adaptation=frozen", "loop.bucket=true", f"data.labelled={FEW_LABELLED}"]
     options = {"words": keep, "command": "finetune"}
-    whole = Variant(CACHED, "product", "pretrain", options, env=env, terminal=True)
+    whole = Variant(CACHED, "product", "pretrain", options, env=env)
     figures += measuring.take_turns([whole], rounds=5, steps=CACHED_STEPS, threads=asked.threads)
     number = -(-len(lengths) // BATCH)
     rows = [["way", "steps", "tokens", "real", "wall s", "CPU s", "of the tutorial's"]]

@@ -1,8 +1,7 @@
 """Compare fine-tuning on tasks with a plain loop over transformers, by whole commands.
 
-    python scripts/bench/finetune_tasks.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--tasks labels lora tags numbers spans answers choices dialog] [--seeds 0] [--threads 2]
-        [--device cpu] [--quick] [--json FILE]
+    python scripts/bench/finetune_tasks.py --model FOLDER
+        [--tasks labels lora tags numbers spans answers choices dialog] [--seeds 0]
 
 Both sides start from the same published model (`scripts/minilm.sh minilm`), read
 the same files, and train with AdamW, the same rate, warm-up and fall to 0, batch, epochs, dropout
@@ -11,11 +10,11 @@ and clipping; both score the same split with the weights of the last epoch. The 
 
 labels: TREC's six kinds of questions, accuracy on its test set. lora: the same with low-rank
 updates and 100 labels; the peers' environment needs peft, and `--model` may be a Llama-like model.
-tags: WNUT-17, entity F1 of its
-test set. numbers: STS-B, Pearson's correlation on its test set. spans: the part of SQuAD 2.0, F1
-of its validation questions, in percent; answers: the same of the questions that have an answer,
-for both to train on and be scored by. choices, dialog: the embedded samples, from a small GPT-2
-that has read the encyclopedia (it is made first); accuracy and hits at 1 of their test questions.
+tags: WNUT-17, entity F1 of its test set. numbers: STS-B, Pearson's correlation on its test set.
+spans: the part of SQuAD 2.0, F1 of its validation questions, in percent; answers: the same of the
+questions that have an answer, for both to train on and be scored by. choices, dialog: the embedded
+samples, from a small GPT-2 that has read the encyclopedia (it is made first); accuracy and hits at
+1 of their test questions.
 """
 
 import argparse
@@ -50,16 +49,11 @@ class Recipe:
         words: What is typed for it.
         files: Of each split, in the folder of data sets or of what is made.
         scored: The split that is scored.
-        rate: The peak learning rate.
-        batch: Examples of a step.
-        epochs: Passes over the training examples.
-        length: Most tokens of a window, and
-        overlap: how many two windows share.
+        rate: The peak, after a `warmup` of that share of the steps.
+        batch: Examples of a step, of `epochs` over `labelled` of them; None: all.
+        length: Most tokens of a window; two windows share `overlap`.
         model: The folder that both start from; "": a GPT-2 that is made.
         speakers: The marks of a dialog's speakers.
-        warmup: Share of the steps in which the rate rises.
-        labelled: Training examples; None: all.
-        seed: Of the run.
         out: Where the plain loop writes its score.
         device: cpu, or cuda, where both compute in bfloat16.
     """
@@ -70,14 +64,14 @@ class Recipe:
     files: Mapping[str, str]
     scored: str = "test"
     rate: float = 1e-4
+    warmup: float = 0.1
     batch: int = 16
     epochs: int = 3
+    labelled: int | None = None
     length: int | None = None
     overlap: int | None = None
     model: str | None = None
     speakers: tuple[str, str] = MARKS
-    warmup: float = 0.1
-    labelled: int | None = None
     seed: int = 0
     out: str = ""
     device: str = "cpu"

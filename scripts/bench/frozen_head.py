@@ -1,7 +1,6 @@
 """Compare `transfer finetune experiment=quick` with scikit-learn on the same frozen features.
 
-    python scripts/bench/frozen_head.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--threads 2] [--quick] [--json FILE]
+    python scripts/bench/frozen_head.py --model FOLDER
 
 Whole commands, from a table to a stored model that has been scored, from a published model such as
 all-MiniLM-L6-v2 (`scripts/minilm.sh minilm`), with an empty cache. Then
@@ -19,6 +18,7 @@ import json
 import lzma
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,38 +32,39 @@ WORDS = range(5, 21)
 WORST_RATIO = 1.1
 MOST_SECONDS = 120.0
 
-_FEATURES = """
-import sys
-import numpy as np
-from transfer_cli.assembly.run import build_run
-from transfer_cli.config import compose, flags
-from transfer_cli.engine.features.cached import CachedFeatures
-words = sys.argv[2:]
-run = build_run(compose.compose("finetune", flags.parse(words, "finetune")), "finetune")
-found = {}
-for name in ("train", "test"):
-    data = run.data.splits[name].data
-    if not isinstance(data, CachedFeatures):
-        pooling = run.blueprint.network.losses[0].objective.pooling_of(run.model)
-        data = CachedFeatures(
-            data, run.model, run.blueprint.precision, batch=64, layers=(-1,), pooling=pooling
-        )
-    batch = data.batch(np.arange(len(data)))
-    found |= {f"{name}_x": batch["pooled"].numpy(), f"{name}_y": batch["label"].numpy()}
-np.savez(sys.argv[1], **found)
-"""
 
-_FIT = """
-import json, sys, time
-import numpy as np
-from sklearn.linear_model import LogisticRegression
-found = np.load(sys.argv[1])
-began = time.perf_counter()
-model = LogisticRegression(max_iter=10_000).fit(found["train_x"], found["train_y"])
-seconds = time.perf_counter() - began
-wrong = float((model.predict(found["test_x"]) != found["test_y"]).mean())
-print(json.dumps({"error": 100 * wrong, "seconds": seconds}))
-"""
+def features(path: str, *words: str) -> None:
+    """Write the features and labels that `transfer finetune WORDS` has."""
+    import numpy as np
+
+    from transfer_cli.assembly.run import build_run
+    from transfer_cli.config import compose, flags
+    from transfer_cli.engine.features.cached import CachedFeatures
+
+    run = build_run(compose.compose("finetune", flags.parse(list(words), "finetune")), "finetune")
+    pooling = run.blueprint.network.losses[0].objective.pooling_of(run.model)
+    precision, arrays = run.blueprint.precision, {}
+    for name in ("train", "test"):
+        data = run.data.splits[name].data
+        if not isinstance(data, CachedFeatures):
+            data = CachedFeatures(
+                data, run.model, precision, batch=64, layers=(-1,), pooling=pooling
+            )
+        batch = data.batch(np.arange(len(data)))
+        arrays |= {f"{name}_x": batch["pooled"].numpy(), f"{name}_y": batch["label"].numpy()}
+    np.savez(path, **arrays)
+
+
+def fit(path: str) -> None:
+    """Print the error and the seconds of scikit-learn on such features."""
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+
+    arrays, began = np.load(path), time.perf_counter()
+    model = LogisticRegression(max_iter=10_000).fit(arrays["train_x"], arrays["train_y"])
+    seconds = time.perf_counter() - began
+    wrong = float((model.predict(arrays["test_x"]) != arrays["test_y"]).mean())
+    print(json.dumps({"error": 100 * wrong, "seconds": seconds}))
 
 
 def sentences(source: Path) -> Iterator[tuple[str, list[str]]]:
@@ -99,11 +100,7 @@ def write_articles(source: Path, folder: Path, sizes: tuple[int, int, int]) -> l
 
 
 def data_sets(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the overrides that name each data set that can be had.
-
-    Raises:
-        BenchmarkError: There is none.
-    """
+    """Yield the overrides that name each data set that can be had."""
     source = asked.data_dir / "enwiki-2015" / "train.txt.xz"
     has_trec = (asked.data_dir / "trec").is_dir()
     if not has_trec and not source.exists():
@@ -120,7 +117,7 @@ def compare(
     name: str, data: Sequence[str], asked: argparse.Namespace, folder: Path, sklearn: str | None
 ) -> tuple[Figure, list[str], list[Goal]]:
     """Return the command's figure, a row of the table, and the goals, of one data set."""
-    run, features = folder / re.sub(r"\W+", "-", name), folder / "features.npz"
+    run, stored = folder / re.sub(r"\W+", "-", name), folder / "features.npz"
     words = ["experiment=quick", *data, f"init_from={asked.model}", "device=cpu"]
     cache = {"TRANSFER_CACHE": str(folder / f"cache-{run.name}")}
     command = Command(name, measuring.transfer("finetune", *words, f"run.dir={run}"), cache)
@@ -128,19 +125,16 @@ def compare(
     results = json.loads((run / "results.json").read_text("utf-8"))
     error, by_words = results["measures"]["test"]["error_rate"], results["by_words"]
     wrong_by_words = 100 * (1 - by_words["right"] / by_words["scored"])
-    row = [
-        name,
-        f"{by_words['of']:,}",
-        f"{figure.wall_s:.1f}",
-        f"{figure.cpu_s:.1f}",
-        f"{error:.2f}",
-    ]
+    times = [f"{figure.wall_s:.1f}", f"{figure.cpu_s:.1f}"]
+    row = [name, f"{by_words['of']:,}", *times, f"{error:.2f}"]
     goals = [Goal(f"{name}: seconds", figure.wall_s, MOST_SECONDS, disturbed=figure.disturbed)]
     theirs = ["", "", ""]
     if sklearn is not None:
-        measuring.python(sys.executable, _FEATURES, features, *words, **cache)
-        fit = measuring.python(sklearn, _FIT, features, OMP_NUM_THREADS=str(asked.threads))
-        fitted = json.loads(fit)
+        compute, learn = (measuring.calling("frozen_head", of) for of in ("features", "fit"))
+        measuring.python(sys.executable, compute, stored, *words, **cache)
+        fitted = json.loads(
+            measuring.python(sklearn, learn, stored, OMP_NUM_THREADS=str(asked.threads))
+        )
         ratio = error / max(fitted["error"], 1e-9)
         theirs = [f"{fitted['error']:.2f}", f"{ratio:.3f}", f"{fitted['seconds']:.1f}"]
         goals.append(Goal(f"{name}: error over that of scikit-learn", ratio, WORST_RATIO))

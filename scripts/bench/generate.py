@@ -1,7 +1,6 @@
 """Compare generation with that of transformers, from the same weights, with a cache on both sides.
 
-    python scripts/bench/generate.py --model FOLDER [--peers PYTHON] [--threads 2] [--device cpu]
-        [--tokens 32] [--texts 8] [--rounds N] [--quick] [--json FILE]
+    python scripts/bench/generate.py --model FOLDER
 
 FOLDER is a published causal model such as SmolLM2-135M. A turn makes the
 likeliest tokens after one prompt, or after several prompts of 8 to 64 tokens at once; a prompt is
@@ -19,8 +18,9 @@ from pathlib import Path
 import measuring
 from measuring import BenchmarkError, Gate, Report, Variant
 
-LIMITS = (1.3, 1.5)
-"""The goals: tokens a second over the peer's, for one prompt and for several."""
+TOKENS = 32
+LIMITS = {1: 1.3, 8: 1.5}
+"""The goals by how many prompts there are at once: tokens a second over the peer's."""
 
 
 def prompts_of(texts: int, vocabulary: int) -> list[list[int]]:
@@ -30,7 +30,7 @@ def prompts_of(texts: int, vocabulary: int) -> list[list[int]]:
     return [[draw.randrange(20, vocabulary) for _ in range(length)] for length in lengths]
 
 
-def ours(arrive: Gate, folder: str, texts: int, tokens: int, device: str, said: str) -> None:
+def ours(arrive: Gate, folder: str, texts: int, device: str, said: str) -> None:
     """Make tokens after each prompt, as text to text and dialogs do."""
     import torch
 
@@ -47,7 +47,7 @@ def ours(arrive: Gate, folder: str, texts: int, tokens: int, device: str, said: 
 
     def once() -> list[list[int]]:
         answers: list[list[int]] = replies(
-            trained.model, tokens_RT, segments_RT, begin_R, most=tokens,
+            trained.model, tokens_RT, segments_RT, begin_R, most=TOKENS,
             pick=lambda logits: logits.argmax(1),
         ).tolist()  # fmt: skip
         return answers
@@ -55,7 +55,7 @@ def ours(arrive: Gate, folder: str, texts: int, tokens: int, device: str, said: 
     _again(arrive, once, said)
 
 
-def theirs(arrive: Gate, folder: str, texts: int, tokens: int, device: str, said: str) -> None:
+def theirs(arrive: Gate, folder: str, texts: int, device: str, said: str) -> None:
     """Make them by `generate` of transformers, with padding on the left."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -69,7 +69,7 @@ def theirs(arrive: Gate, folder: str, texts: int, tokens: int, device: str, said
 
     def once() -> list[list[int]]:
         answers: list[list[int]] = model.generate(
-            read, attention_mask=real, max_new_tokens=tokens, min_new_tokens=tokens,
+            read, attention_mask=real, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
             do_sample=False, pad_token_id=0,
         )[:, longest:].tolist()  # fmt: skip
         return answers
@@ -85,29 +85,23 @@ def _again(arrive: Gate, once: Callable[[], list[list[int]]], said: str) -> None
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
-    """Measure one prompt, and several at once.
-
-    Raises:
-        BenchmarkError: The answers differ.
-    """
+    """Measure one prompt, and several at once."""
     if asked.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
-    options = {"folder": str(asked.model.resolve()), "tokens": asked.tokens, "device": asked.device}
+    options = {"folder": str(asked.model.resolve()), "device": asked.device}
     variants = [
         Variant(
             name := f"{who}, {texts} at once", "generate", function,
             {**options, "texts": texts, "said": str(folder / name)}, python,
         )
-        for texts in (1, asked.texts)
+        for texts in LIMITS
         for who, function, python in (("ours", "ours", ""), ("transformers", "theirs", asked.peers))
     ]  # fmt: skip
     figures = measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
     notes, goals, speeds = list[str](), [], {}
-    for texts, limit, pair in zip(
-        (1, asked.texts), LIMITS, (figures[:2], figures[2:]), strict=True
-    ):
+    for (texts, limit), pair in zip(LIMITS.items(), (figures[:2], figures[2:]), strict=True):
         transfer, peer = pair
-        speeds |= {figure.name: f"{texts * asked.tokens / figure.wall_s:,.1f}" for figure in pair}
+        speeds |= {figure.name: f"{texts * TOKENS / figure.wall_s:,.1f}" for figure in pair}
         said = [json.loads((folder / figure.name).read_text()) for figure in pair]
         if any(one[0] != other[0] for one, other in zip(*said, strict=True)):
             raise BenchmarkError(f"{peer.name}: begins with other tokens than we do")
@@ -117,12 +111,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
             name = f"{texts} at once: its {text} time over ours"
             goals.append(measuring.compare(name, peer, transfer, limit, of=of, at_most=False))
     rows = measuring.rows_of(figures, {"tokens a second": lambda figure: speeds[figure.name]})
-    title = f"Making {asked.tokens} tokens with {asked.model.name}, {asked.threads} threads"
+    title = f"Making {TOKENS} tokens with {asked.model.name}, {asked.threads} threads"
     yield Report(title, figures, goals, rows, notes)
 
 
 if __name__ == "__main__":
-    tokens = {"type": int, "default": 32, "help": "tokens to make"}
-    texts = {"type": int, "default": 8, "help": "prompts at once"}
-    options = {**measuring.MODEL, "--tokens": tokens, "--texts": texts}
-    measuring.main(__doc__, measure, options, rounds=5)
+    measuring.main(__doc__, measure, measuring.MODEL, rounds=5)

@@ -1,7 +1,6 @@
 """Compare training on a GPU with a compiled plain loop and with Hugging Face's Trainer.
 
-    python scripts/bench/gpu.py [--peers PYTHON] [--sizes tutorial base base-long bert-base]
-        [--rounds N] [--steps 20] [--device cuda] [--quick] [--json FILE]
+    python scripts/bench/gpu.py [--sizes tutorial base base-long bert-base] [--steps 20]
 
 One command, meant to end within nine minutes on one large GPU: for each size `transfer pretrain`
 (bf16, `loop.compile=true`), a nanoGPT-style loop (bf16, compiled, fused AdamW) and GPT-2 under
@@ -16,7 +15,7 @@ which also runs without a GPU (`--device cpu`).
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,37 +143,16 @@ def plain_loop(
     arrive: Gate, size: Mapping[str, int], steps: int, device: str, *, compiled: bool
 ) -> None:
     """Train a nanoGPT-style model with what makes such a loop fast on a GPU."""
-    import torch
-    import torch.nn.functional as F
-    from peers import CLIP, RATE, PlainLanguageModel, Size
+    import peers
 
-    s, stop = Size(**size), EveryFew(arrive, steps, device)
-    model = PlainLanguageModel(s).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-
-    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=compiled):
-            logits = model(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-
-    run = torch.compile(loss_of) if compiled else loss_of
-    generator = torch.Generator().manual_seed(0)
-    shape = (16, s.batch, s.length + 1)
-    batches = torch.randint(5, s.vocabulary, shape, generator=generator).to(device)
-    while True:
-        for tokens in batches:
-            stop()
-            run(tokens).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+    peers.plain_loop(EveryFew(arrive, steps, device), size, device=device, compiled=compiled)
 
 
 def trainer(
     arrive: Gate, size: Mapping[str, int], steps: int, device: str, *, compiled: bool
 ) -> None:
     """Train GPT-2 under Hugging Face's `Trainer` with its fast settings."""
-    from peers import Size, gpt2, train_with_trainer
+    import peers
 
     settings: dict[str, Any] = {"optim": "adamw_torch_fused"}
     if compiled:
@@ -183,8 +161,7 @@ def trainer(
         settings |= {"use_cpu": True}
     else:
         settings |= {"dataloader_num_workers": 2, "dataloader_pin_memory": True}
-    stop: Callable[[], None] = EveryFew(arrive, steps, device)
-    train_with_trainer(stop, gpt2(Size(**size)), Size(**size), **settings)
+    peers.gpt2_trainer(EveryFew(arrive, steps, device), size, "gelu_new", **settings)
 
 
 def peak_of(device: str) -> tuple[float, str]:

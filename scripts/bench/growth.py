@@ -1,6 +1,6 @@
 """Measure how the speed of training grows and falls with the sizes of a model and its batches.
 
-    python scripts/bench/growth.py [--rounds N] [--threads 2] [--quick] [--json FILE]
+    python scripts/bench/growth.py
 
 Tokens a second of the training step of `transfer pretrain`, over the length of the sequences (with
 the same number of tokens), the batch, the width and the depth. Beside it stands the share of the

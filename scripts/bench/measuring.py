@@ -16,7 +16,7 @@ same round can be trusted where seconds cannot. Work that is a whole command, fr
 end, is measured by `commands_in_turns`.
 
 A case is a module with a function that is given the words of its command line and an empty folder,
-and yields reports; `main` runs it.
+and yields reports; `main` runs it, with the options that all of them have (`--help`).
 
 Works on Linux alone: the numbers are read from /proc. Imports nothing but the standard library,
 so that a worker can have any packages.
@@ -27,16 +27,15 @@ import contextlib
 import json
 import os
 import platform
-import pty
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,10 @@ _SHORTEST_S = 0.2
 _PATIENCE_S = 300.0
 """How long a worker may take to get ready, or for one turn."""
 _LOG_TAIL = 2000
-_WORK = "import sys; sys.path.insert(0, sys.argv[1]); import measuring; measuring.work()"
 
 
 class BenchmarkError(Exception):
-    """A variant could not be measured; the message says which and why."""
+    """A variant could not be measured; the message says which and why, and `main` ends with it."""
 
 
 # ------------------------------------------------------------------------------- in the worker
@@ -66,15 +64,15 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """What passed in a worker, or a command, while it was let go.
+    """What passed in a worker, or a command, while it was let go: seconds of a step, and memory.
 
     Args:
-        wall_s: Seconds of a step.
-        cpu_s: CPU seconds of a step of the process, all threads.
+        wall_s: By the clock.
+        cpu_s: Of all threads.
         foreign: Share of the machine's CPU time that other processes took, from 0 to 1; 0 where
             the turn was too short to tell.
         peak_mib: Largest resident memory so far.
-        base_mib: Resident memory when the worker began, or last called `rebase`.
+        base_mib: What was resident when the worker began, or last called `rebase`.
         notes: What the worker itself measured.
     """
 
@@ -92,7 +90,7 @@ class Gate:
     def __init__(self) -> None:
         self._line = socket.socket(fileno=int(os.environ.pop(_GATE))).makefile("rw")
         self._base = _memory_mib("VmRSS")
-        self._notes: dict[str, float] = {}
+        self._notes = Counter[str]()
         self._left = self._steps = 1
         self._since = _Clock()
 
@@ -104,9 +102,9 @@ class Gate:
         wall, cpu, foreign = self._since.passed()
         turn = Turn(
             wall / self._steps, cpu / self._steps, foreign, _memory_mib("VmHWM"), self._base,
-            self._notes,
+            dict(self._notes),
         )  # fmt: skip
-        self._notes = {}
+        self._notes.clear()
         self._line.write(json.dumps(asdict(turn)) + "\n")
         self._line.flush()
         asked = self._line.readline()
@@ -117,8 +115,7 @@ class Gate:
 
     def note(self, **values: float) -> None:
         """Send numbers along with the next report, added to those that were noted before it."""
-        for name, value in values.items():
-            self._notes[name] = self._notes.get(name, 0.0) + value
+        self._notes.update(values)
 
     def rebase(self) -> None:
         """Let the base and the peak of memory be what is resident now."""
@@ -127,9 +124,9 @@ class Gate:
         self._base = _memory_mib("VmRSS")
 
 
-def work() -> None:
+def work(module: str, function: str, options: str) -> None:
     """Be a worker: run `FUNCTION(arrive, **OPTIONS)` of a module of this folder."""
-    module, function, options = sys.argv[2:]
+    sys.stderr.isatty = lambda: True  # so that progress bars are drawn, into the log
     arrive = Gate()
     getattr(__import__(module), function)(arrive, **json.loads(options))
 
@@ -180,7 +177,6 @@ class Variant:
         options: Plain values.
         python: Interpreter; "": this one.
         env: Environment variables besides those of this process.
-        terminal: Whether its standard error is a terminal, on which a progress bar shows.
     """
 
     name: str
@@ -189,20 +185,14 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
     python: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    terminal: bool = False
 
 
 @dataclass(frozen=True)
 class Figure:
     """What a step of a variant took: medians over its undisturbed turns, or all if those are few.
 
-    Args:
-        name: The variant's.
-        wall_s: Seconds of a step.
-        cpu_s: CPU seconds of a step.
-        peak_mib: Largest resident memory of the process.
-        disturbed: Whether others took more than `DISTURBED` of the machine in the turns counted.
-        samples: Every turn, one a round.
+    `disturbed` says that others took more than `DISTURBED` of the machine in turns that count.
+    `samples` are all turns, one a round.
     """
 
     name: str
@@ -234,27 +224,14 @@ def _undisturbed(*several: Sequence[Turn]) -> list[int]:
     return quiet if 2 * len(quiet) >= len(rounds) else list(rounds)
 
 
-def _pairs(ours: Figure, peer: Figure, of: str) -> list[tuple[float, float]]:
-    rounds = _undisturbed(ours.samples, peer.samples)
-    return [(getattr(ours.samples[r], of), getattr(peer.samples[r], of)) for r in rounds]
-
-
 def ratio(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
     """Return own / peer, the median over rounds, of `wall_s`, `cpu_s` or `peak_mib`."""
     if of == "peak_mib":
         return ours.peak_mib / peer.peak_mib
-    return statistics.median(mine / theirs for mine, theirs in _pairs(ours, peer, of))
-
-
-def together(name: str, *parts: Figure) -> Figure:
-    """Return what variants take one after the other: the sum of their turns, round by round."""
-    return Figure.of(name, [
-        Turn(
-            sum(turn.wall_s for turn in turns), sum(turn.cpu_s for turn in turns),
-            max(turn.foreign for turn in turns), max(turn.peak_mib for turn in turns),
-        )
-        for turns in zip(*(part.samples for part in parts), strict=True)
-    ])  # fmt: skip
+    return statistics.median(
+        getattr(ours.samples[r], of) / getattr(peer.samples[r], of)
+        for r in _undisturbed(ours.samples, peer.samples)
+    )
 
 
 class _Worker:
@@ -267,12 +244,12 @@ class _Worker:
         self._line = self._socket.makefile("rw")
         handle, log = tempfile.mkstemp(".log", dir=folder)
         self._log = Path(log)
-        command = [variant.python or sys.executable, "-c", _WORK, str(FOLDER), variant.module]
-        command += [variant.function, json.dumps(dict(variant.options))]
+        command = [variant.python or sys.executable, "-c", calling("measuring", "work")]
+        command += [variant.module, variant.function, json.dumps(dict(variant.options))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variant.env}
-        with theirs, os.fdopen(handle, "wb") as log, _terminal_or(log.fileno(), variant) as screen:
+        with theirs, os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own words
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=screen,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**environment, _GATE: str(theirs.fileno())}, pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )  # fmt: skip
@@ -284,11 +261,7 @@ class _Worker:
             self._line.flush()
 
     def result(self) -> Turn:
-        """Wait until it has taken them; return what passed.
-
-        Raises:
-            BenchmarkError: It has ended, or takes for ever.
-        """
+        """Wait until it has taken them; return what passed."""
         try:
             line = self._line.readline()
         except ConnectionResetError:
@@ -311,38 +284,10 @@ class _Worker:
         self._socket.close()
 
 
-@contextlib.contextmanager
-def _terminal_or(log: int, variant: Variant) -> Iterator[int]:
-    """Give a terminal of its own to a worker that wants one; what it shows goes to the log."""
-    if not variant.terminal:
-        yield log
-        return
-    master, slave = pty.openpty()
-    copy = os.dup(log)
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
-            while shown := os.read(master, 65536):
-                os.write(copy, shown)
-        os.close(master)
-        os.close(copy)
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        yield slave
-    finally:
-        os.close(slave)
-
-
 def take_turns(
-    variants: Sequence[Variant],
-    *,
-    rounds: int,
-    threads: int = 2,
-    steps: int = 1,
-    unmeasured: int = 1,
-    at_once: int = 0,
-) -> list[Figure]:
+    variants: Sequence[Variant], *, rounds: int, threads: int = 2, steps: int = 1,
+    unmeasured: int = 1, at_once: int = 0,
+) -> list[Figure]:  # fmt: skip
     """Let variants take turns; return a figure for each, in the same order.
 
     Args:
@@ -352,9 +297,6 @@ def take_turns(
         steps: Steps of a turn.
         unmeasured: Turns before those: the first one of a loop is like no other.
         at_once: Steps before all turns, taken at the same time, such as those that compile.
-
-    Raises:
-        BenchmarkError: A worker failed.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as ending:
         workers = []
@@ -362,10 +304,11 @@ def take_turns(
             workers.append(_Worker(variant, threads, Path(folder)))
             ending.callback(workers[-1].end)
             workers[-1].result()
-        for worker in workers if at_once else ():
-            worker.go(at_once)
-        for worker in workers if at_once else ():
-            worker.result()
+        if at_once:
+            for worker in workers:
+                worker.go(at_once)
+            for worker in workers:
+                worker.result()
 
         def turn(number: int) -> Turn:
             workers[number].go(steps)
@@ -418,9 +361,6 @@ def once(command: Command, *, threads: int = 2) -> Turn:
 
     The peak of memory is that of the largest process. It cannot be less than this process's own at
     the time, so do not import torch where you call this.
-
-    Raises:
-        BenchmarkError: It failed.
     """
     if command.before is not None:
         command.before()
@@ -455,23 +395,21 @@ def _wait_for(path: Path, process: int) -> bool:
 def commands_in_turns(
     commands: Sequence[Command], *, rounds: int, threads: int = 2, unmeasured: int = 1
 ) -> list[Figure]:
-    """Run whole commands in turns, one at a time; return a figure for each, in the same order.
-
-    Raises:
-        BenchmarkError: One of them failed.
-    """
+    """Run whole commands in turns, one at a time; return a figure for each, in the same order."""
     samples = _there_and_back(
         len(commands), rounds, unmeasured, lambda index: once(commands[index], threads=threads)
     )
     return [Figure.of(c.name, turns) for c, turns in zip(commands, samples, strict=True)]
 
 
-def python(interpreter: str, code: str, *words: object, **env: str) -> str:
-    """Return what a piece of Python prints.
+def calling(module: str, function: str) -> str:
+    """Return the code that calls a function of a module of this folder with its words."""
+    begin = f"import sys; sys.path.insert(0, {str(FOLDER)!r})"
+    return f"{begin}; import {module}; {module}.{function}(*sys.argv[1:])"
 
-    Raises:
-        BenchmarkError: It failed.
-    """
+
+def python(interpreter: str, code: str, *words: object, **env: str) -> str:
+    """Return what a piece of Python prints."""
     ended = subprocess.run(  # noqa: S603 - our own words
         [interpreter, "-c", code, *map(str, words)], env={**os.environ, **env},
         capture_output=True, text=True, check=False,
@@ -494,15 +432,7 @@ def can_import(interpreter: str, *modules: str) -> bool:
 
 @dataclass(frozen=True)
 class Goal:
-    """A number that was hoped for.
-
-    Args:
-        text: What the number is.
-        value: What was measured.
-        limit: What was hoped for.
-        at_most: Whether less is better.
-        disturbed: Whether others disturbed the measurement.
-    """
+    """A number that was measured, beside the one that was hoped for."""
 
     text: str
     value: float
@@ -537,15 +467,7 @@ def compare(
 
 @dataclass
 class Report:
-    """What one benchmark found.
-
-    Args:
-        title: A line.
-        figures: What was measured.
-        goals: What came of it.
-        rows: A table of another form, its header first; shown instead of that of the figures.
-        notes: Lines that a reader should know.
-    """
+    """What one benchmark found; `rows` are its table, where it is not that of the figures."""
 
     title: str
     figures: Sequence[Figure] = ()
@@ -627,35 +549,16 @@ NO_PEERS = (
 )
 
 
-def parser(text: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the words that all scripts of this folder take."""
-    words = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = os.environ.get("TRANSFER_DATA", "~/.cache/transfer")
-    peers = str(PEERS) if PEERS.exists() else None
-    words.add_argument("--peers", default=peers, metavar="PYTHON", help="the peers' interpreter")
-    words.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    words.add_argument("--quick", action="store_true", help="sizes that end in seconds: a trial")
-    words.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
-    words.add_argument("--rounds", type=int, help="turns of each variant")
-    words.add_argument("--device", default="cpu", help="cpu or cuda, where a case can take it")
-    words.add_argument(
-        "--data-dir", type=lambda word: Path(word).expanduser(), default=data,
-        help="where data sets lie",
-    )  # fmt: skip
-    return words
+def whole_path(word: str) -> Path:
+    """Return a path whose `~` is filled in."""
+    return Path(word).expanduser()
 
 
 def main(
-    text: str | None,
-    measure: Callable[[argparse.Namespace, Path], Iterable[Report]],
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    rounds: int = 1,
-    device: str = "cpu",
-) -> list[Report]:
-    """Run a case from the command line; return what it reported.
+    text: str | None, measure: Callable[[argparse.Namespace, Path], Iterable[Report]],
+    options: Mapping[str, Mapping[str, Any]] | None = None, *, rounds: int = 1, device: str = "cpu",
+) -> list[Report]:  # fmt: skip
+    """Run a case from the command line, with the options that all have; return what it reported.
 
     Args:
         text: What it is for.
@@ -664,10 +567,20 @@ def main(
         rounds: Turns of each variant where nobody says how many; one with `--quick`.
         device: The same of where it computes.
     """
-    words = parser(text)
+    words = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    data = os.environ.get("TRANSFER_DATA", "~/.cache/transfer")
+    known_peers = str(PEERS) if PEERS.exists() else None
+    words.add_argument("--peers", default=known_peers, metavar="PYTHON", help="their interpreter")
+    words.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    words.add_argument("--quick", action="store_true", help="sizes that end in seconds: a trial")
+    words.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
+    words.add_argument("--rounds", type=int, help="turns of each variant")
+    words.add_argument("--device", default=device, help="cpu or cuda, where a case can take it")
+    words.add_argument("--data-dir", type=whole_path, default=data, help="where data sets lie")
     for name, settings in (options or {}).items():
         words.add_argument(name, **settings)
-    words.set_defaults(device=device)
     asked = words.parse_args()
     if asked.device.startswith("cuda"):
         import torch  # not for a CPU: whoever measures the memory of commands must not import it

@@ -1,7 +1,6 @@
 """Score language models by what they see before each token, and time a memory against windows.
 
-    python scripts/bench/memory.py RUN [RUN ...] [--data-dir DIR] [--contexts 0 64 128 ...]
-        [--speed 128 512] [--tokens 2000] [--threads 1] [--device cpu] [--json FILE]
+    python scripts/bench/memory.py RUN [RUN ...] [--speed 128 512]
 
 Each run is scored on its whole validation text, by windows and, if it has one, by memory, with at
 least so many tokens before each; contexts that a model has no positions for are left out. Then a
@@ -20,16 +19,15 @@ from typing import Any
 import measuring
 from measuring import BenchmarkError, Goal, Report
 
+CONTEXTS = (0, 64, 128, 256, 512)
+TOKENS = 2000
+"""Of the text that is timed."""
 FASTER = 5.0
 """The goal: how many times as fast as windows that slide by one."""
 
 
 def measure(asked: argparse.Namespace, _: Path) -> Iterator[Report]:
-    """Score the runs.
-
-    Raises:
-        BenchmarkError: One of them is none.
-    """
+    """Score the runs."""
     import torch
 
     from transfer_cli.assembly import datasets
@@ -54,7 +52,7 @@ def measure(asked: argparse.Namespace, _: Path) -> Iterator[Report]:
         text, _ = datasets.text(source, place, shape, trained.start.tokenizer, ("validation",))
         whole = text.splits["validation"]
         for by in ("memory", "windows") if shape.recurrence else ("windows",):
-            for tokens in asked.contexts:
+            for tokens in CONTEXTS:
                 try:
                     split = datasets.with_context(whole, shape, tokens, None, by)
                 except ConfigError:  # there are no positions for it
@@ -63,7 +61,7 @@ def measure(asked: argparse.Namespace, _: Path) -> Iterator[Report]:
                 said = [str(tokens), by, f"{math.exp(loss):.2f}", f"{cpu:.1f}", f"{wall:.1f}"]
                 scored.append([Path(path).name, *said])
                 print("  ".join(scored[-1]), flush=True)
-        part = first_of(whole, asked.tokens)
+        part = first_of(whole, TOKENS)
         for tokens in asked.speed if shape.recurrence else ():
             remembered = datasets.with_context(part, shape, tokens, None, "memory")
             windows = datasets.with_context(part, shape, tokens, 1, "windows")
@@ -76,7 +74,7 @@ def measure(asked: argparse.Namespace, _: Path) -> Iterator[Report]:
             said = f"a memory of {tokens}, times as fast"
             goals.append(Goal(said, more_cpu / cpu, FASTER, at_most=False))
     yield Report("Perplexity by context", rows=scored)
-    title = f"A memory against windows by one, {asked.tokens} tokens"
+    title = f"A memory against windows by one, {TOKENS:,} tokens"
     yield Report(title, goals=goals, rows=timings)
 
 
@@ -99,12 +97,6 @@ def first_of(whole: Any, tokens: int) -> Any:
 
 
 if __name__ == "__main__":
-    numbers = {"nargs": "*", "type": int}
-    measuring.main(
-        __doc__, measure, {
-            "runs": {"nargs": "+", "metavar": "RUN"},
-            "--contexts": {**numbers, "default": [0, 64, 128, 256, 512]},
-            "--speed": {**numbers, "default": [128, 512]},
-            "--tokens": {"type": int, "default": 2000},
-        },
-    )  # fmt: skip
+    speed = {"nargs": "*", "type": int, "default": [128, 512]}
+    options = {"runs": {"nargs": "+", "metavar": "RUN"}, "--speed": speed}
+    measuring.main(__doc__, measure, options)

@@ -6,9 +6,10 @@ the attention's probabilities, the gradient clipped, an AdamW update. Imports to
 top; transformers only where it is needed, since it is installed for the peers' interpreter only.
 """
 
+import itertools
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +40,9 @@ class Size:
     batch: int
 
 
-def _batches(size: Size) -> Iterator[Tensor]:
-    """Yield `[batch, length]` random tokens for ever."""
-    made = _tokens(size, _BATCHES * size.batch).view(_BATCHES, size.batch, size.length)
-    while True:
-        yield from made
+def _batches(size: Size, device: str = "cpu") -> Iterator[Tensor]:
+    """Return `[batch, length]` random tokens without end."""
+    return itertools.cycle(_tokens(size, _BATCHES * size.batch).to(device).split(size.batch))
 
 
 def _tokens(size: Size, rows: int) -> Tensor:
@@ -58,27 +57,22 @@ def _masked(tokens: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]
 
 
 def _loop(
-    arrive: Callable[[], None],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    size: Size,
+    arrive: Callable[[], None], optimizer: torch.optim.Optimizer, batches: Iterable[Tensor],
     loss_of: Callable[[Tensor], Tensor],
-) -> None:
-    model.train()
-    for tokens in _batches(size):
+) -> None:  # fmt: skip
+    [group] = optimizer.param_groups
+    for tokens in batches:
         arrive()
-        loss = loss_of(tokens)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        loss_of(tokens).backward()
+        nn.utils.clip_grad_norm_(group["params"], CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()
 
 
 # --------------------------------------------------------------------------------- bare products
 
 
-def products(arrive: Callable[[], None], size: dict[str, int]) -> None:
+def products(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
     """Multiply what the linear layers of the model multiply, forward and backward, and no more.
 
     Each product writes to memory that is there already, and layers of a shape share it: nothing
@@ -109,7 +103,7 @@ def _linear(rows: int, inward: int, outward: int) -> Callable[[], None]:
     return multiply
 
 
-def attention_products(arrive: Callable[[], None], size: dict[str, int]) -> None:
+def attention_products(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
     """Multiply queries by keys and probabilities by values, forward and backward, and no more."""
     s = Size(**size)
     groups, per_head = s.batch * s.heads, s.width // s.heads
@@ -176,19 +170,24 @@ class PlainLanguageModel(nn.Module):
 
 
 def plain_loop(
-    arrive: Callable[[], None], size: dict[str, int], attention_dropout: float = 0.0
-) -> None:
-    """Train a nanoGPT-style model in a loop of a few lines, with fused AdamW."""
+    arrive: Callable[[], None], size: Mapping[str, int], attention_dropout: float = 0.0, *,
+    device: str = "cpu", compiled: bool = False,
+) -> None:  # fmt: skip
+    """Train a nanoGPT-style model in a loop of a few lines, with fused AdamW.
+
+    What is compiled computes in bfloat16.
+    """
     s = Size(**size)
-    model = PlainLanguageModel(s, attention_dropout)
+    model = PlainLanguageModel(s, attention_dropout).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
 
     def loss_of(tokens: Tensor) -> Tensor:
         # As many targets as inputs, as nanoGPT has them; which tokens they are is all the same.
-        logits, wanted = model(tokens), tokens.roll(-1, dims=1)
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=compiled):
+            logits = model(tokens)
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, dims=1).flatten())
 
-    _loop(arrive, model, optimizer, s, loss_of)
+    _loop(arrive, optimizer, _batches(s, device), torch.compile(loss_of) if compiled else loss_of)
 
 
 # ------------------------------------------------------------------------- the tutorial's model
@@ -246,7 +245,7 @@ class _TutorialModel(nn.Module):
 
 
 def tutorial(
-    arrive: Callable[[], None], size: dict[str, int], attention_dropout: float = 0.0
+    arrive: Callable[[], None], size: Mapping[str, int], attention_dropout: float = 0.0
 ) -> None:
     """Train the tutorial's causal model as the tutorial did, with Adam."""
     s = Size(**size)
@@ -259,10 +258,10 @@ def tutorial(
         shifted = logits[:-1].view(-1, logits.shape[-1])
         return F.cross_entropy(shifted, sequences[1:].view(-1), ignore_index=IGNORED)
 
-    _loop(arrive, model, optimizer, s, loss_of)
+    _loop(arrive, optimizer, _batches(s), loss_of)
 
 
-def tutorial_masked(arrive: Callable[[], None], size: dict[str, int]) -> None:
+def tutorial_masked(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
     """Train the tutorial's masked model as the tutorial did: logits at all positions."""
     s = Size(**size)
     model = _TutorialModel(s, causal=False)
@@ -274,11 +273,11 @@ def tutorial_masked(arrive: Callable[[], None], size: dict[str, int]) -> None:
         logits = model(shown)
         return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED)
 
-    _loop(arrive, model, optimizer, s, loss_of)
+    _loop(arrive, optimizer, _batches(s), loss_of)
 
 
 def tutorial_classifier(
-    arrive: Callable[[], None], size: dict[str, int], lengths: list[int], labels: int
+    arrive: Callable[[], None], size: Mapping[str, int], lengths: list[int], labels: int
 ) -> None:
     """Fine-tune the tutorial's model as the tutorial did, on texts of given lengths.
 
@@ -294,12 +293,11 @@ def tutorial_classifier(
     s = Size(**size)
     model = _TutorialModel(s, causal=True)
     classifier = nn.Linear(s.width, labels)
-    parameters = [*model.parameters(), *classifier.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=RATE)
+    optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=RATE)
     generator = torch.Generator().manual_seed(1)
     rows = torch.arange(s.batch)
-    for tokens in _batches(s):
-        arrive()
+
+    def loss_of(tokens: Tensor) -> Tensor:
         chosen = torch.randint(len(lengths), (s.batch,), generator=generator)
         ends = torch.tensor(lengths)[chosen] - 1
         wanted = torch.randint(labels, (s.batch,), generator=generator)
@@ -309,109 +307,63 @@ def tutorial_classifier(
         h = model.states(sequences, padding)
         shifted = model.head(h)[:-1].view(-1, s.vocabulary)
         language = F.cross_entropy(shifted, sequences[1:].view(-1), ignore_index=IGNORED)
-        loss = F.cross_entropy(classifier(h[ends, rows]), wanted) + 0.0 * language
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss.item()
+        return F.cross_entropy(classifier(h[ends, rows]), wanted) + 0.0 * language
+
+    _loop(arrive, optimizer, _batches(s), loss_of)
 
 
 # --------------------------------------------------------------------------------- Hugging Face
 
 
-class _Sequences(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __init__(self, size: Size) -> None:
-        self.rows = _tokens(size, 256 * size.batch)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.rows[index], "labels": self.rows[index]}
-
-
 def gpt2_trainer(
-    arrive: Callable[[], None],
-    size: dict[str, int],
-    activation: str = "relu",
-    attention_dropout: float = 0.0,
-) -> None:
-    """Train `GPT2LMHeadModel` under Hugging Face's `Trainer`, with its own defaults.
+    arrive: Callable[[], None], size: Mapping[str, int], activation: str = "relu",
+    attention_dropout: float = 0.0, **settings: Any,
+) -> None:  # fmt: skip
+    """Train `GPT2LMHeadModel` on random tokens under Hugging Face's `Trainer`.
 
     Args:
         arrive: The gate.
         size: See `Size`.
         activation: GPT-2 itself has `gelu_new`, which is several products and powers.
         attention_dropout: GPT-2 itself has 0.1.
+        settings: `TrainingArguments` besides their defaults; none: those of a CPU.
     """
+    import transformers
+
     s = Size(**size)
-    settings = {"use_cpu": True, "dataloader_pin_memory": False}
-    train_with_trainer(arrive, gpt2(s, activation, attention_dropout), s, **settings)
+    config = transformers.GPT2Config(
+        vocab_size=s.vocabulary, n_positions=s.length, n_embd=s.width, n_layer=s.depth,
+        n_head=s.heads, n_inner=s.feedforward, activation_function=activation,
+        resid_pdrop=DROPOUT, embd_pdrop=DROPOUT, attn_pdrop=attention_dropout, bos_token_id=0,
+        eos_token_id=0, use_cache=False, attn_implementation="sdpa",
+    )  # fmt: skip
 
-
-def gpt2(size: Size, activation: str = "gelu_new", attention_dropout: float = 0.0) -> Any:
-    """Return a GPT-2 of a size."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=size.vocabulary,
-            n_positions=size.length,
-            n_embd=size.width,
-            n_layer=size.depth,
-            n_head=size.heads,
-            n_inner=size.feedforward,
-            activation_function=activation,
-            resid_pdrop=DROPOUT,
-            embd_pdrop=DROPOUT,
-            attn_pdrop=attention_dropout,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
-    )
-
-
-def train_with_trainer(arrive: Callable[[], None], model: Any, size: Size, **settings: Any) -> None:
-    """Train on random tokens under Hugging Face's `Trainer`.
-
-    Args:
-        arrive: Called when a step begins.
-        model: One of theirs.
-        size: Of the batches.
-        settings: More `TrainingArguments`.
-    """
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
-    class AtEachStep(TrainerCallback):
+    class AtEachStep(transformers.TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             arrive()
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=size.batch,
-            max_steps=10**6,
-            learning_rate=RATE,
-            max_grad_norm=CLIP,
-            save_strategy="no",
-            report_to="none",
-            **settings,
-        )
-        Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=_Sequences(size),
-            callbacks=[AtEachStep()],
-        ).train()
+        arguments = transformers.TrainingArguments(
+            output_dir=folder, per_device_train_batch_size=s.batch, max_steps=10**6,
+            learning_rate=RATE, max_grad_norm=CLIP, save_strategy="no", report_to="none",
+            **(settings or {"use_cpu": True, "dataloader_pin_memory": False}),
+        )  # fmt: skip
+        rows = [{"input_ids": row, "labels": row} for row in _tokens(s, 256 * s.batch)]
+        model, callbacks = transformers.GPT2LMHeadModel(config), [AtEachStep()]
+        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
 
 
-def bert_loop(arrive: Callable[[], None], size: dict[str, int]) -> None:
+def bert_loop(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
     """Train `BertForMaskedLM` in a loop of a few lines, with fused AdamW."""
+    from transformers import BertConfig, BertForMaskedLM
+
     s = Size(**size)
-    model = _bert(s)
+    model = BertForMaskedLM(BertConfig(
+        vocab_size=s.vocabulary, hidden_size=s.width, num_hidden_layers=s.depth,
+        num_attention_heads=s.heads, intermediate_size=s.feedforward,
+        max_position_embeddings=s.length, hidden_act="relu", hidden_dropout_prob=DROPOUT,
+        attention_probs_dropout_prob=0.0, attn_implementation="sdpa",
+    ))  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     generator = torch.Generator().manual_seed(1)
 
@@ -419,23 +371,4 @@ def bert_loop(arrive: Callable[[], None], size: dict[str, int]) -> None:
         shown, wanted = _masked(tokens, generator)
         return model(input_ids=shown, labels=wanted).loss
 
-    _loop(arrive, model, optimizer, s, loss_of)
-
-
-def _bert(size: Size) -> Any:
-    from transformers import BertConfig, BertForMaskedLM
-
-    return BertForMaskedLM(
-        BertConfig(
-            vocab_size=size.vocabulary,
-            hidden_size=size.width,
-            num_hidden_layers=size.depth,
-            num_attention_heads=size.heads,
-            intermediate_size=size.feedforward,
-            max_position_embeddings=size.length,
-            hidden_act="relu",
-            hidden_dropout_prob=DROPOUT,
-            attention_probs_dropout_prob=0.0,
-            attn_implementation="sdpa",
-        )
-    )
+    _loop(arrive, optimizer, _batches(s), loss_of)

@@ -14,7 +14,7 @@ import json
 import re
 import string
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,26 @@ class Task:
 
     Args:
         asked: The recipe.
-
-    Attributes:
-        rows: Per split, what batches are made of.
-        model: What trains.
+        read: What yields of a file the rows that batches are made of.
     """
 
-    rows: dict[str, list[Any]]
     model: Any
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, asked: dict[str, Any], read: Callable[[str], Iterable[Any]]) -> None:
         self.asked = asked
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(asked["model"])
+        self.rows = {split: list(read(path)) for split, path in asked["files"].items()}
+
+    @property
+    def scored(self) -> list[Any]:
+        """The rows of the split that is scored."""
+        return self.rows[self.asked["scored"]]
+
+    def tokens(self, *texts: Sequence[Any], **settings: Any) -> Any:
+        """Return texts as tokens, padded to the longest."""
+        return self.tokenizer(
+            *map(list, texts), padding=True, truncation=True, return_tensors="pt", **settings
+        )
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
         """Return the model's arguments, labels included."""
@@ -56,17 +64,21 @@ class Task:
         """Return what the model says of each row of a batch without labels."""
         raise NotImplementedError
 
+    def right(self, row: Any) -> Any:
+        """Return the answer to a row that is right; of a pair, its label."""
+        return row[0]
+
     def score(self, said: Sequence[Any]) -> float:
-        """Return the measure of the answers to the split that is scored."""
-        raise NotImplementedError
+        """Return the measure of the answers to the split that is scored: accuracy."""
+        right = map(self.right, self.scored)
+        return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
 
 
 class _Labels(Task):
     """A label for a text: accuracy."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        super().__init__(asked)
-        self.rows = {split: list(_table(path))[1:] for split, path in asked["files"].items()}
+        super().__init__(asked, lambda path: list(_table(path))[1:])
         self.labels = sorted({label for rows in self.rows.values() for label, _ in rows})
         self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
             asked["model"], num_labels=len(self.labels)
@@ -74,16 +86,12 @@ class _Labels(Task):
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
         labels, texts = zip(*some, strict=True)
-        found = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
-        return {**found, "labels": torch.tensor([self.labels.index(label) for label in labels])}
+        numbers = torch.tensor([self.labels.index(label) for label in labels])
+        return {**self.tokens(texts), "labels": numbers}
 
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
         del view["labels"]
         return [self.labels[number] for number in self.model(**view).logits.argmax(-1).tolist()]
-
-    def score(self, said: Sequence[Any]) -> float:
-        right = [label for label, _ in self.rows[self.asked["scored"]]]
-        return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
 
 
 class _LoRA(_Labels):
@@ -104,8 +112,7 @@ class _Tags(Task):
     """A tag for each word: entity F1."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        super().__init__(asked)
-        self.rows = {split: list(_conll(path)) for split, path in asked["files"].items()}
+        super().__init__(asked, _conll)
         every = (tag for rows in self.rows.values() for _, tags in rows for tag in tags)
         self.labels = sorted(set(every))
         self.model = transformers.AutoModelForTokenClassification.from_pretrained(
@@ -114,10 +121,7 @@ class _Tags(Task):
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
         """A word's first token has its tag."""
-        found = self.tokenizer(
-            [words for words, _ in some], is_split_into_words=True, padding=True, truncation=True,
-            return_tensors="pt",
-        )  # fmt: skip
+        found = self.tokens([words for words, _ in some], is_split_into_words=True)
         target = torch.full_like(found["input_ids"], IGNORE)
         for row, (_, tags) in enumerate(some):
             before = None
@@ -139,32 +143,29 @@ class _Tags(Task):
     def score(self, said: Sequence[Any]) -> float:
         from seqeval.metrics import f1_score
 
-        return float(f1_score([tags for _, tags in self.rows[self.asked["scored"]]], said))
+        return float(f1_score([tags for _, tags in self.scored], said))
 
 
 class _Numbers(Task):
     """A number for two texts: Pearson's correlation."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        super().__init__(asked)
-        self.rows = {split: list(_table(path)) for split, path in asked["files"].items()}
+        super().__init__(asked, _table)
         self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
             asked["model"], num_labels=1, problem_type="regression"
         )
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
         ones, others, scores = zip(*some, strict=True)
-        found = self.tokenizer(
-            list(ones), list(others), padding=True, truncation=True, return_tensors="pt"
-        )
-        return {**found, "labels": torch.tensor([float(score) for score in scores])}
+        numbers = torch.tensor([float(score) for score in scores])
+        return {**self.tokens(ones, others), "labels": numbers}
 
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
         del view["labels"]
         return self.model(**view).logits[:, 0].tolist()
 
     def score(self, said: Sequence[Any]) -> float:
-        right = [float(score) for *_, score in self.rows[self.asked["scored"]]]
+        right = [float(score) for *_, score in self.scored]
         return float(np.corrcoef(said, right)[0, 1])
 
 
@@ -176,17 +177,16 @@ class _Spans(Task):
     """
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        super().__init__(asked)
-        self.questions = {split: list(_squad(path)) for split, path in asked["files"].items()}
-        if asked["labelled"]:
-            self.questions["train"] = self.questions["train"][: asked["labelled"]]
+        super().__init__(asked, _squad)
+        self.questions = self.rows
+        self.questions["train"] = self.questions["train"][: asked["labelled"]]
         self.rows = {
             split: [
                 window
-                for number, each in enumerate(found)
-                for window in self._windows(number, *each)
+                for number, question in enumerate(questions)
+                for window in self._windows(number, *question)
             ]
-            for split, found in self.questions.items()
+            for split, questions in self.questions.items()
         }
         asked["labelled"] = None  # of questions, not of windows
         self.model = transformers.AutoModelForQuestionAnswering.from_pretrained(asked["model"])
@@ -271,23 +271,21 @@ class _Choices(Task):
     """One of several texts after another, by GPT-2's second head: accuracy."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        super().__init__(asked)
-        self.rows = {split: _json_lines(path) for split, path in asked["files"].items()}
+        super().__init__(asked, _json_lines)
         self.model = transformers.GPT2DoubleHeadsModel.from_pretrained(asked["model"], num_labels=1)
 
     def right(self, row: dict[str, Any]) -> int:
-        """Return the number of the right text of a row."""
+        """Its number."""
         return int(row["label"])
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
         """A row with fewer choices has empty ones, which never win."""
         most = max(len(row["choices"]) for row in some)
         padded = [row["choices"] + [""] * (most - len(row["choices"])) for row in some]
-        found = self.tokenizer(
+        found = self.tokens(
             [row["context"] for row in some for _ in range(most)],
             [choice for choices in padded for choice in choices],
-            padding=True, truncation=True, return_tensors="pt",
-        )  # fmt: skip
+        )
         shape = (len(some), most, -1)
         return {
             "input_ids": found["input_ids"].view(shape),
@@ -310,10 +308,6 @@ class _Choices(Task):
         if "is_none" in view:
             logits = logits.masked_fill(view["is_none"], -torch.inf)
         return logits.argmax(-1).tolist()
-
-    def score(self, said: Sequence[Any]) -> float:
-        right = map(self.right, self.rows[self.asked["scored"]])
-        return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
 
 
 class _Dialog(_Choices):
@@ -340,16 +334,19 @@ class _Dialog(_Choices):
                 words.append(
                     [*[IGNORE] * len(context), *(said if number == right else [IGNORE] * len(said))]
                 )
-        longest = max(map(len, rows))
-        shape = (len(some), len(some[0]["candidates"]), longest)
-        full = [row + [pad] * (longest - len(row)) for row in rows]
+        shape = (len(some), len(some[0]["candidates"]), -1)
+
+        def padded(rows: list[list[int]], value: int) -> Tensor:
+            tensors = [torch.tensor(row) for row in rows]
+            return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value).view(
+                shape
+            )
+
         return {
-            "input_ids": torch.tensor(full).view(shape),
-            "attention_mask": torch.tensor(
-                [[1] * len(r) + [0] * (longest - len(r)) for r in rows]
-            ).view(shape),
+            "input_ids": padded(rows, pad),
+            "attention_mask": padded([[1] * len(row) for row in rows], 0),
             "mc_token_ids": torch.tensor([len(row) - 1 for row in rows]).view(shape[:2]),
-            "labels": torch.tensor([w + [IGNORE] * (longest - len(w)) for w in words]).view(shape),
+            "labels": padded(words, IGNORE),
             "mc_labels": torch.full((len(some),), shape[1] - 1),
         }
 
@@ -410,9 +407,8 @@ def score(task: Task, asked: dict[str, Any], batch: int = 64) -> float:
     """Return the measure of the split that is scored."""
     task.model.eval()
     said: list[Any] = []
-    rows = task.rows[asked["scored"]]
-    for first in range(0, len(rows), batch):
-        some = rows[first : first + batch]
+    for first in range(0, len(task.scored), batch):
+        some = task.scored[first : first + batch]
         with _precision(asked):
             said += task.answers(_on_device(task.batch(some), asked), some)
     return task.score(said)
@@ -431,9 +427,9 @@ def _table(path: str) -> Iterator[list[str]]:
         yield from csv.reader(file)
 
 
-def _json_lines(path: str) -> list[Any]:
+def _json_lines(path: str) -> Iterator[Any]:
     with Path(path).open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+        yield from map(json.loads, file)
 
 
 def _squad(path: str) -> Iterator[tuple[str, str, list[tuple[str, int]]]]:

@@ -1,7 +1,6 @@
 """Compare `transfer predict` with the pipeline of transformers, on the same weights and texts.
 
-    python scripts/bench/predict.py [--weights FOLDER] [--data-dir DIR] [--peers PYTHON]
-        [--threads 2] [--device cpu] [--rounds N] [--quick] [--json FILE]
+    python scripts/bench/predict.py [--weights FOLDER]
 
 The peers' interpreter writes a folder of `BertForSequenceClassification`: 6 blocks of width 384
 with random weights (speed does not depend on them) and a vocabulary of the words that are asked
@@ -114,11 +113,7 @@ def theirs(arrive: Gate, folder: str, texts: str, answers: str, device: str, bat
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
-    """Measure a pass over the questions by each.
-
-    Raises:
-        BenchmarkError: There are no peers, who write the model, too; or the answers differ.
-    """
+    """Measure a pass over the questions by each."""
     if asked.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
     has_trec = (asked.data_dir / "trec").is_dir()
@@ -130,8 +125,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     texts, model = folder / "texts.txt", folder / "model"
     texts.write_text("".join(f"{question}\n" for question in questions), "utf-8")
     size = json.dumps(TRIAL if asked.quick else SIZE)
-    make = f"import sys; sys.path.insert(0, {str(measuring.FOLDER)!r}); import predict\n"
-    make += "predict.make_folder(*sys.argv[1:])"
+    make = measuring.calling("predict", "make_folder")
     measuring.python(asked.peers, make, texts, size, asked.weights or "", model)
 
     def variant(name: str, function: str, python: str = "", **options: Any) -> Variant:
@@ -167,11 +161,7 @@ def sample_questions() -> list[tuple[str, int]]:
 
 
 def apart_at_most(ours_at: Path, peer: Path) -> float:
-    """Return how far the probabilities are apart at most.
-
-    Raises:
-        BenchmarkError: Further than the tolerance, or the labels are others.
-    """
+    """Return how far the probabilities are apart at most."""
     shares = [
         [json.loads(line)["probabilities"] for line in path.read_text("utf-8").splitlines()]
         for path in (ours_at, peer)

@@ -1,22 +1,17 @@
 """Compare a pretraining step of `transfer` with those of others on the same work.
 
-    python scripts/bench/pretrain.py [--peers PYTHON] [--rounds N] [--threads 2] [--quick]
-        [--only clm shipped mlm memory] [--json FILE]
+    python scripts/bench/pretrain.py
 
 Causal and masked language modelling at the size of the tutorial's model, 8 x 256 tokens a step:
 `transfer pretrain` with engine, records and progress bar; bare matrix products; a plain loop; the
 tutorial's model; Hugging Face. All of them live at the same time and take turns, which needs about
 18 GiB of memory. In `shipped` the peers are as they come: they drop attention probabilities, for
-which torch has no fast attention on a CPU, and GPT-2 has its own GELU. `memory` is what the loss
-over a vocabulary takes of memory, by its size.
-
-The peers need an environment of their own (once, from the project's folder):
-
-    python3 -m venv scripts/bench/.venv
-    scripts/bench/.venv/bin/pip install -c constraints.txt -r scripts/bench/requirements.txt
+which torch has no fast attention on a CPU, and GPT-2 has its own GELU. At last what the loss over a
+vocabulary takes of memory, by its size.
 """
 
 import argparse
+import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,9 +54,9 @@ LOSS_VOCABULARIES = (8_192, 28_996, 100_000, 250_000)
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
-    """Measure what was asked for."""
-    for name in asked.only:
-        yield memory(asked) if name == "memory" else steps(name, asked, folder)
+    """Measure steps, and the loss over a vocabulary."""
+    yield from (steps(name, asked, folder) for name in SETS)
+    yield memory(asked)
 
 
 def steps(name: str, asked: argparse.Namespace, folder: Path) -> Report:
@@ -90,10 +85,12 @@ def steps(name: str, asked: argparse.Namespace, folder: Path) -> Report:
         text = f"{name}: memory over that of {GPT2}"
         goals.append(compare(text, ours, figures[GPT2], MEMORY_LIMIT, of="peak_mib"))
     if ATTENTION in figures:
-        both = measuring.together("both", figures[PRODUCTS], figures[ATTENTION])
-        notes.append(
-            f"Over both kinds of products: {measuring.ratio(ours, both):.3g} x their time."
+        both = (figures[kind].samples for kind in (PRODUCTS, ATTENTION))
+        over = statistics.median(
+            own.wall_s / (linear.wall_s + attention.wall_s)
+            for own, linear, attention in zip(ours.samples, *both, strict=True)
         )
+        notes.append(f"Over both kinds of products: {over:.3g} x their time.")
     if name == "mlm":
         notes.append(f"Over the tutorial's model: {measuring.ratio(ours, figures[TUTORIALS]):.3g}.")
     title = f"A step of {title}, {product.title_of(size)}"
@@ -161,6 +158,4 @@ def memory(asked: argparse.Namespace) -> Report:
 
 
 if __name__ == "__main__":
-    names = [*SETS, "memory"]
-    only = {"nargs": "+", "choices": names, "default": names, "metavar": "SET"}
-    measuring.main(__doc__, measure, {"--only": only}, rounds=2)
+    measuring.main(__doc__, measure, rounds=2)

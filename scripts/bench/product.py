@@ -67,7 +67,7 @@ class Material:
     ) -> Variant:  # fmt: skip
         """Return the variant that is `transfer pretrain WORDS` itself."""
         given = {"words": list(words), **options}
-        return Variant(name, module, function, given, env=self.env, terminal=True)
+        return Variant(name, module, function, given, env=self.env)
 
 
 def make_material(
@@ -118,11 +118,7 @@ def title_of(size: dict[str, int]) -> str:
 
 
 def trec(data_dir: Path) -> dict[str, list[tuple[str, str]]]:
-    """Return labels and questions of TREC; of ten for training one is for validation.
-
-    Raises:
-        BenchmarkError: It is not there.
-    """
+    """Return labels and questions of TREC; of ten for training one is for validation."""
     rows: dict[str, list[tuple[str, str]]] = {}
     for split, name in (("train", "train_5500.label"), ("test", "TREC_10.label")):
         path = data_dir / "trec" / name

@@ -1,7 +1,6 @@
 """Run every benchmark of this folder that needs no GPU; print what came of all goals in one table.
 
-    python scripts/bench/run_all.py [--peers PYTHON] [--only pretrain engine ...] [--threads 2]
-        [--data-dir DIR] [--quick] [--json FILE]
+    python scripts/bench/run_all.py [--only pretrain engine ...]
 
 Meant to take a quarter of an hour on two cores; takes about 18 GiB of memory. Close everything
 else: where other processes took more than a twentieth of the machine, a line says that it was

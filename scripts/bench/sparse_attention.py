@@ -1,7 +1,6 @@
 """Compare sparse attention with dense attention on texts of growing length.
 
-    python scripts/bench/sparse_attention.py [--data-dir DIR] [--rounds N] [--steps N]
-        [--part times|losses] [--lengths 512 ...] [--device cuda] [--quick] [--json FILE]
+    python scripts/bench/sparse_attention.py [--steps N] [--part times|losses] [--lengths 512 ...]
 
 Time and memory of a step of `transfer pretrain` on the same number of tokens, in processes of their
 own that take turns, on one thread; then whole runs of equally many tokens of WikiText-2, and their

@@ -1,6 +1,6 @@
 """Measure what a command line costs before it does anything.
 
-    python scripts/bench/startup.py [--rounds N] [--threads 2] [--quick] [--json FILE]
+    python scripts/bench/startup.py
 
 Fresh processes take turns: bare imports, help texts, and `transfer pretrain` on a corpus that is
 prepared, from the command to the end of its first step. That run has the tiny model and takes one

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "scripts" / "bench"
 sys.path.insert(0, str(BENCH))
-import measuring  # noqa: E402 - imports nothing but the standard library
+from measuring import can_import, transfer  # noqa: E402 - imports nothing but the standard library
 
 TESTS = "tests/functional/test_on_a_gpu.py"
 
@@ -67,11 +67,6 @@ class Job:
     figures: Callable[[Path, str], Figures]
     seconds: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
-
-
-def transfer(*words: object) -> list[str]:
-    """Return a command of ours."""
-    return [sys.executable, "-m", "transfer_cli", *map(str, words)]
 
 
 # --- check ---------------------------------------------------------------------------------------
@@ -140,10 +135,10 @@ def speed(trial: Trial) -> list[Job]:
         return Job(name, command, lambda folder, _: _report(folder / f"{name}.json"), seconds)
 
     jobs = [bench(size, "gpu.py", "--sizes", size, seconds=170) for size in sizes]
-    words = ["--device", trial.device, *(["--quick"] if trial.dry else [])]
-    profile = [sys.executable, str(Path(__file__).with_name("profile_step.py")), *words]
-    jobs.insert(1, Job("profile", profile, lambda _, said: _last_json(said)))
-    if not measuring.can_import(trial.peers, "transformers"):
+    script = str(Path(__file__).with_name("profile_step.py"))
+    profile = [sys.executable, script, "--device", trial.device, *quick]
+    jobs.insert(1, Job("profile", profile, lambda _, said: json.loads(said.splitlines()[-1])))
+    if not can_import(trial.peers, "transformers"):
         return jobs
     if trial.model and trial.has("trec"):
         of = ("--model", str(trial.model), "--data-dir", str(trial.data_dir))
@@ -165,11 +160,6 @@ def _report(path: Path) -> Figures:
         for goal in report["goals"]:
             side = "at most" if goal["at_most"] else "at least"
             found[f"goal: {goal['text']}"] = f"{goal['value']:.3g} ({side} {goal['limit']:g})"
-    return found
-
-
-def _last_json(said: str) -> Figures:
-    found: Figures = json.loads(said.strip().splitlines()[-1])
     return found
 
 
@@ -195,14 +185,15 @@ def corpus(trial: Trial) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def pretraining(trial: Trial, name: str, minutes: float, *words: str) -> Job:
-    """Return a pretraining that ends after some minutes, with its rate decayed."""
-    fast = (
-        () if trial.dry else ("loop.compile=true", "loop.steps=1000000", f"loop.minutes={minutes}")
-    )
+def pretraining(trial: Trial, name: str, minutes: float, model: str, *words: str) -> Job:
+    """Return a pretraining of a model that ends after some minutes, with its rate decayed."""
+    large = (
+        f"model={model}", "loop.compile=true", "loop.steps=1000000", f"loop.minutes={minutes}",
+    )  # fmt: skip
     run = trial.out / name
     command = transfer(
-        "pretrain", *words, *corpus(trial), *fast, "loop.evaluate_every=200 steps",
+        "pretrain", *words, *corpus(trial), *(() if trial.dry else large),
+        "loop.evaluate_every=200 steps",
         "checkpoint.every=1000000 steps", f"device={trial.device}", f"run.dir={run}",
     )  # fmt: skip
     return Job(name, command, lambda *_: _pretrained(run), 60 * minutes + 90)
@@ -226,15 +217,11 @@ def _pretrained(run: Path) -> Figures:
 
 def recipe(trial: Trial) -> list[Job]:
     """Return the recipe, and in half of the stage the tutorial's settings."""
-    recipe_clm = ("experiment=recipe/clm", "model=base")
-    clm = ("experiment=tutorial/pretrain_clm", "model=tutorial-fast")
-    if trial.dry:
-        recipe_clm, clm = ("experiment=recipe/clm",), ("experiment=tutorial/pretrain_clm",)
-    base = ("model=base",) if not trial.dry else ()
+    clm = "experiment=tutorial/pretrain_clm"
     return [
-        pretraining(trial, "recipe", 1.5, *recipe_clm),
-        pretraining(trial, "tutorial-settings", 4, *clm),
-        pretraining(trial, "base", 1.5, *base, "optimizer.lr=6e-4"),
+        pretraining(trial, "recipe", 1.5, "base", "experiment=recipe/clm"),
+        pretraining(trial, "tutorial-settings", 4, "tutorial-fast", clm),
+        pretraining(trial, "base", 1.5, "base", "optimizer.lr=6e-4"),
     ]
 
 
@@ -251,10 +238,8 @@ def reproduce(trial: Trial) -> list[Job]:
     """Return the tutorial's model, causal and masked, and every scheme from each."""
     jobs = []
     for kind, minutes in (("clm", 2.0), ("mlm", 1.5)):
-        words = (f"experiment=tutorial/pretrain_{kind}", "model=tutorial-fast")
-        jobs.append(
-            pretraining(trial, f"tutorial-{kind}", minutes, *words[: 1 if trial.dry else 2])
-        )
+        words = f"experiment=tutorial/pretrain_{kind}"
+        jobs.append(pretraining(trial, f"tutorial-{kind}", minutes, "tutorial-fast", words))
         # The last part has a causal loss beside the main one, which a masked model cannot have.
         some = list(PUBLISHED)[: 4 if kind == "clm" else 3]
         jobs += [fine_tuning(trial, kind, trial.out / f"tutorial-{kind}", each) for each in some]
@@ -327,23 +312,23 @@ def scale(trial: Trial) -> list[Job]:
         *(() if trial.dry else ("precision=bf16",)), *on, f"run.dir={lora}",
     )  # fmt: skip
     jobs.append(_sized("billion-lora", tune, lora))
-    again = ("loop.activation_checkpointing=true",)
-    sizes: dict[str, tuple[str, ...]] = {}
-    for batch in (64, 256, 1024, 4096):
-        sizes[f"batch-{batch}"] = (f"loop.batch={batch}",)
-        sizes[f"batch-{batch}-recomputed"] = (f"loop.batch={batch}", *again)
+    sizes = {f"batch-{n}": [f"loop.batch={n}"] for n in (64, 256, 1024, 4096)}
     for length in (1024, 4096, 16384):
-        long = (f"data.length={length}", f"model.positions={length}", "loop.batch=8")
-        sizes[f"length-{length}"] = long
-        sizes[f"length-{length}-recomputed"] = (*long, *again)
-    for depth in (44, 176):
-        sizes[f"depth-{depth}"] = (f"model.depth={depth}", "loop.batch=64")
-        sizes[f"depth-{depth}-recomputed"] = (f"model.depth={depth}", "loop.batch=64", *again)
+        sizes[f"length-{length}"] = [
+            f"data.length={length}", f"model.positions={length}", "loop.batch=8",
+        ]  # fmt: skip
+    sizes |= {f"depth-{n}": [f"model.depth={n}", "loop.batch=64"] for n in (44, 176)}
     if trial.dry:
-        sizes = {"batch-8": ("loop.batch=8",), "batch-8-recomputed": ("loop.batch=8", *again)}
-    for name, words in sizes.items():
-        given = SMALL if trial.dry else ("model=base", *corpus(trial), "data.length=256")
-        words = (*given, "loop.steps=6", *words, *on)
+        sizes = {"batch-8": ["loop.batch=8"]}
+    again = "loop.activation_checkpointing=true"
+    both = [
+        pair
+        for name, words in sizes.items()
+        for pair in ((name, words), (f"{name}-recomputed", [*words, again]))
+    ]
+    given = SMALL if trial.dry else ("model=base", *corpus(trial), "data.length=256")
+    for name, of_size in both:
+        words = (*given, "loop.steps=6", *of_size, *on)
         run = trial.out / "sizes" / name
         jobs.append(_sized(name, transfer("pretrain", *words, f"run.dir={run}"), run))
         eight = (*words, "devices=8", "parallel=fsdp")
