@@ -259,7 +259,11 @@ def test_two_processes_train_what_one_does(kind, parallel, words_of, still, tran
         found = load_file(Path("two", path.relative_to("one")))
         assert_close(found, load_file(path), rtol=1e-4, atol=1e-5)
     assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
-    one, two = (list(read_items(Path(run) / "items.jsonl", "validation")) for run in ("one", "two"))
+    files = [Path(run, "items.jsonl") for run in ("one", "two")]
+    assert files[0].exists() == files[1].exists()
+    if not files[0].exists():  # what learns from no examples has none
+        return
+    one, two = (list(read_items(file, "validation")) for file in files)
     for mine, theirs in zip(two, one, strict=True):
         assert (mine.index, mine.label, mine.text) == (theirs.index, theirs.label, theirs.text)
         assert mine.loss == pytest.approx(theirs.loss, rel=1e-3, abs=1e-5)

@@ -22,9 +22,9 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 48,
     "lines of the example's tagger": 138,
-    "lines of tests": 60_982,
-    "lines of scripts": 5_810,
-    "lines of documentation": 5_602,
+    "lines of tests": 60_986,
+    "lines of scripts": 5_471,
+    "lines of documentation": 4_880,
 }
 
 
