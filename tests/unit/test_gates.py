@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 48,
     "lines of the example's tagger": 138,
-    "lines of tests": 60_986,
+    "lines of tests": 60_989,
     "lines of scripts": 5_471,
     "lines of documentation": 4_880,
 }
