@@ -489,7 +489,7 @@ def test_an_export_that_is_ended_leaves_nothing(number, shell, finetuned, tmp_pa
     command.send_signal(number)
 
     _, err = command.communicate(timeout=60)
-    # Python itself dies of an interrupt that came while it ran the text of an `exec`, as imports do;
+    # Python dies of an interrupt that came while it ran the text of an `exec`, as imports do;
     # a shell says 130 of both.
     codes = (130, -signal.SIGINT) if number == signal.SIGINT else (75,)
     assert command.returncode in codes, err
