@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "scripts" / "bench"
 sys.path.insert(0, str(BENCH))
-from measuring import can_import, transfer  # noqa: E402 - imports nothing but the standard library
+from measuring import can_import, transfer  # noqa: E402 - found by the line above
 
 TESTS = "tests/functional/test_on_a_gpu.py"
 

@@ -79,9 +79,9 @@ def test_both_heads_go_out_and_come_back(kind, shape, architecture, transfer):
 
 def write_language(path, documents, seed):
     """Write documents of a made language: each has one of eight topics, sentences have no order."""
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    draw = random.Random(seed)
     words = ["".join(pair) for pair in itertools.product("bdfgklmnprst", "aeiou", "bdfgklm", "aei")]
-    random.Random(0).shuffle(words)  # noqa: S311 - no secret
+    random.Random(0).shuffle(words)
     lines = []
     for number in range(documents):
         topic = 8 * (number % 8)

@@ -122,7 +122,7 @@ def test_a_published_discriminator_comes_with_its_head(transfer, tmp_path):
 
 def write_language(path, sentences, seed):
     """Write sentences of a made language, documents of one of six topics and of words for all."""
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    draw = random.Random(seed)
     lines = []
     for _ in range(sentences):
         topic = draw.randrange(6)

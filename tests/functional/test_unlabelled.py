@@ -173,7 +173,7 @@ def test_a_preset_goes_with_other_plans_edits_scales_and_penalties(preset, mix, 
 
 def write_topics(folder, count=604, seed=0):
     """Write texts of a made language: four topics of eight words each, and sixty words of all."""
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    draw = random.Random(seed)
     words = ["".join(pair) for pair in itertools.product("bdfgklmnprst", "aeiou", "bdfgklm", "aei")]
     draw.shuffle(words)
     own = [words[8 * topic : 8 * topic + 8] for topic in range(4)]

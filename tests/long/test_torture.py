@@ -148,7 +148,7 @@ class Scenario:
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._draw = random.Random(f"{self.setting.seed} {self.name}")  # noqa: S311 - no secret
+        self._draw = random.Random(f"{self.setting.seed} {self.name}")
         self._folder = self.setting.folder / self.name
         self._reference = self._folder / "undisturbed" / "run"
         self._changed: dict[Path, tuple[bytes, bytes]] = {}

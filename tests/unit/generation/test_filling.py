@@ -5,7 +5,6 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import NotFiniteError
 from transfer_cli.generation.filling import (
     Candidate,
@@ -18,18 +17,6 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.masked_lm import MaskedLM
-
-TEXT = "the cat sat on the mat , the cats are sitting ; the cat said mew ."
-
-
-@pytest.fixture(scope="module")
-def word_pieces():
-    return WordPiece(size=60).make(lambda: iter([TEXT] * 20))
-
-
-@pytest.fixture(scope="module")
-def byte_pairs():
-    return BytePairs(size=320).make(lambda: iter([TEXT.replace(" ,", ",")] * 20))
 
 
 @pytest.fixture(scope="module")

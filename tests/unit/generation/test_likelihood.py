@@ -11,7 +11,6 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from tests.unit.generation.test_filling import byte_pairs, word_pieces  # noqa: F401 - fixtures
 from transfer_cli.data.minimal_pairs import MinimalPair
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError

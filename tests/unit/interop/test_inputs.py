@@ -94,7 +94,7 @@ def test_the_words_of_the_check_are_found_in_any_vocabulary():
 
 def pairs(count):
     """Return pairs of texts of different lengths."""
-    draw = random.Random(3)  # noqa: S311 - for texts
+    draw = random.Random(3)
     words = " ".join(TEXT).split()
     texts = [" ".join(draw.choices(words, k=draw.randint(1, 12))) for _ in range(2 * count)]
     return [Example(one, None, other) for one, other in zip(texts[::2], texts[1::2], strict=True)]

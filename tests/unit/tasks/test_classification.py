@@ -140,7 +140,7 @@ NOISE = ("the", "a", "of", "in", "one", "two", "new", "old", "big", "small")
 
 def texts(count, word_of_label, seed=0):
     """Return texts of random words, with a word for their label somewhere among them."""
-    drawn = random.Random(seed)  # noqa: S311 - texts, not keys
+    drawn = random.Random(seed)
     found = []
     for number in range(count):
         label = number % len(word_of_label)
@@ -165,7 +165,7 @@ def test_where_words_say_nothing_it_is_right_by_chance():
 
 
 def test_pairs_of_words_count_too():
-    drawn = random.Random(0)  # noqa: S311 - texts, not keys
+    drawn = random.Random(0)
     train = []
     for number in range(80):
         words_ = drawn.choices(NOISE, k=4)

@@ -91,7 +91,7 @@ def official(golds, prediction):
 
 
 def test_random_answers_are_scored_as_the_official_script_does():
-    draw = random.Random(0)  # noqa: S311 - not for cryptography
+    draw = random.Random(0)
     words = [
         "the",
         "a",
@@ -146,7 +146,7 @@ def test_windows_begin_every_step_and_each_piece_belongs_to_one():
 
 
 def test_a_piece_belongs_to_the_window_with_most_context():
-    draw = random.Random(0)  # noqa: S311 - not for cryptography
+    draw = random.Random(0)
     for _ in range(200):
         pieces, size = draw.randrange(1, 60), draw.randrange(2, 20)
         starts = window_starts(pieces, size, draw.randrange(1, size))

@@ -72,7 +72,7 @@ def random_tags(draw, length):
 def test_scores_equal_those_of_seqeval():
     lib = pytest.importorskip("seqeval.metrics", reason="seqeval is in the extra test")
     scheme = pytest.importorskip("seqeval.scheme")
-    draw = random.Random(0)  # noqa: S311 - draws cases
+    draw = random.Random(0)
     for _ in range(1000):
         sizes = [draw.randint(1, 8) for _ in range(draw.randint(1, 3))]
         given, said = ([random_tags(draw, size) for size in sizes] for _ in range(2))
@@ -145,7 +145,7 @@ def as_iob1(tags):
 
 
 def test_iob1_to_bio_and_back_is_the_identity_on_valid_tags():
-    draw = random.Random(1)  # noqa: S311 - draws cases
+    draw = random.Random(1)
     allowed = may_follow(TYPES)
     for _ in range(200):
         tags, last = [], -1
@@ -190,7 +190,7 @@ def test_a_valid_argmax_is_the_answer():
 
 
 def test_every_word_belongs_to_one_window_and_stands_furthest_from_its_edges():
-    draw = random.Random(2)  # noqa: S311 - draws cases
+    draw = random.Random(2)
     for room in range(8, 65, 7):
         for stride in (None, 0, 1, 3, 100):
             sizes = [draw.randint(1, 5) for _ in range(draw.randint(1, 120))]
