@@ -31,6 +31,16 @@ ODD_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+def tried(read: Callable[[], object], error: type[TransferError] = TransferError) -> None:
+    """Call what reads a file; an error of this type, in one line, is as good as success."""
+    said = ""
+    try:
+        read()
+    except error as refusal:
+        said = str(refusal)
+    assert "\n" not in said
+
+
 def fuzz(examples: int) -> settings:
     """Return the settings of a fuzz test that tries so many examples in a normal run."""
     return settings(

@@ -27,10 +27,8 @@ QUICK = (
 
 def each_of(presets):
     """Return the mark that runs a test with each of the presets."""
-    marks = {name: [] if name in QUICK else [pytest.mark.slow] for name in presets}
-    return pytest.mark.parametrize(
-        "preset", [pytest.param(name, marks=mark) for name, mark in marks.items()]
-    )
+    marked = [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in presets]
+    return pytest.mark.parametrize("preset", marked)
 
 
 each_preset = each_of(PRESETS)

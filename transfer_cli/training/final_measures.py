@@ -145,8 +145,7 @@ def final_measures(
     for name in ("validation", "test"):
         if name not in data.splits:
             continue
-        is_known = name == "validation" and validation is not None
-        scored = validation if is_known and validation is not None else scorer.noted(name)
+        scored = (validation if name == "validation" else None) or scorer.noted(name)
         scores[name] = scored.scores
         items_of_split = items_of(data.splits[name], data, scored.each)
         if data.task is not None and items_of_split:
