@@ -5,6 +5,7 @@ Legend: B batch, T positions, D width, L blocks.
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -134,6 +135,7 @@ class Backbone(nn.Module):
         document_BT: Tensor | None = None,
         packing: Packing | None = None,
         memory: Memory | None = None,
+        layers: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -156,6 +158,8 @@ class Backbone(nn.Module):
                 states are returned packed, `[1, N, D]`. None: every layer computes padding.
             memory: The states of earlier positions of the same texts, which are seen; the pass
                 keeps its own there. Only with positions that are distances, and without a cache.
+            layers: Return these of the hidden states alone: torch's compiler computes a gradient of
+                each that a graph returns, though nobody reads it. None: all.
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
@@ -193,7 +197,7 @@ class Backbone(nn.Module):
             memory.keep(hidden_states[:-1], document_BT, packing)
         if self.shape.has_final_norm:
             hidden_states[-1] = self.final_norm(hidden_states[-1])
-        return hidden_states
+        return hidden_states if layers is None else [hidden_states[layer] for layer in layers]
 
     def _check(self, length: int, kv_cache: KVCache | None, prefix_B: Tensor | None) -> None:
         if prefix_B is not None and self.shape.projects_distances:
