@@ -117,7 +117,7 @@ class Encoding:
     @cached_property
     def top(self) -> Tensor:
         """The input of the heads, `[S, T, D]`."""
-        layers = self._model.readout.layers
+        layers = getattr(self._model.readout, "layers", None)
         needs_all = layers is None or self._memory is not None or "_passed" in vars(self)
         read = self._passed if needs_all else self._pass(layers)
         return self._unpacked(self._model.readout(read))
