@@ -288,6 +288,8 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
     settings = {"edits": plan.network.edits, "compile": plan.course.loop.compile}
+    if plan.course.loop.bf16_residual:
+        settings["bf16_residual"] = True
     shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(
