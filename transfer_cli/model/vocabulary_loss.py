@@ -7,6 +7,7 @@ their gradient. Here rows are processed in chunks. The loss is a sum, and its gr
 the probabilities, so the forward pass computes both.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,6 +18,9 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}
 """Elements of the logits of a chunk: 32 MiB in float32; more on a GPU, to keep it busy."""
+
+TILE = 128
+"""Of a chunk's last rows, a GPU computes as many as this anyway."""
 
 
 def summed_cross_entropy(
@@ -44,7 +48,7 @@ def summed_cross_entropy(
 
         return _summed(hidden_ND, table_VD, bias_V, of_targets)
     total = torch.zeros((), device=hidden_ND.device)
-    for rows in _chunks(hidden_ND, len(table_VD)):
+    for rows in _chunks(len(hidden_ND), len(table_VD), hidden_ND.device.type):
         logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V).float()
         if on_logits is not None:
             on_logits(logits_RV, rows)
@@ -146,10 +150,13 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _chunks(hidden_ND: Tensor, vocabulary: int) -> list[slice]:
-    elements = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
-    size = max(16, elements // vocabulary)
-    return [slice(start, start + size) for start in range(0, len(hidden_ND), size)]
+def _chunks(rows: int, vocabulary: int, device: str) -> list[slice]:
+    """Return which rows make each chunk; on a GPU chunks are alike, and of whole tiles."""
+    size = max(16, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // vocabulary)
+    if device == "cuda" and rows:
+        chunks = math.ceil(rows / max(TILE, size // TILE * TILE))
+        size = TILE * math.ceil(rows / chunks / TILE)
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,15 +172,19 @@ def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _at_once(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same as `_in_place`, in a form that torch's compiler fuses into one kernel."""
-    wide_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
-    shifted_RV = wide_RV - wide_RV.amax(1, keepdim=True)
-    exponential_RV = shifted_RV.exp()
-    sum_R1 = exponential_RV.sum(1, keepdim=True)
+    """Return the same as `_in_place`, in two passes that torch's compiler fuses.
+
+    The target's logit is picked by itself: picked in a sum, it would take a pass of its own.
+    """
+    wide_RV = _wide(logits_RV)
+    max_R1 = wide_RV.amax(1, keepdim=True)
+    shifted_RV = wide_RV - max_R1
+    log_sum_R1 = shifted_RV.exp().sum(1, keepdim=True).log()
+    picked_R1 = wide_RV.gather(1, target_R1) - max_R1
+    loss = (log_sum_R1 - picked_R1).sum(dtype=torch.float64)
     is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == target_R1
-    picked_R1 = torch.where(is_target_RV, shifted_RV, 0).sum(1, keepdim=True)
-    loss = (sum_R1.log() - picked_R1).sum(dtype=torch.float64)
-    return loss, (exponential_RV / sum_R1 - is_target_RV.to(wide_RV.dtype)).to(logits_RV.dtype)
+    gradient_RV = (shifted_RV - log_sum_R1).exp() - is_target_RV.to(wide_RV.dtype)
+    return loss, gradient_RV.to(logits_RV.dtype)
 
 
 @cache
@@ -181,7 +192,13 @@ def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(
         _at_once, fullgraph=True, dynamic=True
     )
-    return compiled
+
+    def of_known_columns(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
+        # If their number were a variable, kernels would load them one by one.
+        torch._dynamo.mark_static(logits_RV, 1)
+        return compiled(logits_RV, target_R1)
+
+    return of_known_columns
 
 
 class _GradientInForward(torch.autograd.Function):
@@ -198,7 +215,7 @@ class _GradientInForward(torch.autograd.Function):
         by_hidden = torch.empty_like(hidden_ND) if need_hidden else None
         by_table = torch.zeros_like(table_VD) if need_table else None
         by_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
-        for rows in _chunks(hidden_ND, len(table_VD)):
+        for rows in _chunks(len(hidden_ND), len(table_VD), hidden_ND.device.type):
             logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V)
             kind = logits_RV.dtype
             loss, gradient_RV = loss_and_gradient(logits_RV, rows)

@@ -3,6 +3,8 @@
 Legend: N rows, D width, V vocabulary, B batch, T positions, C classes.
 """
 
+from functools import cache, partial
+
 import numpy as np
 import pytest
 import torch
@@ -234,9 +236,9 @@ def with_gradients(function, tensors, target_N):
     return loss.detach(), [None if t is None else t.grad for t in tensors]
 
 
-def assert_same(tensors, target_N, tolerance):
+def assert_same(tensors, target_N, tolerance, function=summed_cross_entropy):
     expected, gradients = with_gradients(plain, tensors, target_N)
-    found, own = with_gradients(summed_cross_entropy, tensors, target_N)
+    found, own = with_gradients(function, tensors, target_N)
 
     assert_close(found, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
     for gradient, wanted in zip(own, gradients, strict=True):
@@ -256,6 +258,40 @@ def test_value_and_gradients_are_those_of_plain_cross_entropy(
     hidden, table, bias, target = inputs(50, 7, dtype)
 
     assert_same((hidden, table, bias if has_bias else None), target, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_compiled_loss_is_one_graph_of_known_columns_and_any_number_of_rows(monkeypatch, dtype):
+    graphs = []
+
+    def recorded(graph, inputs):
+        given = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+        graphs.append([value.shape for value in given if isinstance(value, torch.Tensor)])
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=recorded))
+    monkeypatch.setattr(vocabulary_loss, "_compiled", cache(vocabulary_loss._compiled.__wrapped__))
+    for rows in (64, 37):
+        *tensors, target = inputs(rows, 7, dtype)
+        compiled = partial(summed_cross_entropy, compiled=True)
+        assert_same(tensors, target, TOLERANCE[dtype], compiled)
+
+    (((rows, columns), _),) = graphs
+    assert isinstance(rows, torch.SymInt)
+    assert type(columns) is int
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "sizes"),
+    [
+        (16384, 29056, [4096] * 4), (2457, 29056, [2457]), (4700, 29056, [2432, 2268]),
+        (300, 2**21, [128, 128, 44]), (0, 29056, []),
+    ],
+)  # fmt: skip
+def test_chunks_on_a_gpu_are_alike_and_of_whole_tiles(rows, vocabulary, sizes):
+    chunks = vocabulary_loss._chunks(rows, vocabulary, "cuda")
+
+    assert [len(range(rows)[chunk]) for chunk in chunks] == sizes
 
 
 @settings(max_examples=30)
