@@ -200,7 +200,9 @@ def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
         run: A run that keeps no states of a frozen backbone.
         steps: How many to take; None: as many as there is time for.
     """
-    alone = steps is None and not run.blueprint.remembers
+    # To compile a sequence alone would take as long again as to compile a step.
+    compiles = run.blueprint.course.loop.compile
+    alone = steps is None and not (run.blueprint.remembers or compiles)
     found = _by_a_sequence(run) if alone else None
     if found is not None:
         return found

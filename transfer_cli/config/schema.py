@@ -33,8 +33,8 @@ class LoopConfig:
     """Compute several labelled texts in a row, each for itself: less padding in attention, too."""
     activation_checkpointing: bool = False
     """Compute the inside of each block again in the backward pass: less memory, more time."""
-    compile: bool = False
-    """Let torch's compiler make the kernels: a minute or so at the start, faster steps on a GPU."""
+    compile: bool | str = "auto"
+    """true: torch's compiler makes the kernels, in a minute; auto: where that pays; or false."""
     clip: float | None = 1.0
     """Largest global gradient norm; none: no clipping."""
     evaluate_every: str = "1 epoch"

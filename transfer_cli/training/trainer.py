@@ -355,6 +355,7 @@ class Trainer:
             more={
                 "by_words": by_words(run.data, [*scores][-1]) if scores else None,
                 "data_changed": run.origins.accepted,
+                "compiled": self._blueprint.course.loop.compile,
                 "context": _context_of(run.data.splits),
                 **more,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],

@@ -1,7 +1,9 @@
 """Compiled passes against eager ones. To compile takes a C++ compiler and some seconds."""
 
 import functools
+import importlib.util
 import shutil
+import sysconfig
 
 import numpy as np
 import pytest
@@ -9,14 +11,14 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.engine.compiling import compile_passes
+from transfer_cli.engine.compiling import compile_passes, missing_for, why_eager
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
@@ -71,6 +73,7 @@ def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
         assert_close(own[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
 
+<<<<<<< HEAD
 @needs_compiler
 def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
     served = []
@@ -99,6 +102,48 @@ def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
 
     # Of a state that nobody reads, a compiled backward pass computes a gradient as well.
     assert served == [[1, 1], [1, 1]]
+=======
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"device": CPU}, "no GPU"),
+        ({"missing": "triton"}, "triton"),
+        ({"lengths_vary": True}, "length"),
+        ({"sharded": True}, "sharded"),
+        ({"steps": 499}, "499"),
+    ],
+)
+def test_auto_compiles_where_kernels_of_its_own_pay(changes, why):
+    usual = {"device": GPU, "missing": "", "lengths_vary": False, "sharded": False, "steps": 500}
+
+    found = why_eager(**{**usual, **changes})
+
+    assert why in found
+    assert bool(found) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("package", "capability", "tools", "missing"),
+    [
+        (None, (9, 0), True, "triton"),
+        ("triton", (6, 1), True, "7.0"),
+        ("triton", (9, 0), False, "gcc"),
+        ("triton", (9, 0), True, ""),
+    ],
+)
+def test_what_a_gpu_lacks_is_named(package, capability, tools, missing, tmp_path, monkeypatch):
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
+    monkeypatch.setattr(shutil, "which", lambda name: name if tools else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    found = missing_for(GPU)
+
+    assert missing in found
+    assert bool(found) is bool(missing)
+>>>>>>> fills
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
