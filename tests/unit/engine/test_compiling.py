@@ -73,7 +73,6 @@ def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
         assert_close(own[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
 
-<<<<<<< HEAD
 @needs_compiler
 def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
     served = []
@@ -102,7 +101,8 @@ def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
 
     # Of a state that nobody reads, a compiled backward pass computes a gradient as well.
     assert served == [[1, 1], [1, 1]]
-=======
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -143,7 +143,6 @@ def test_what_a_gpu_lacks_is_named(package, capability, tools, missing, tmp_path
 
     assert missing in found
     assert bool(found) is bool(missing)
->>>>>>> fills
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
