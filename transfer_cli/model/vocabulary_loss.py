@@ -212,23 +212,25 @@ class _GradientInForward(torch.autograd.Function):
     ) -> Tensor:
         need_hidden, need_table, need_bias, *_ = ctx.needs_input_grad
         total = hidden_ND.new_zeros((), dtype=torch.float64)
-        by_hidden = torch.empty_like(hidden_ND) if need_hidden else None
-        by_table = torch.zeros_like(table_VD) if need_table else None
+        # What autocast multiplies in. Cast here, nothing is cast again in each chunk.
+        kind = F.linear(hidden_ND[:0], table_VD[:0]).dtype
+        states_ND, matrix_VD = hidden_ND.to(kind), table_VD.to(kind)
+        by_hidden = torch.empty_like(states_ND) if need_hidden else None
+        # The first chunk writes, so that nothing is zeroed.
+        like = torch.empty_like if len(hidden_ND) else torch.zeros_like
+        by_table = like(table_VD) if need_table else None
         by_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
         for rows in _chunks(len(hidden_ND), len(table_VD), hidden_ND.device.type):
-            logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V)
-            kind = logits_RV.dtype
+            logits_RV = F.linear(states_ND[rows], matrix_VD, bias_V)
             loss, gradient_RV = loss_and_gradient(logits_RV, rows)
             total += loss
             if by_bias is not None:
                 by_bias += gradient_RV.sum(0, dtype=by_bias.dtype)
             narrow_RV = gradient_RV.to(kind)
             if by_hidden is not None:
-                by_hidden[rows] = torch.mm(narrow_RV, table_VD.to(kind))
-            if by_table is not None and kind == by_table.dtype:
-                by_table.addmm_(narrow_RV.t(), hidden_ND[rows])
-            elif by_table is not None:
-                by_table += torch.mm(narrow_RV.t(), hidden_ND[rows].to(kind))
+                torch.mm(narrow_RV, matrix_VD, out=by_hidden[rows])
+            if by_table is not None:
+                _add_product(by_table, narrow_RV.t(), states_ND[rows], int(rows.start > 0))
         ctx.save_for_backward(by_hidden, by_table, by_bias)
         return total.to(torch.promote_types(hidden_ND.dtype, torch.float32))
 
@@ -237,5 +239,31 @@ class _GradientInForward(torch.autograd.Function):
         (scale,) = upstream
         # In place, since a table's gradient is as large as the table. In a second backward pass
         # torch raises an error: the saved tensors have changed.
-        gradients = (g if g is None else g.mul_(scale) for g in ctx.saved_tensors)
+        gradients = (g if g is None else _scaled(g, scale) for g in ctx.saved_tensors)
         return *gradients, None
+
+
+def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """Return the product, in place, or in one pass where the gradient is to be widened."""
+    is_wide = gradient.dtype == scale.dtype
+    # A vector widens what it multiplies; a scalar does not.
+    return gradient.mul_(scale) if is_wide else gradient * scale[None]
+
+
+def _adds_wide(device: torch.device) -> bool:
+    """Return whether products of half precision are added to float32 without being rounded."""
+    return device.type == "cuda" and torch.__version__ >= (2, 10)
+
+
+def _add_product(total_VD: Tensor, left_VR: Tensor, right_RD: Tensor, beta: int) -> None:
+    """Set a sum to beta times itself plus a product; with 0 it may hold anything before."""
+    if left_VR.dtype == total_VD.dtype:
+        total_VD.addmm_(left_VR, right_RD, beta=beta)
+    elif _adds_wide(total_VD.device):
+        # No part of autocast, so both factors are to be of one kind already.
+        kind = total_VD.dtype
+        torch.addmm(total_VD, left_VR, right_RD, out_dtype=kind, beta=beta, out=total_VD)
+    elif beta:
+        total_VD += torch.mm(left_VR, right_RD)
+    else:
+        total_VD.copy_(torch.mm(left_VR, right_RD))

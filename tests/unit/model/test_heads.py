@@ -353,6 +353,33 @@ def test_bfloat16_is_roughly_right_and_leaves_gradients_in_float32():
         assert_close(gradient, wanted, rtol=0.05, atol=0.05)
 
 
+def added_wide(total, left, right, *, out_dtype, beta, out):
+    """Do what a GPU does: multiply in half precision and add in float32."""
+    assert left.dtype == right.dtype == torch.bfloat16
+    assert total is out
+    assert out.dtype == out_dtype == torch.float32
+    out.copy_(left.double() @ right.double() + (out if beta else 0))
+
+
+def test_products_that_are_added_in_float32_are_nearer_to_float64(monkeypatch):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", 16 * 7)
+    *exact, target = inputs(50, 7)
+    _, wanted = with_gradients(plain, exact, target)
+    tensors = [tensor.detach().float().requires_grad_() for tensor in exact]
+    errors = []
+    for adds_wide in (False, True):
+        monkeypatch.setattr(vocabulary_loss, "_adds_wide", lambda device, adds=adds_wide: adds)
+        monkeypatch.setattr(torch, "addmm", added_wide)
+        with torch.autocast("cpu", torch.bfloat16):
+            _, gradients = with_gradients(summed_cross_entropy, tensors, target)
+        pairs = zip(gradients, wanted, strict=True)
+        errors.append([float((own.double() - exact).norm()) for own, exact in pairs])
+
+    (of_hidden, rounded, of_bias), found = errors
+    assert found == [of_hidden, pytest.approx(found[1]), of_bias]
+    assert found[1] < rounded
+
+
 def test_a_table_used_twice_gets_both_gradients():
     hidden, table, bias, target = inputs(20, 7)
 
