@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch.optim import Optimizer
@@ -45,13 +46,17 @@ from transfer_cli.model.readout import TopLayer
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Loss
-from transfer_cli.seeds import derive
+from transfer_cli.seeds import ExampleNoise, derive
 from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
 MOST_FEATURES = 4 * 2**30
 """Bytes of cached states from which on computing them again is the lesser evil."""
+
+
+_LOOKED_AT = 8
+"""Blocks of text by which is seen whether a loss changes their lengths."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +222,13 @@ def build_run(
 
 def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
     """Return whether full batches differ in what is computed: in length, stream, memory."""
-    data = [part.splits["train"].data for part in prepared.values()]
-    return plan.remembers or len(data) > 1 or not isinstance(data[0], TextBlocks)
+    data, *others = (part.splits["train"].data for part in prepared.values())
+    if plan.remembers or others or not isinstance(data, TextBlocks):
+        return True
+    own = (each.objective for each in plan.network.losses if not each.objective.reads_main_view)
+    blocks = data.batch(np.arange(min(_LOOKED_AT, len(data))))
+    views = (objective.prepare(blocks, ExampleNoise(0)) for objective in own)
+    return not all(bool(view["mask"].all()) for view in views)
 
 
 def _log_start(plan: Blueprint) -> None:
@@ -288,6 +298,8 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
     settings = {"edits": plan.network.edits, "compile": plan.course.loop.compile}
+    if plan.course.loop.bf16_residual:
+        settings["bf16_residual"] = True
     shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(

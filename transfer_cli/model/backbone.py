@@ -103,6 +103,11 @@ class Backbone(nn.Module):
         for block in self.blocks:
             block.recomputed = blocks  # type: ignore[assignment]
 
+    def keep_residual(self, kind: torch.dtype | None) -> None:
+        """Keep the residual stream in this type, that of autocast's products; None: as sums are."""
+        for block in self.blocks:
+            block.residual_type = kind  # type: ignore[assignment]
+
     def redraw_top(self, blocks: int) -> None:
         """Reinitialise the weights of the top blocks and of the final norm.
 
@@ -183,7 +188,8 @@ class Backbone(nn.Module):
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
             segment_BT = None if segment_BT is None else packing.pack(segment_BT)
         remembered = memory.states if memory is not None else ()
-        hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
+        first: Block = self.blocks[0]  # type: ignore[assignment]
+        hidden_states = [first.kept(self.embed(tokens_BT, position_BT, segment_BT))]
         for place, number in enumerate(self.shape.visits):
             seen = replace(
                 inputs[self.attention_pattern.kinds[place]],
