@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features, lengths_vary
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
 from transfer_cli.assembly.model import log_loaded
@@ -158,7 +158,9 @@ def build_run(
         # Only here: what compiles takes seconds to import.
         from transfer_cli.engine.compiling import compile_passes
 
-        compile_passes(model, precision.device, lengths_vary=command == "finetune")
+        compile_passes(
+            model, precision.device, lengths_vary=lengths_vary(model.backbone.shape, plan.data)
+        )
     groups = parameter_groups(
         model,
         network.groups,

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from transfer_cli.engine.distributed.replicated import is_sharded
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
-from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.transfer_model import Pass, TransferModel
 
 FEWEST_STEPS = 500
 """Steps from which on `auto` compiles: those of the minute or so that it takes, and as many."""
@@ -24,12 +25,32 @@ GRAPHS = 256
 """How many graphs of one pass there may be: each stage of a schedule that freezes needs its own."""
 
 
+class FullBatches:
+    """Makes graphs for the full batches of training alone; others take one that fits, or none.
+
+    The last batch of an epoch, a padded one and evaluation would need graphs of their own, each of
+    which takes up to a minute.
+    """
+
+    def __init__(self) -> None:
+        self._most = 1
+
+    def __call__(self, made: Pass) -> AbstractContextManager[object]:
+        """Return the context of a pass."""
+        is_whole = min(made.lengths, default=0) == made.positions
+        if torch.is_grad_enabled() and is_whole and made.sequences >= self._most:
+            self._most = made.sequences
+            return nullcontext()
+        eager: AbstractContextManager[object] = torch.compiler.set_stance("eager_on_recompile")
+        return eager
+
+
 def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: bool) -> None:
     """Compile the backbone as one graph, and the loss over the vocabulary.
 
     Call it after edits and sharding, with the model on its device. A sharded model is compiled
     block by block, since its weights are gathered between blocks. If lengths vary, one graph serves
-    batches of all lengths.
+    batches of all sizes; else each of a stage is for full batches, see `FullBatches`.
     """
     # Now: the error of the first step would be long and late.
     if missing := missing_for(device):
@@ -41,10 +62,13 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
     parts = [part for part in model.modules() if isinstance(part, Backbone)]
     whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
     for module in whole:
-        module.compile(fullgraph=True, dynamic=lengths_vary or None)
-    for head in model.modules():
-        if isinstance(head, LanguageModelHead):
-            head.compiled = True
+        module.compile(fullgraph=True, dynamic=lengths_vary)
+    for part in model.modules():
+        if isinstance(part, LanguageModelHead):
+            part.compiled = True
+        # Tiles of sparse attention have a kernel of the compiler's in eager passes, too.
+        if isinstance(part, TransferModel) and not (lengths_vary or part.backbone.shape.is_sparse):
+            part.around_pass = FullBatches()
 
 
 def why_eager(

@@ -8,6 +8,7 @@ whole batch, so that results do not depend on micro-batches and processes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -139,31 +140,32 @@ class Encoding:
     @cached_property
     def _passed(self) -> Sequence[Tensor]:
         """The hidden states as the backbone returns them."""
-        batch = self._batch
+        model, batch, rows = self._model, self._batch, self._rows
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
-        segment, document, rows = batch.get("segment"), batch.get("document"), self._rows
-        if self._model.on_pass is not None:
-            self._model.on_pass(self.made)
-        if rows is not None:
-            packed: Sequence[Tensor] = self._model.backbone(
-                rows.pack(_sequences(batch["tokens"])),
-                rows.mask,
-                None if segment is None else rows.pack(_sequences(segment)),
-                document_BT=rows.sequence,
+        segment, document = batch.get("segment"), batch.get("document")
+        if model.on_pass is not None:
+            model.on_pass(self.made)
+        with nullcontext() if model.around_pass is None else model.around_pass(self.made):
+            if rows is not None:
+                packed: Sequence[Tensor] = model.backbone(
+                    rows.pack(_sequences(batch["tokens"])),
+                    rows.mask,
+                    None if segment is None else rows.pack(_sequences(segment)),
+                    document_BT=rows.sequence,
+                )
+                return packed
+            states: Sequence[Tensor] = model.backbone(
+                _sequences(batch["tokens"]),
+                _sequences(batch["mask"]),
+                None if segment is None else _sequences(segment),
+                padded=is_padded(batch),
+                prefix_B=batch.get("prefix"),
+                document_BT=None if document is None else _sequences(document),
+                packing=self._packing,
+                memory=self._memory,
             )
-            return packed
-        states: Sequence[Tensor] = self._model.backbone(
-            _sequences(batch["tokens"]),
-            _sequences(batch["mask"]),
-            None if segment is None else _sequences(segment),
-            padded=is_padded(batch),
-            prefix_B=batch.get("prefix"),
-            document_BT=None if document is None else _sequences(document),
-            packing=self._packing,
-            memory=self._memory,
-        )
-        return states
+            return states
 
     @property
     def made(self) -> Pass:

@@ -115,6 +115,35 @@ def test_what_a_gpu_lacks_is_named(package, capability, tools, missing, tmp_path
     assert bool(found) is bool(missing)
 
 
+@needs_compiler
+def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
+    served = []
+
+    def recording(graph, example_inputs):
+        served.append(0)
+        number = len(served) - 1
+
+        def run(*inputs):
+            served[number] += 1
+            return graph(*inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recording))
+    data, objective = tiny.blocks(tokens=8 * 16 + 10), CausalLM()  # the ninth block is short
+    model = tiny.model(objective)
+    plan = tiny.Given((("*",), "4 steps"), (("block.2", "head.*"), "4 steps"))
+    step = tiny.train_step(model, objective, tiny.Recipe(plan=plan, total=8))
+    compile_passes(model, CPU, lengths_vary=False)
+    model.heads["lm"].compiled = False
+
+    for number, rows in enumerate([range(8), range(5), range(1, 9), range(8)] * 2):
+        step([{"main": data.batch(np.array(rows))}], number)
+        tiny.measures(model, objective, data)
+
+    assert served == [2, 2]
+
+
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
