@@ -294,7 +294,7 @@ def draw(
         eager = why_eager(
             precision.device,
             missing_for(precision.device),
-            lengths_vary=command == "finetune" or data.info["main"].pairs is not None,
+            lengths_vary=lengths_vary(shape, data),
             sharded=sharded,
             steps=sizes.total_steps,
         )
@@ -372,6 +372,13 @@ def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
 
 def _remembers(shape: BackboneShape, data: RunData) -> bool:
     return bool(shape.recurrence) and data.info["main"].task is None
+
+
+def lengths_vary(shape: BackboneShape, data: RunData) -> bool:
+    """Return whether full batches differ in what is computed: in length, stream, memory."""
+    main = data.info["main"]
+    in_blocks = main.task is None and main.pairs is None
+    return not in_blocks or len(data.counts) > 1 or _remembers(shape, data)
 
 
 def has_fixed_features(plan: Blueprint) -> bool:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features, lengths_vary
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
 from transfer_cli.assembly.model import log_loaded
@@ -29,7 +29,6 @@ from transfer_cli.assembly.pretraining_task import (
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
-from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
@@ -221,11 +220,11 @@ def build_run(
 
 
 def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
-    """Return whether full batches differ in what is computed: in length, stream, memory."""
-    data, *others = (part.splits["train"].data for part in prepared.values())
-    if plan.remembers or others or not isinstance(data, TextBlocks):
+    """Return whether full batches differ in what is computed, by what losses make of some."""
+    if lengths_vary(plan.model.backbone.shape, plan.data):
         return True
     own = (each.objective for each in plan.network.losses if not each.objective.reads_main_view)
+    data = prepared["main"].splits["train"].data
     blocks = data.batch(np.arange(min(_LOOKED_AT, len(data))))
     views = (objective.prepare(blocks, ExampleNoise(0)) for objective in own)
     return not all(bool(view["mask"].all()) for view in views)
