@@ -59,6 +59,7 @@ class Way:
         words: Overrides of `transfer pretrain`.
         function: The worker, of `gpu.py`.
         size: Of `gpu.SIZES`.
+        model: Its preset, if that is not named like the size.
         before: Whether the earlier commit does it.
         is_short: Whether the last batch of an epoch is short.
         setup: Python that is run first in its process.
@@ -69,6 +70,7 @@ class Way:
     words: tuple[str, ...] = ()
     function: str = "transfer_run"
     size: str = "base"
+    model: str = ""
     before: bool = False
     is_short: bool = False
     setup: str = ""
@@ -140,7 +142,7 @@ class Bench:
             options = {**turns, "size": size, "compiled": not quick}
             return Variant(way.name, "gpu", way.function, options)
         material = self._material(size, is_short=way.is_short)
-        preset = "base" if quick else way.size.removesuffix("-odd")
+        preset = way.model or ("base" if quick else way.size.removesuffix("-odd"))
         words = [
             f"model={preset}", *product.model_words(size), "model.attention_dropout=0",
             f"loop.compile={str(not quick).lower()}", "loop.log_every=50", *material.words,
@@ -178,7 +180,7 @@ class Bench:
             Way("now, C1", env={"TORCHINDUCTOR_MIX_ORDER_REDUCTION": "0"}),
             Way("now, C3", setup=NO_CUDNN),
             Way("now, B1", ("loop.bf16_residual=true",)),
-            Way("now, B1 to B3", ("loop.bf16_residual=true", *LEAN)),
+            Way("now, B1 to B3", ("loop.bf16_residual=true",), model=LEAN),
             Way("plain loop", function="plain_loop"),
             *([Way("Trainer", function="trainer")] if has_trainer else []),
         ])  # fmt: skip
@@ -232,7 +234,7 @@ class Bench:
     def seeds(self) -> Iterator[Record]:
         """The loss of `base` on real text with B1, and with B2 and B3: three seeds, at once."""
         words = (*self._real_words(), *self._steps(600), "precision=bf16")
-        kinds = {"as it is": (), "B1": ("loop.bf16_residual=true",), "B2, B3": LEAN}
+        kinds = {"as it is": (), "B1": ("loop.bf16_residual=true",), "B2, B3": (f"model={LEAN}",)}
         started = {
             f"{name}, {seed}": [*more, f"seed={seed}"]
             for seed in range(1 if self.asked.quick else 3)
@@ -246,7 +248,7 @@ class Bench:
 
     def _real_words(self) -> list[str]:
         if self.asked.quick or self.asked.text is None:
-            return ["data=sample_text", "model=toy", "tokenizer.size=600"]
+            return ["data=sample_text", "tokenizer.size=600"]
         return ["data=text", f"data.train={self.asked.text}", "tokenizer.size=29056"]
 
     def _steps(self, steps: int) -> list[str]:
@@ -311,11 +313,32 @@ class Bench:
         return self._ended(name, self._start(name, *words, setup=setup))
 
 
-LEAN = ("model=base-lean",)
-"""B2 and B3: no output bias, and no biases in blocks."""
+LEAN = "lean"
+"""The preset with B2 and B3: no output bias, and no biases in blocks."""
 
-WITHOUT: dict[str, str] = {}
-"""Changes of today taken away, each by a line of Python."""
+WITHOUT = {
+    "A2 off": """
+import transfer_cli.model.vocabulary_loss as loss
+loss._adds_wide = lambda device: False
+""",
+    "A5 off": """
+from torch.nn.utils import clip_grads_with_norm_
+from transfer_cli.engine.step import TrainStep
+
+def clip_and_step(self, norm, finite):
+    moving = [p for p in self._parameters.values() if p.grad is not None]
+    clip_grads_with_norm_(moving, self._clip, norm)
+    self.optimizer.found_inf = (~finite).float()
+    self.optimizer.step()
+
+TrainStep._step_on_device = clip_and_step
+""",
+    "C5": """
+import transfer_cli.model.vocabulary_loss as loss
+loss.CHUNK_ELEMENTS["cuda"] = 2**30
+""",
+}
+"""Changes taken away, or one tried, by a few lines of Python."""
 
 PARTS: dict[str, tuple[float, Callable[[Bench], Iterator[Record]]]] = {
     "turns": (210.0, Bench.turns),
