@@ -285,7 +285,7 @@ def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
 
 def _adds_wide(device: torch.device) -> bool:
     """Return whether products of half precision are added to float32 without being rounded."""
-    return device.type == "cuda" and torch.__version__ >= (2, 10)
+    return device.type == "cuda" and torch.__version__ >= "2.10"
 
 
 def _add_product(total_VD: Tensor, left_VR: Tensor, right_RD: Tensor, beta: int) -> None:
