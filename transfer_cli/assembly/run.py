@@ -15,6 +15,7 @@ from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features, lengths_vary
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
+from transfer_cli.assembly.memory import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.assembly.origins import Origins
@@ -123,7 +124,7 @@ def build_run(
     What it is made from is noted in `origins`, or compared with what is noted there.
     """
     origins = origins or Origins()
-    plan = draw(config, command, typed, origins)
+    plan = with_micro_batch(draw(config, command, typed, origins))
     start, tensors = plan.start.pretrained, plan.start.tensors
     if start is not None and tensors is not None:
         origins.weights("init_from", start.weights, start.fingerprint(tensors))
@@ -136,7 +137,8 @@ def build_run(
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
     place, micro_batch = (
-        DataPlace(config.data_dir, config.seed), min(loop.micro_batch or loop.batch, loop.batch)
+        DataPlace(config.data_dir, config.seed),
+        min(int(loop.micro_batch or loop.batch), loop.batch),
     )  # fmt: skip
     ask_teachers(prepared, losses, precision, origins, place.cache, micro_batch)
     lend_teachers(losses, plan.start.teachers, precision, origins)

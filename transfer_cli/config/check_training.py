@@ -16,7 +16,7 @@ def check_training(config: DictConfig) -> None:
     }
     counts |= {"forgetting.blocks": config.forgetting.blocks}
     for key, count in counts.items():
-        if count is not None:
+        if count not in (None, "auto"):
             between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
     for key, amount in {
         "loop.epochs": loop.epochs,

@@ -25,8 +25,8 @@ class LoopConfig:
     """Minutes after which the run ends, if it has not by then, its rate decayed as at its end."""
     batch: int = 32
     """Sequences that one optimizer step takes in all."""
-    micro_batch: int | None = None
-    """Sequences that pass through the model at once; none: the whole batch."""
+    micro_batch: int | str | None = "auto"
+    """Sequences that pass through the model at once; none: the whole batch; auto: what fits."""
     bucket: bool = False
     """Put labelled texts of like length into a batch: less padding, each still once an epoch."""
     pack: bool = False

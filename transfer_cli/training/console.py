@@ -1,6 +1,7 @@
 """What a run says about itself on the terminal: a few lines before, a few after."""
 
 import logging
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_ou
 from transfer_cli.training.measurements import MOST_CHARACTERS
 
 log = logging.getLogger(__name__)
+
+WAITS = 0.05
+"""The share of a step's time that a host waits which a GPU is not waiting for."""
 
 
 def say_start(command: str, path: Path, run: TrainingRun) -> None:
@@ -65,6 +69,39 @@ def say_what_is_faster(
         "about %.1f h to go on this CPU; faster would be %s or %s",
         seconds / 3600, ", ".join(ways[:-1]), ways[-1],
     )  # fmt: skip
+
+
+def pace_text(
+    seconds: float,
+    waited: float,
+    tokens: float,
+    flops: float,
+    *,
+    peak: float | None,
+    batch: int,
+    rate: float,
+) -> str:
+    """Return how fast the steps of a run are on a GPU, and what a larger batch may bring.
+
+    Args:
+        seconds: Of a step.
+        waited: Of these the host has waited for the device.
+        tokens: Of a step.
+        flops: Of a step.
+        peak: Floating-point operations that the device computes in a second at most, if known.
+        batch: Sequences of a step.
+        rate: The learning rate.
+    """
+    speed = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:,.1f} TFLOP/s"
+    share = waited / seconds
+    speed += "" if peak is None else f" (MFU {100 * flops / seconds / peak:.0f} %)"
+    speed += f"; of {1000 * seconds:,.1f} ms a step the host waits {100 * share:.0f} %"
+    if share >= WAITS:
+        return speed
+    return (
+        f"{speed}, so the GPU waits for it: up to twice as many tokens/s (estimated) with "
+        f"loop.batch={2 * batch} optimizer.lr={math.sqrt(2) * rate:.2g}"
+    )
 
 
 def say_results(command: str, path: Path, results: Results, seconds: float) -> None:

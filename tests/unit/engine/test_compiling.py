@@ -4,6 +4,8 @@ import functools
 import importlib.util
 import shutil
 import sysconfig
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.engine.compiling import compile_passes, missing_for, why_eager
+from transfer_cli.engine.compiling import FullBatches, compile_passes, missing_for, why_eager
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -71,6 +73,15 @@ def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
     assert found == pytest.approx(eager, rel=1e-6)
     for name, weight in weights.items():
         assert_close(own[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_where_memory_ran_out_smaller_batches_are_full():
+    full = FullBatches()
+
+    graphs = [isinstance(full(SimpleNamespace(lengths=[9] * n, positions=9, sequences=n)),
+                         nullcontext) for n in (8, 5, 8, 4, 4, 4)]  # fmt: skip
+
+    assert graphs == [True, False, True, False, True, True]
 
 
 @pytest.mark.parametrize(
