@@ -1,23 +1,18 @@
 """What training takes of a process's memory, estimated, and the micro-batch that fits into it."""
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.config.stored import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import frozen_matrices
+from transfer_cli.fitting import FILLED, fitting, free_bytes
 from transfer_cli.model.block import FEED_FORWARDS
 
 FLOAT = 4
 """Bytes of a number in float32."""
-
-FILLED = 0.85
-"""The share of free memory that an estimate may fill: it leaves out logits and what is passing."""
 
 STATES = "states of"
 """What the name of the part begins with that grows with a micro-batch."""
@@ -42,22 +37,6 @@ def with_micro_batch(blueprint: Blueprint) -> Blueprint:
         config=with_values(blueprint.config, {"loop.micro_batch": micro_batch}),
         course=replace(blueprint.course, loop=replace(loop, micro_batch=micro_batch)),
     )
-
-
-def fitting(most: int, room: float, needed: Callable[[int], float]) -> int:
-    """Return the largest half, quarter, ... of `most` rows for which there is room; at least 1."""
-    rows = most
-    while rows > 1 and needed(rows) > room:
-        rows = -(-rows // 2)
-    return rows
-
-
-def free_bytes(device: torch.device) -> float:
-    """Return how much memory of a GPU is free; of a CPU's nothing is asked: without end."""
-    if device.type != "cuda":
-        return math.inf
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def processes_of(config: DictConfig) -> int:
