@@ -29,6 +29,9 @@ from transfer_cli.seeds import ExampleNoise, derive
 
 log = logging.getLogger(__name__)
 
+_CLIP_EPSILON = 1e-6
+"""Of `torch.nn.utils.clip_grads_with_norm_`."""
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -424,20 +427,30 @@ class TrainStep:
         norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
         self._skipped.note(NotedStep(step, HostCopy(finite), norms, micro_batches))
-        take = self._decides_on_device or bool(finite)
-        if take and self._clip is not None:
-            nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
         if self._decides_on_device:
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-        elif take and isinstance(self.optimizer, LBFGS):
-            self.optimizer.step(again)
-        elif take or self._scaler.is_enabled():
+            self._step_on_device(norm, finite)
+        elif bool(finite):
+            if self._clip is not None:
+                nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
+            if isinstance(self.optimizer, LBFGS):
+                self.optimizer.step(again)
+            else:
+                self._scaler.step(self.optimizer)
+        elif self._scaler.is_enabled():
             # An fp16 scaler steps over infinities by itself, and lowers its scale.
             self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _step_on_device(self, norm: Tensor, finite: Tensor) -> None:
+        """Have a fused optimizer clip and step, or skip the step, without waiting for it."""
+        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        if self._clip is not None:
+            # It divides gradients by that as it reads them, so that clipping is no pass of its own.
+            divisor = (norm.float() + _CLIP_EPSILON).div(self._clip).clamp(min=1)
+            self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+        self.optimizer.step()
 
 
 def _on_device(known: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:

@@ -17,6 +17,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
+from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
 
 CASES = {
@@ -448,7 +449,8 @@ FUSED = partial(torch.optim.AdamW, fused=True)
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "a step later"])
 def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
     told, decides = (
-        poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, optimizer=FUSED) for _ in range(2)
+        poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, clip=None, optimizer=FUSED)
+        for _ in range(2)
     )
     told.step._decides_on_device = False
     decides.step._skipped.late = late
@@ -458,6 +460,26 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
 
     assert told.progress.skipped == decides.progress.skipped + decides.step.read() == 3
     assert tiny.same(told.step.model.state_dict(), decides.step.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [FUSED, MuonWithAdamW, partial(torch.optim.SGD, fused=True)],
+    ids=["adamw", "muon", "sgd"],
+)
+def test_an_optimizer_that_clips_moves_weights_as_after_torchs_clipping(optimizer):
+    told, decides = (
+        poisoned(WEIGHT, steps=(), total=5, clip=0.05, optimizer=optimizer) for _ in range(2)
+    )
+    told.step._decides_on_device = False
+
+    told.go()
+    decides.go()
+
+    assert min(float(report.gradient_norm) for report in decides.reports) > 0.05
+    assert_close(
+        tiny.weights_of(decides.step.model), tiny.weights_of(told.step.model), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
