@@ -233,6 +233,11 @@ def rows_with_word(batch: Batch) -> Tensor:
     return (batch["word"] != IGNORE).flatten().nonzero().squeeze(1)
 
 
+def at_rows(values: Tensor, rows_N: Tensor) -> Tensor:
+    """Return values at some rows, which rise; where these are all, the values themselves."""
+    return values if len(rows_N) == len(values) else values.index_select(0, rows_N)
+
+
 def is_padded(batch: Batch) -> bool:
     """Return whether anything in a batch is padding."""
     return bool(batch["padded"] if "padded" in batch else ~batch["mask"].all())
