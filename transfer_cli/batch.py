@@ -138,6 +138,14 @@ def with_rows(batch: Batch) -> Batch:
     return {**facts, **_of_masks(batch, _rows_of)}
 
 
+def in_portions(batch: Batch, rows: int) -> list[Batch]:
+    """Return a batch, which is not prepared yet, cut into portions of so many rows or fewer."""
+    return [
+        {key: tensor[first : first + rows] for key, tensor in batch.items()}
+        for first in range(0, size(batch), rows)
+    ]
+
+
 def view_of(batch: Batch, view: str) -> Batch:
     """Return a batch with the tokens, the mask and the facts of another view of its texts.
 

@@ -294,7 +294,7 @@ def draw(
         eager = why_eager(
             precision.device,
             missing_for(precision.device),
-            lengths_vary=lengths_vary(shape, data),
+            lengths_vary=not _in_blocks(shape, data),
             sharded=sharded,
             steps=sizes.total_steps,
         )
@@ -374,11 +374,11 @@ def _remembers(shape: BackboneShape, data: RunData) -> bool:
     return bool(shape.recurrence) and data.info["main"].task is None
 
 
-def lengths_vary(shape: BackboneShape, data: RunData) -> bool:
-    """Return whether full batches differ in what is computed: in length, stream, memory."""
+def _in_blocks(shape: BackboneShape, data: RunData) -> bool:
+    """Return whether batches are blocks of one text, each read alone: full ones are alike."""
     main = data.info["main"]
-    in_blocks = main.task is None and main.pairs is None
-    return not in_blocks or len(data.counts) > 1 or _remembers(shape, data)
+    apart = main.task is None and main.pairs is None and not _remembers(shape, data)
+    return apart and len(data.counts) == 1
 
 
 def has_fixed_features(plan: Blueprint) -> bool:

@@ -26,6 +26,7 @@ CHOICES = {
     "objective.pooling": "auto cls_first cls_last mean max concat",
     "predict format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
     "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
+    "loop.micro_batch": "auto ...",
 }  # fmt: skip
 """The words that a key takes, some of one command alone; with "..." it takes others, too.
 

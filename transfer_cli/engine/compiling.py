@@ -29,18 +29,20 @@ class FullBatches:
     """Makes graphs for the full batches of training alone; others take one that fits, or none.
 
     The last batch of an epoch, a padded one and evaluation would need graphs of their own, each of
-    which takes up to a minute.
+    which takes up to a minute. Where memory ran out, smaller ones come: two in a row are full.
     """
 
     def __init__(self) -> None:
-        self._most = 1
+        self._most = self._last = 1
 
     def __call__(self, made: Pass) -> AbstractContextManager[object]:
         """Return the context of a pass."""
         is_whole = min(made.lengths, default=0) == made.positions
-        if torch.is_grad_enabled() and is_whole and made.sequences >= self._most:
-            self._most = made.sequences
-            return nullcontext()
+        if torch.is_grad_enabled() and is_whole:
+            full, self._last = min(self._most, self._last), made.sequences
+            if made.sequences >= full:
+                self._most = made.sequences
+                return nullcontext()
         eager: AbstractContextManager[object] = torch.compiler.set_stance("eager_on_recompile")
         return eager
 

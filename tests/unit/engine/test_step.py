@@ -248,6 +248,43 @@ def test_a_micro_batch_without_any_target_does_not_disturb_the_others():
     assert tiny.same(models[0].state_dict(), models[1].state_dict())
 
 
+class Hungry(MaskedLM):
+    """Has memory for so many sequences."""
+
+    most = 3
+
+    def loss_sums(self, model, batch, encoded):
+        if size(batch) > self.most:
+            raise torch.OutOfMemoryError
+        return super().loss_sums(model, batch, encoded)
+
+
+def test_a_step_for_which_there_is_no_memory_is_taken_again_in_smaller_passes():
+    data, found = tiny.blocks(tokens=1100), {}
+    for objective in (MaskedLM(), Hungry()):
+        model = tiny.model(objective, direction="bidirectional")
+        step = tiny.train_step(model, objective, tiny.Recipe(rate=0.5, optimizer=torch.optim.SGD))
+        totals = [
+            float(step([{"main": data.batch(range(first, first + 8))}], number).total)
+            for number, first in enumerate((0, 8))
+        ]
+        found[type(objective)] = totals, step.rows
+
+    assert found[Hungry][0] == pytest.approx(found[MaskedLM][0], rel=1e-6)
+    assert found[Hungry][1] == 2
+    assert found[MaskedLM][1] is None
+
+
+def test_a_sequence_for_which_there_is_no_memory_ends_a_run():
+    objective = Hungry()
+    model = tiny.model(objective, direction="bidirectional")
+    step = tiny.train_step(model, objective, tiny.Recipe())
+    objective.most = 0
+
+    with pytest.raises(torch.OutOfMemoryError):
+        step([{"main": tiny.blocks(tokens=1100).batch(range(4))}], 0)
+
+
 def test_a_head_without_targets_in_a_step_moves_on_by_momentum_as_if_others_had_it():
     main, parts = Classification(dropout=0), SliceHeads({"some": Slice(length=(0, 6))})
     model = tiny.model(main, parts)
