@@ -21,6 +21,7 @@ from transfer_cli.assembly.checks import (
     check_bounded_by_time,
     check_head,
     check_memory,
+    check_residual,
     check_rows,
     check_source,
     check_stored,
@@ -263,6 +264,8 @@ def draw(
     model. What the run reads is noted in `origins`, or compared with what is noted there.
     """
     precision = device_and_precision(config.device, config.precision)
+    loop = build(config.loop, "loop", LoopConfig)
+    check_residual(loop, precision)
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
     sharded = is_sharded(config, asked, adaptation)
     start = _start(config, command, typed, asked, adaptation, values=device != "meta")
@@ -272,13 +275,14 @@ def draw(
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
     check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
-    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
-    sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
+    mixing = build(config.mixing, "mixing", MixingConfig)
+    sizes = sizes_of(data.drawn, loop, mixing, config.seed)
     losses = _losses(config.objective.get("_target_"), start, data, sizes, asked)
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)
         network = _network(model, losses, start, data, nodes, adaptation.edits, config.seed)
+    model.backbone.keep_residual(torch.bfloat16 if loop.bf16_residual else None)
     check_stored(adaptation.store, network.model, network.losses)
     if _remembers(shape, data):
         check_memory(network.model, network.losses)
@@ -290,7 +294,7 @@ def draw(
         eager = why_eager(
             precision.device,
             missing_for(precision.device),
-            lengths_vary=lengths_vary(shape, data),
+            lengths_vary=not _in_blocks(shape, data),
             sharded=sharded,
             steps=sizes.total_steps,
         )
@@ -370,11 +374,11 @@ def _remembers(shape: BackboneShape, data: RunData) -> bool:
     return bool(shape.recurrence) and data.info["main"].task is None
 
 
-def lengths_vary(shape: BackboneShape, data: RunData) -> bool:
-    """Return whether full batches differ in what is computed: in length, stream, memory."""
+def _in_blocks(shape: BackboneShape, data: RunData) -> bool:
+    """Return whether batches are blocks of one text, each read alone: full ones are alike."""
     main = data.info["main"]
-    in_blocks = main.task is None and main.pairs is None
-    return not in_blocks or len(data.counts) > 1 or _remembers(shape, data)
+    apart = main.task is None and main.pairs is None and not _remembers(shape, data)
+    return apart and len(data.counts) == 1
 
 
 def has_fixed_features(plan: Blueprint) -> bool:

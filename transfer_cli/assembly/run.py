@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features, lengths_vary
+from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
 from transfer_cli.assembly.memory import with_micro_batch
@@ -29,6 +30,7 @@ from transfer_cli.assembly.pretraining_task import (
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
@@ -47,13 +49,17 @@ from transfer_cli.model.readout import TopLayer
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Loss
-from transfer_cli.seeds import derive
+from transfer_cli.seeds import ExampleNoise, derive
 from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
 MOST_FEATURES = 4 * 2**30
 """Bytes of cached states from which on computing them again is the lesser evil."""
+
+
+_LOOKED_AT = 8
+"""Blocks of text by which is seen whether a loss changes their lengths."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +168,7 @@ def build_run(
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
     if loop.compile:
-        compile_passes(
-            model, precision.device, lengths_vary=lengths_vary(model.backbone.shape, plan.data)
-        )
+        compile_passes(model, precision.device, lengths_vary=_lengths_vary(plan, prepared))
     groups = parameter_groups(
         model,
         network.groups,
@@ -227,6 +231,17 @@ def _passing(plan: Blueprint, micro_batch: int) -> int:
     if device.type != "cuda" or plan.sharded:
         return micro_batch
     return max(micro_batch, batch_of("auto", plan.model, device))
+
+
+def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
+    """Return whether full batches differ in what is computed: in length, stream, memory."""
+    data, *others = (part.splits["train"].data for part in prepared.values())
+    if plan.remembers or others or not isinstance(data, TextBlocks):
+        return True
+    own = (each.objective for each in plan.network.losses if not each.objective.reads_main_view)
+    blocks = data.batch(np.arange(min(_LOOKED_AT, len(data))))
+    views = (objective.prepare(blocks, ExampleNoise(0)) for objective in own)
+    return not all(bool(view["mask"].all()) for view in views)
 
 
 def _log_start(plan: Blueprint) -> None:
@@ -296,6 +311,8 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
     settings = {"edits": plan.network.edits, "compile": plan.course.loop.compile}
+    if plan.course.loop.bf16_residual:
+        settings["bf16_residual"] = True
     shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(

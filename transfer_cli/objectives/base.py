@@ -98,7 +98,8 @@ class ExampleResults:
 class Encoding:
     """The hidden states of one batch, computed on first use and shared by all objectives on it.
 
-    A batch with `states` or `pooled` (see `engine.features`) is not computed again. `memory` holds
+    `top` is computed without what the readout does not read: `states` after it take another pass. A
+    batch with `states` or `pooled` (see `engine.features`) is not computed again. `memory` holds
     the states of earlier blocks of its texts, and gets those of this one.
     """
 
@@ -116,7 +117,10 @@ class Encoding:
     @cached_property
     def top(self) -> Tensor:
         """The input of the heads, `[S, T, D]`."""
-        return self._unpacked(self._model.readout(self._passed))
+        layers = getattr(self._model.readout, "layers", None)
+        needs_all = layers is None or self._memory is not None or "_passed" in vars(self)
+        read = self._passed if needs_all else self._pass(layers)
+        return self._unpacked(self._model.readout(read))
 
     @cached_property
     def _packing(self) -> Packing | None:
@@ -139,7 +143,10 @@ class Encoding:
 
     @cached_property
     def _passed(self) -> Sequence[Tensor]:
-        """The hidden states as the backbone returns them."""
+        """All hidden states as the backbone returns them."""
+        return self._pass(None)
+
+    def _pass(self, layers: tuple[int, ...] | None) -> Sequence[Tensor]:
         model, batch, rows = self._model, self._batch, self._rows
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
@@ -153,6 +160,7 @@ class Encoding:
                     rows.mask,
                     None if segment is None else rows.pack(_sequences(segment)),
                     document_BT=rows.sequence,
+                    layers=layers,
                 )
                 return packed
             states: Sequence[Tensor] = model.backbone(
@@ -164,6 +172,7 @@ class Encoding:
                 document_BT=None if document is None else _sequences(document),
                 packing=self._packing,
                 memory=self._memory,
+                layers=layers,
             )
             return states
 

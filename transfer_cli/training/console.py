@@ -38,7 +38,8 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
     total = sum(p.numel() for p in run.model.parameters())
     shape, batch = run.model.backbone.shape, run.blueprint.course.loop.batch
     cut = f" in portions of {run.micro_batch}" if run.micro_batch < batch else ""
-    compiled = ", compiled" if run.blueprint.course.loop.compile else ""
+    loop = run.blueprint.course.loop
+    how = ", residual stream too" * loop.bf16_residual + ", compiled" * bool(loop.compile)
     rows = {
         "run": str(path),
         "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
@@ -46,7 +47,7 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "data": f"{sizes} ({unit}){labels}{streams}",
         "steps": f"{run.blueprint.course.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.course.sizes.steps_per_epoch:,} an epoch{run.blueprint.at_most}",
-        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}{compiled}",
+        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}{how}",
         "exports": exports_as(run.blueprint),
     }
     log.info("%s", command)

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import shutil
 import sysconfig
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,12 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.batch import with_facts
 from transfer_cli.engine.compiling import FullBatches, compile_passes, missing_for, why_eager
 from transfer_cli.errors import ConfigError
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
@@ -79,8 +84,9 @@ def test_where_memory_ran_out_smaller_batches_are_full():
 
     for sequences in (8, 5, 8, 4, 4, 4):
         made = SimpleNamespace(lengths=[9] * sequences, positions=9, sequences=sequences)
-        with full(made) as eager:
-            graphs.append(eager is None)
+        context = full(made)
+        with context:
+            graphs.append(isinstance(context, nullcontext))
 
     assert graphs == [True, False, True, False, True, True]
 
@@ -132,12 +138,12 @@ def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
     served = []
 
     def recording(graph, example_inputs):
-        served.append(0)
-        number = len(served) - 1
+        served.append([])
 
-        def run(*inputs):
-            served[number] += 1
-            return graph(*inputs)
+        def run(*inputs, noted=served[-1]):
+            states = graph(*inputs)
+            noted.append(sum(state.requires_grad for state in states))
+            return states
 
         return run
 
@@ -153,7 +159,30 @@ def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
         step([{"main": data.batch(np.array(rows))}], number)
         tiny.measures(model, objective, data)
 
-    assert served == [2, 2]
+    # Of a state that nobody reads, a compiled backward pass computes a gradient as well.
+    assert served == [[1, 1], [1, 1]]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["base", "bert-base", "modern", "tutorial-fast", "xl-tiny"])
+def test_a_preset_is_one_graph_without_a_break(name, monkeypatch):
+    graphs = []
+
+    def recording(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recording))
+    direction = "bidirectional" if name == "bert-base" else "causal"
+    backbone = Backbone(tiny.preset(name, direction=direction, depth=2), tiny.VOCABULARY.size)
+    model = TransferModel(backbone, {})
+    compile_passes(model, CPU, lengths_vary=False)
+
+    model.around_pass = None  # so that padding, which is packed, has a graph as well
+    for data in (tiny.blocks(tokens=129), tiny.Questions(examples=8)):
+        assert Encoding(model, with_facts(tiny.all_of(data))).top.requires_grad
+
+    assert len(graphs) == 2
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
