@@ -1,7 +1,11 @@
 """Compiled passes against eager ones. To compile takes a C++ compiler and some seconds."""
 
 import functools
+import importlib.util
 import shutil
+import sysconfig
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.batch import with_facts
-from transfer_cli.engine.compiling import compile_passes
+from transfer_cli.engine.compiling import FullBatches, compile_passes, missing_for, why_eager
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -20,7 +24,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
@@ -73,6 +77,60 @@ def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
     assert found == pytest.approx(eager, rel=1e-6)
     for name, weight in weights.items():
         assert_close(own[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_where_memory_ran_out_smaller_batches_are_full():
+    full, graphs = FullBatches(), []
+
+    for sequences in (8, 5, 8, 4, 4, 4):
+        made = SimpleNamespace(lengths=[9] * sequences, positions=9, sequences=sequences)
+        context = full(made)
+        with context:
+            graphs.append(isinstance(context, nullcontext))
+
+    assert graphs == [True, False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"device": CPU}, "no GPU"),
+        ({"missing": "triton"}, "triton"),
+        ({"lengths_vary": True}, "length"),
+        ({"sharded": True}, "sharded"),
+        ({"steps": 499}, "499"),
+    ],
+)
+def test_auto_compiles_where_kernels_of_its_own_pay(changes, why):
+    usual = {"device": GPU, "missing": "", "lengths_vary": False, "sharded": False, "steps": 500}
+
+    found = why_eager(**{**usual, **changes})
+
+    assert why in found
+    assert bool(found) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("package", "capability", "tools", "missing"),
+    [
+        (None, (9, 0), True, "triton"),
+        ("triton", (6, 1), True, "7.0"),
+        ("triton", (9, 0), False, "gcc"),
+        ("triton", (9, 0), True, ""),
+    ],
+)
+def test_what_a_gpu_lacks_is_named(package, capability, tools, missing, tmp_path, monkeypatch):
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
+    monkeypatch.setattr(shutil, "which", lambda name: name if tools else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    found = missing_for(GPU)
+
+    assert missing in found
+    assert bool(found) is bool(missing)
 
 
 @needs_compiler
