@@ -48,6 +48,7 @@ def plan_page(blueprint: Blueprint) -> Page:
     return Page(
         *blocks, BLANK, *_shared(blueprint), *_tensors(blueprint),
         fact("exports", exports_as(blueprint)),
+        fact("on", f"{blueprint.precision.device}, {blueprint.precision.kind}"),
     )  # fmt: skip
 
 

@@ -357,6 +357,7 @@ class Trainer:
                 "data_changed": run.origins.accepted,
                 "context": _context_of(run.data.splits),
                 **more,
+                "precision": self._blueprint.precision.kind,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],
                 "versions": versions(),
             },
