@@ -80,7 +80,7 @@ def _set_up_inductor() -> None:
 
     # Some 400 checks a step of what the compiler itself has planned.
     config.size_asserts = False
-    if torch.__version__ < "2.12":
+    if torch.__version__ < "2.12" and hasattr(config.triton, "mix_order_reduction"):
         # It joins a norm's backward pass with its column sums into kernels of too many registers.
         config.triton.mix_order_reduction = False
 
