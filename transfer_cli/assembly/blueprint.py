@@ -21,6 +21,7 @@ from transfer_cli.assembly.checks import (
     check_bounded_by_time,
     check_head,
     check_memory,
+    check_residual,
     check_rows,
     check_source,
     check_stored,
@@ -260,6 +261,8 @@ def draw(
     model. What the run reads is noted in `origins`, or compared with what is noted there.
     """
     precision = device_and_precision(config.device, config.precision)
+    loop = build(config.loop, "loop", LoopConfig)
+    check_residual(loop, precision)
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
     sharded = is_sharded(config, asked, adaptation)
     start = _start(config, command, typed, asked, adaptation, values=device != "meta")
@@ -269,13 +272,14 @@ def draw(
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
     check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
-    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
-    sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
+    mixing = build(config.mixing, "mixing", MixingConfig)
+    sizes = sizes_of(data.drawn, loop, mixing, config.seed)
     losses = _losses(config.objective.get("_target_"), start, data, sizes, asked)
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)
         network = _network(model, losses, start, data, nodes, adaptation.edits, config.seed)
+    model.backbone.keep_residual(torch.bfloat16 if loop.bf16_residual else None)
     check_stored(adaptation.store, network.model, network.losses)
     if _remembers(shape, data):
         check_memory(network.model, network.losses)

@@ -28,6 +28,7 @@ from transfer_cli.assembly.pretraining_task import (
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
@@ -158,7 +159,7 @@ def build_run(
         # Only here: what compiles takes seconds to import.
         from transfer_cli.engine.compiling import compile_passes
 
-        compile_passes(model, precision.device, lengths_vary=command == "finetune")
+        compile_passes(model, precision.device, lengths_vary=_lengths_vary(plan, prepared))
     groups = parameter_groups(
         model,
         network.groups,
@@ -212,6 +213,12 @@ def build_run(
         origins=origins,
         states=tally.of_passes(made for data in kept for made in data.passes(model)),
     )
+
+
+def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
+    """Return whether full batches differ in what is computed: in length, stream, memory."""
+    data = [part.splits["train"].data for part in prepared.values()]
+    return plan.remembers or len(data) > 1 or not isinstance(data[0], TextBlocks)
 
 
 def _log_start(plan: Blueprint) -> None:
@@ -281,6 +288,8 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
     settings = {"edits": plan.network.edits, "compile": plan.course.loop.compile}
+    if plan.course.loop.bf16_residual:
+        settings["bf16_residual"] = True
     shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(

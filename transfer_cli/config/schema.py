@@ -33,6 +33,8 @@ class LoopConfig:
     """Compute several labelled texts in a row, each for itself: less padding in attention, too."""
     activation_checkpointing: bool = False
     """Compute the inside of each block again in the backward pass: less memory, more time."""
+    bf16_residual: bool = False
+    """With precision=bf16: keep what passes from block to block in bf16, too; faster on a GPU."""
     compile: bool = False
     """Let torch's compiler make the kernels: a minute or so at the start, faster steps on a GPU."""
     clip: float | None = 1.0

@@ -41,7 +41,8 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "data": f"{sizes} ({unit}){labels}{streams}",
         "steps": f"{run.blueprint.course.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.course.sizes.steps_per_epoch:,} an epoch{run.blueprint.at_most}",
-        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
+        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}"
+        f"{', residual stream too' * run.blueprint.course.loop.bf16_residual}",
         "exports": exports_as(run.blueprint),
     }
     log.info("%s", command)

@@ -71,6 +71,36 @@ def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
         assert_close(own[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@needs_compiler
+def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
+    served = []
+
+    def recording(graph, example_inputs):
+        served.append([])
+
+        def run(*inputs, noted=served[-1]):
+            states = graph(*inputs)
+            noted.append(sum(state.requires_grad for state in states))
+            return states
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=recording))
+    data, objective = tiny.blocks(tokens=8 * 16 + 10), CausalLM()  # the ninth block is short
+    model = tiny.model(objective)
+    plan = tiny.Given((("*",), "4 steps"), (("block.2", "head.*"), "4 steps"))
+    step = tiny.train_step(model, objective, tiny.Recipe(plan=plan, total=8))
+    compile_passes(model, CPU, lengths_vary=False)
+    model.heads["lm"].compiled = False
+
+    for number, rows in enumerate([range(8), range(5), range(1, 9), range(8)] * 2):
+        step([{"main": data.batch(np.array(rows))}], number)
+        tiny.measures(model, objective, data)
+
+    # Of a state that nobody reads, a compiled backward pass computes a gradient as well.
+    assert served == [[1, 1], [1, 1]]
+
+
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
