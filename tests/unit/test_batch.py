@@ -1,7 +1,15 @@
 import torch
 
 from tests import tiny
-from transfer_cli.batch import IGNORE, is_padded, rows_with_target, size, to_device, with_facts
+from transfer_cli.batch import (
+    IGNORE,
+    at_rows,
+    is_padded,
+    rows_with_target,
+    size,
+    to_device,
+    with_facts,
+)
 
 
 def test_the_size_of_a_batch_is_its_number_of_examples():
@@ -35,3 +43,10 @@ def test_rows_with_a_target_are_counted_through_the_batch():
 
     assert rows_with_target(batch).tolist() == [1, 2]
     assert with_facts(batch)["target_rows"].tolist() == [1, 2]
+
+
+def test_where_all_rows_are_asked_for_nothing_is_copied():
+    values = torch.randn(3, 2)
+
+    assert at_rows(values, torch.arange(3)) is values
+    assert at_rows(values, torch.tensor([0, 2])).equal(values[[0, 2]])

@@ -76,7 +76,8 @@ class MuonWithAdamW(EagerOptimizer):
             "fused": True,  # decides in torch's `load_state_dict` on which device `step` is kept
         }
         super().__init__(params, defaults)
-        # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is.
+        # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is,
+        # `grad_scale` by what gradients are divided.
         parameters = (p for group in self.param_groups for p in group["params"])
         self._step_supports_amp_scaling = not any(hasattr(p, "full_tensor") for p in parameters)
 
@@ -107,11 +108,14 @@ class MuonWithAdamW(EagerOptimizer):
         step), and twice in the type that `orthogonal` computes in.
         """
         momentum, rate = group["momentum"], group["lr"] * group["matrix_rate"]
-        found_inf = getattr(self, "found_inf", None)  # torch's scaler takes it away again
+        # torch's scaler takes both away again.
+        found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         for stack in _by_shape(matrices):
             weights = [_on_its_side(matrix) for matrix in stack]
             averages = [_on_its_side(self._average(matrix)) for matrix in stack]
             gradients = [_on_its_side(m.grad) for m in stack if m.grad is not None]
+            if divisor is not None:
+                torch._foreach_div_(gradients, divisor)
             decay: float | Tensor = 1 - rate * group["weight_decay"]
             if found_inf is not None:
                 # An average is its own gradient then, so that it stays and all numbers are finite.
@@ -165,6 +169,7 @@ class MuonWithAdamW(EagerOptimizer):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
+            grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
 

@@ -63,7 +63,7 @@ class SplitScorer:
         with self.diverging():
             return evaluate(
                 run.model, loss.objective, split,
-                batch=run.micro_batch, precision=precision, each=each,
+                batch=run.passing, precision=precision, each=each,
             )  # fmt: skip
 
     @contextlib.contextmanager

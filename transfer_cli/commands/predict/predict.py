@@ -24,7 +24,7 @@ from transfer_cli.data.table import OpenTable, Refuse, Skipped
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, count_or_auto
 from transfer_cli.progress import More, progress
 from transfer_cli.tasks.base import Answer, Task
 from transfer_cli.training.workers import in_process_group
@@ -69,7 +69,7 @@ def predict(config: PredictConfig) -> None:
             skipped = Skipped()
             on_error = skipped if config.errors == "skip" else Refuse("errors")
             rows = _rows(given.table, answers, on_error)
-            most = _most_rows(config.batch * distributed.world_size(), ensemble.task)
+            most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
             num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
                 found = [] if earlier.has(window) else _together(ensemble, window, name, more)
@@ -203,7 +203,7 @@ def _check(config: PredictConfig) -> None:
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
     writing.format_of(config.output_format, config.output)
     _layout(config)
-    at_least("batch:", config.batch, 1, ConfigError)
+    count_or_auto("batch", config.batch)
     _paths(config.run)
 
 

@@ -176,7 +176,7 @@ class PromptedData:
 
     def __init__(self, config: ScoreConfig, source: TaskData, trained: Trained) -> None:
         place, asked = DataPlace(config.data_dir, config.seed), config.prompt
-        self._trained, self._asked, self._batch = trained, asked, config.batch
+        self._trained, self._asked, self._batch = trained, asked, int(config.batch)
         self._data = source.load(place.folder, place.seed)
         self._task = datasets.task_of_data(self._data)
         if self._task.name not in ("classification", "choice"):
