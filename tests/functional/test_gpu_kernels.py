@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from scripting import SCRIPTS
+
+from tests.scripting import SCRIPTS
 
 pytestmark = [pytest.mark.functional, pytest.mark.slow]
 pytest.importorskip("triton")
