@@ -145,7 +145,7 @@ def pretend_h100() -> None:
 
 
 class _Launches(TorchDispatchMode):
-    """Counts operations that compute, and dropout and RMS norm, which a GPU has as one, as one."""
+    """Counts operations that compute; of dropout and RMS norm, one on a GPU, their products."""
 
     free = ("empty", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "bernoulli_",
             "div_", "pow", "mean", "add_", "rsqrt")  # fmt: skip
