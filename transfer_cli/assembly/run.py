@@ -30,6 +30,7 @@ from transfer_cli.assembly.pretraining_task import (
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
@@ -233,11 +234,11 @@ def _passing(plan: Blueprint, micro_batch: int) -> int:
 
 
 def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
-    """Return whether full batches differ in what is computed, by what losses make of some."""
-    if lengths_vary(plan.model.backbone.shape, plan.data):
+    """Return whether full batches differ in what is computed: in length, stream, memory."""
+    data, *others = (part.splits["train"].data for part in prepared.values())
+    if plan.remembers or others or not isinstance(data, TextBlocks):
         return True
     own = (each.objective for each in plan.network.losses if not each.objective.reads_main_view)
-    data = prepared["main"].splits["train"].data
     blocks = data.batch(np.arange(min(_LOOKED_AT, len(data))))
     views = (objective.prepare(blocks, ExampleNoise(0)) for objective in own)
     return not all(bool(view["mask"].all()) for view in views)

@@ -175,7 +175,8 @@ class Backbone(nn.Module):
         self._check(earlier + tokens_BT.shape[1], kv_cache, prefix_B)
         inputs = self.attention_pattern(mask_BT, padded=padded, cached=earlier, prefix_B=prefix_B)
         # Without padding one row for all: a table's gradient is then added up over texts at once.
-        position_BT = count_positions(mask_BT if padded else mask_BT[:1], earlier)
+        seen_BT = mask_BT if padded else torch.ones_like(mask_BT[:1])
+        position_BT = count_positions(seen_BT, earlier)
         if document_BT is not None:
             seen_BS = document_BT if memory is None else memory.documents_before(document_BT)
             inputs = within_documents(inputs, document_BT, seen_BS)
