@@ -84,7 +84,7 @@ WAITS = {
     "engine.carried_memory.CarriedMemory.load_state_dict": "the same, of one",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
-    "assembly.finished_run.open_trained": "the model",
+    "assembly.finished_run._placed": "the model",
     "assembly.pretraining_task.Source.model": "the model that the run starts from",
     "assembly.pretraining_task.fisher_of": "Fisher information that was kept, or is",
     "assembly.run.build_run": "the model",
@@ -741,7 +741,7 @@ TRAINED = (
     NOTED, "handlers.records", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     *_OF_LABELS, "Sums.update",
-    "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",
+    "LanguageModel.example_results", "LanguageModel.samples", "finished_run._placed",
 )  # fmt: skip
 
 
