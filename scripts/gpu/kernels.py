@@ -266,9 +266,11 @@ def compiled_kernels(code: str) -> Iterator[dict[str, Any]]:
                 path.write_bytes(made["cubin"])
                 said = subprocess.check_output([tool, "-res-usage", path], text=True)  # noqa: S603
                 [sizes] = re.findall(r"REG:(\d+) STACK:(\d+)", said)
-                widths = {word: _widths(made["ptx"], word[:2]) for word in ("ld", "st")}
-                row = {"kernel": name, "registers": int(sizes[0]), "stack": int(sizes[1])}
-                yield {**row, **widths, "configuration": str(chosen)}
+                yield {
+                    "kernel": name, "registers": int(sizes[0]), "stack": int(sizes[1]),
+                    "loads": _widths(made["ptx"], "ld"), "stores": _widths(made["ptx"], "st"),
+                    "configuration": str(chosen),
+                }  # fmt: skip
 
 
 def _widths(ptx: str, word: str) -> dict[int, int]:

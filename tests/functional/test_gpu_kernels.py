@@ -23,8 +23,9 @@ BUDGETS = {
 
 def counted(tmp_path, *words):
     said = tmp_path / "kernels.json"
+    paths = [str(SCRIPTS.parent), *sys.path]
     command = [sys.executable, SCRIPTS / "gpu" / "kernels.py", *words, "--json", said]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(SCRIPTS.parent)}, check=True)
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=True)
     return {record["case"]: record for record in json.loads(said.read_text())}
 
 
