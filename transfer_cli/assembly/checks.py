@@ -5,6 +5,7 @@ Each refusal names the key, the cause and the cure; see `assembly.advice` for wh
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from omegaconf import DictConfig
 
 from transfer_cli.adaptation.adaptation import Adaptation
@@ -61,6 +62,28 @@ def check_residual(loop: LoopConfig, precision: Precision) -> None:
             f"loop.bf16_residual: the precision is {precision.kind}; take precision=bf16, or leave "
             "loop.bf16_residual out"
         )
+
+
+def check_graphs(
+    loop: LoopConfig, device: torch.device, *, lengths_vary: bool, losses: int, micro_batch: int
+) -> None:
+    """Refuse CUDA graphs where a step is not one pass that is always the same.
+
+    A graph computes where it did before: a second pass would overwrite gradients of the first.
+    """
+    if not loop.cuda_graphs:
+        return
+    reasons = {
+        f"the device is {device.type}": device.type != "cuda",
+        "loop.compile is off": not loop.compile,
+        "there are several processes": distributed.world_size() > 1,
+        "batches differ in what is computed": lengths_vary,
+        f"there are {losses} losses": losses > 1,
+        f"{micro_batch} of {loop.batch} sequences pass at once": micro_batch < loop.batch,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"loop.cuda_graphs: {reason}; leave loop.cuda_graphs out")
 
 
 def check_source(config: DictConfig, start: Pretrained | None, chosen: Adaptation) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from transfer_cli.adaptation.penalties import Start
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
 from transfer_cli.assembly.memory import with_micro_batch
@@ -167,8 +168,7 @@ def build_run(
     halve(model, frozen_matrices(model, precision, plan.left_out, sharded=plan.sharded))
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
-    if loop.compile:
-        compile_passes(model, precision.device, lengths_vary=_lengths_vary(plan, prepared))
+    _compile(plan, prepared, micro_batch)
     groups = parameter_groups(
         model,
         network.groups,
@@ -231,6 +231,16 @@ def _passing(plan: Blueprint, micro_batch: int) -> int:
     if device.type != "cuda" or plan.sharded:
         return micro_batch
     return max(micro_batch, batch_of("auto", plan.model, device))
+
+
+def _compile(plan: Blueprint, prepared: Mapping[str, Prepared], micro_batch: int) -> None:
+    """Compile the passes of a run's model, if the run asks for it."""
+    loop, device = plan.course.loop, plan.precision.device
+    varies = not (loop.compile or loop.cuda_graphs) or _lengths_vary(plan, prepared)
+    losses = len(plan.network.losses)
+    check_graphs(loop, device, lengths_vary=varies, losses=losses, micro_batch=micro_batch)
+    if loop.compile:
+        compile_passes(plan.model, device, lengths_vary=varies, cuda_graphs=loop.cuda_graphs)
 
 
 def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:

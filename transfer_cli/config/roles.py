@@ -67,6 +67,7 @@ ROLES = {
     "loop.activation_checkpointing": LEARNS,
     "loop.bf16_residual": LEARNS,
     "loop.compile": LEARNS,
+    "loop.cuda_graphs": LEARNS,
     "loop.clip": LEARNS,
     "loop.evaluate_every": LEARNS | Role.EXTENDS,
     "loop.log_every": Role.HYPERPARAMETER | Role.EXTENDS,

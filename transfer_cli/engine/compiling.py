@@ -6,6 +6,7 @@ import shutil
 import sysconfig
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,17 +30,20 @@ class FullBatches:
     """Makes graphs for the full batches of training alone; others take one that fits, or none.
 
     The last batch of an epoch, a padded one and evaluation would need graphs of their own, each of
-    which takes up to a minute. Where memory ran out, smaller ones come: two in a row are full.
+    which takes up to a minute. Where memory ran out, smaller ones come: two in a row are full, but
+    for CUDA graphs, of which a step may have one alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shrink: bool = True) -> None:
+        self._shrink = shrink
         self._most = self._last = 1
 
     def __call__(self, made: Pass) -> AbstractContextManager[object]:
         """Return the context of a pass."""
         is_whole = min(made.lengths, default=0) == made.positions
         if torch.is_grad_enabled() and is_whole:
-            full, self._last = min(self._most, self._last), made.sequences
+            full = min(self._most, self._last) if self._shrink else self._most
+            self._last = made.sequences
             if made.sequences >= full:
                 self._most = made.sequences
                 return nullcontext()
@@ -47,12 +51,16 @@ class FullBatches:
         return eager
 
 
-def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: bool) -> None:
+def compile_passes(
+    model: TransferModel, device: torch.device, *, lengths_vary: bool, cuda_graphs: bool = False
+) -> None:
     """Compile the backbone as one graph, and the loss over the vocabulary.
 
     Call it after edits and sharding, with the model on its device. A sharded model is compiled
     block by block, since its weights are gathered between blocks. If lengths vary, one graph serves
-    batches of all sizes; else each of a stage is for full batches, see `FullBatches`.
+    batches of all sizes; else each of a stage is for full batches, see `FullBatches`. With
+    `cuda_graphs` a GPU is given all kernels of a pass at once: each by itself costs the host some
+    10 microseconds, and a step has 700.
     """
     # Now: the error of the first step would be long and late.
     if missing := missing_for(device):
@@ -64,14 +72,15 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
     _set_up_inductor()
     parts = [part for part in model.modules() if isinstance(part, Backbone)]
     whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
+    options: dict[str, Any] = {"options": {"triton.cudagraphs": True}} if cuda_graphs else {}
     for module in whole:
-        module.compile(fullgraph=True, dynamic=lengths_vary)
+        module.compile(fullgraph=True, dynamic=lengths_vary, **options)
     for part in model.modules():
         if isinstance(part, LanguageModelHead):
             part.compiled = True
         # Tiles of sparse attention have a kernel of the compiler's in eager passes, too.
         if isinstance(part, TransferModel) and not (lengths_vary or part.backbone.shape.is_sparse):
-            part.around_pass = FullBatches()
+            part.around_pass = FullBatches(shrink=not cuda_graphs)
 
 
 def _set_up_inductor() -> None:

@@ -11,8 +11,11 @@ from transfer_cli.data.catalog import home_cache
 from transfer_cli.engine import bf16_products, distributed
 from transfer_cli.errors import ConfigError, RunError, nearest, one_of
 
-BF16_ON_A_CPU = ("pretrain", "finetune", "evaluate", "predict")
-"""Commands whose `precision=auto` is bf16 on a CPU on which that pays."""
+BF16_ON_A_CPU = ("pretrain",)
+"""Commands whose `precision=auto` is bf16 on a CPU on which that pays.
+
+Short texts are not among them: casts took longer than products gained (docs/performance.md).
+"""
 
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -113,8 +113,8 @@ def _turned(states_BHTW: Tensor, cos_B1TR: Tensor, sin_B1TR: Tensor) -> Tensor:
     first, second = turning.chunk(2, dim=-1)
     # Both halves at once: on a GPU, each operation on a single token costs the host a launch.
     turned = torch.cat([second, first], dim=-1) * sin_B1TR + turning * cos_B1TR
-    turned = turned.to(rest.dtype)
-    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+    # Put together even with nothing: kernels of attention want whole heads side by side.
+    return torch.cat([turned.to(rest.dtype), rest], dim=-1)
 
 
 class RelativeBias(LearnedPositions):

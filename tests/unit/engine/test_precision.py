@@ -1,9 +1,11 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.assembly.checks import check_residual
+from transfer_cli.assembly.checks import check_graphs, check_residual
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import bf16_products
 from transfer_cli.engine.precision import (
@@ -127,6 +129,28 @@ def test_a_residual_stream_in_bfloat16_needs_that_precision(kind):
     check_residual(loop, Precision("bf16", CPU))
     with pytest.raises(ConfigError, match=rf"^loop\.bf16_residual: the precision is {kind}; take"):
         check_residual(loop, Precision(kind, CPU))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"device": CPU}, "device is cpu"),
+        ({"loop": LoopConfig(cuda_graphs=True, compile=False)}, "compile"),
+        ({"lengths_vary": True}, "differ"),
+        ({"losses": 2}, "2 losses"),
+        ({"micro_batch": 16}, "16 of 32"),
+    ],
+)
+def test_a_cuda_graph_is_of_a_step_that_is_one_pass(changes, why):
+    usual = {
+        "loop": LoopConfig(cuda_graphs=True, compile=True), "device": torch.device("cuda"),
+        "lengths_vary": False, "losses": 1, "micro_batch": 32,
+    }  # fmt: skip
+    with (
+        pytest.raises(ConfigError, match=rf"^loop\.cuda_graphs: .*{why}") if why else nullcontext()
+    ):
+        check_graphs(**{**usual, **changes})
 
 
 @pytest.fixture
