@@ -30,9 +30,6 @@ from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding
 from transfer_cli.tasks.base import Task
 
-_ROWS_MEASURED = 64
-"""Rows by which it is estimated how long they are."""
-
 
 @dataclass(frozen=True)
 class Material:
@@ -159,7 +156,8 @@ class Subject:
 
     def rows_of(self, split: Split, tokens: int) -> npt.NDArray[np.int64]:
         """Return rows of a split, evenly spread, that hold about so many tokens, or all of it."""
-        measured = spread(len(split.data), _ROWS_MEASURED)
+        rows_measured = 64  # rows by which it is estimated how long they are
+        measured = spread(len(split.data), rows_measured)
         length = int(split.data.batch(measured)["mask"].sum()) / max(1, len(measured))
         return spread(len(split.data), math.ceil(tokens / max(1.0, length)))
 

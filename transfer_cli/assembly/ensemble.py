@@ -23,12 +23,7 @@ from transfer_cli.tasks.base import Answer, Task, by_example
 
 
 class Ensemble:
-    """Runs that answer examples together, on however many processes there are.
-
-    Raises:
-        CheckpointError: One of them is not there, is not finished, was trained for no task, or its
-            answers cannot be combined with those of the first.
-    """
+    """Runs that answer examples together, on however many processes there are."""
 
     def __init__(
         self, paths: Sequence[str], precision: Precision, base: str | None, batch: int

@@ -113,12 +113,9 @@ def _placed(
     else:
         model = load_trained(start, objective, tensors)
     model.to(precision.device).eval()
-    config = config_of(start) or _without_data()
+    without_data = {"data": {"length": None}, "data_dir": "", "seed": 0}
+    config = config_of(start) or OmegaConf.create(without_data)
     return Opened(path, config, start, objective, model, longest_input(start, config))
-
-
-def _without_data() -> DictConfig:
-    return OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
 
 
 def config_of(start: Pretrained) -> DictConfig | None:

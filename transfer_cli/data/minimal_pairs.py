@@ -26,11 +26,7 @@ class PairsOfSentences(ABC):
 
     @abstractmethod
     def load(self) -> list[MinimalPair]:
-        """Return the pairs.
-
-        Raises:
-            DataError: A file cannot be read, or a line is no pair.
-        """
+        """Return the pairs."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +49,6 @@ class MinimalPairs(PairsOfSentences):
     group: str = "UID"
 
     def load(self) -> list[MinimalPair]:
-        """See `PairsOfSentences`."""
         pairs: list[MinimalPair] = []
         for path in expand(self.files):
             read = self._objects if path.suffix == ".jsonl" else _cells
@@ -124,7 +119,6 @@ class Agreement(PairsOfSentences):
         between("pairs", self.pairs, 1, MOST_MADE)
 
     def load(self) -> list[MinimalPair]:
-        """See `PairsOfSentences`."""
         return [
             _agreeing(number, group, *AGREEMENT[group])
             for group in AGREEMENT

@@ -163,7 +163,7 @@ class Table(LabelledFiles):
         return Example(row.text, numbers[0], row.pair, row.line)
 
     def cells(self, path: Path, column: str) -> dict[int, str]:
-        """See `LabelledData`."""
+        """Return what stands in a column, by line."""
         asked = replace(self.columns, keys="")
         with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped() if self.errors == "skip" else readers.refuse)

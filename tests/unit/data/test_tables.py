@@ -484,7 +484,7 @@ def test_a_long_text_below_the_limit_is_read(packed):
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from transfer_cli.data import sheets
+from transfer_cli.data import parquet, sheets
 from transfer_cli.errors import DataError
 
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
@@ -494,7 +494,7 @@ try:
         with sheets.opened(path) as book:
             list(book.rows(book.sheets[0]))
     else:
-        list(sheets.parquet_records(path))
+        list(parquet.parquet_records(path))
 except DataError as error:
     print(error)
 """
@@ -520,7 +520,7 @@ def test_copies_of_one_value_of_parquet_are_made_one_by_one(tmp_path):
     library.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
 
     code = LIMITED.replace(
-        "list(sheets.parquet_records(path))", "[0 for _ in sheets.parquet_records(path)]"
+        "list(parquet.parquet_records(path))", "[0 for _ in parquet.parquet_records(path)]"
     )
     typed = [sys.executable, "-c", code, str(tmp_path / "a.parquet"), str(200 * MAX_LINE_BYTES)]
     ended = subprocess.run(typed, capture_output=True, text=True, check=False)

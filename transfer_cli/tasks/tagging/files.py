@@ -60,8 +60,6 @@ class TaggedFiles(LabelledFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("format", self.format or "conll", ("conll", "conllu", "jsonl"), ValueError)
-        one_of("scheme", self.scheme, schemes.SCHEMES, ValueError)
         if isinstance(self.tag, str):
             one_of("tag", self.tag, FIELDS, ValueError)
         self._columns = TagColumns(self.word, self.tag, self.comments, self.names)

@@ -109,9 +109,6 @@ class TextToTextTask(Task):
         """See `Task`; a source that is too long is cut at its end, and so is a target.
 
         The room of a source is the same whether its target is known and however long that is.
-
-        Raises:
-            DataError: Some examples have a target and some have none.
         """
         is_causal = direction == "causal"
         begin, end = ends(tokenizer, causal=is_causal)
