@@ -14,7 +14,7 @@ OFTEN = "loop.evaluate_every='3 steps' checkpoint.every='2 steps'"
 
 KINDS = {
     "clm": f"{TEXT} objective=clm",
-    "mlm": f"{TEXT} objective=mlm",
+    "mlm": f"{TEXT} objective=mlm precision=bf16 loop.bf16_residual=true",
     "muon": f"{TEXT} optimizer=muon",
     "memory": (
         f"{TEXT} data.documents=separate model.position_kind=relative model.recurrence=70 "

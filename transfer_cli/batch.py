@@ -134,6 +134,14 @@ def with_rows(batch: Batch) -> Batch:
     return {**facts, **_of_masks(batch, _rows_of)}
 
 
+def in_portions(batch: Batch, rows: int) -> list[Batch]:
+    """Return a batch, which is not prepared yet, cut into portions of so many rows or fewer."""
+    return [
+        {key: tensor[first : first + rows] for key, tensor in batch.items()}
+        for first in range(0, size(batch), rows)
+    ]
+
+
 def view_of(batch: Batch, view: str) -> Batch:
     """Return a batch with the tokens, the mask and the facts of another view of its texts.
 
@@ -221,6 +229,11 @@ def rows_with_word(batch: Batch) -> Tensor:
     if "word_rows" in batch:
         return batch["word_rows"]
     return (batch["word"] != IGNORE).flatten().nonzero().squeeze(1)
+
+
+def at_rows(values: Tensor, rows_N: Tensor) -> Tensor:
+    """Return values at some rows, which rise; where these are all, the values themselves."""
+    return values if len(rows_N) == len(values) else values.index_select(0, rows_N)
 
 
 def is_padded(batch: Batch) -> bool:

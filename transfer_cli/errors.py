@@ -172,6 +172,14 @@ def between(
         raise error(f"{name} must be at most {most:,}, got {value}")
 
 
+def count_or_auto(key: str, value: int | str) -> None:
+    """Refuse what is neither a number of 1 or more nor auto."""
+    if isinstance(value, str) and value != "auto":
+        raise ConfigError(f"{key}: expected a whole number or auto, got {value!r}")
+    if not isinstance(value, str):
+        at_least(f"{key}:", value, 1, ConfigError)
+
+
 def above_zero(name: str, value: float, error: type[Exception] = ValueError) -> None:
     """Raise an error unless `value` is above 0, and finite; for `name` see `at_least`."""
     if not 0 < value < math.inf:

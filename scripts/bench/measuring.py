@@ -234,7 +234,7 @@ def ratio(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
     )
 
 
-class _Worker:
+class Worker:
     """A running worker, as who measures sees it."""
 
     def __init__(self, variant: Variant, threads: int, folder: Path) -> None:
@@ -301,7 +301,7 @@ def take_turns(
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as ending:
         workers = []
         for variant in variants:  # each is ready before the next begins
-            workers.append(_Worker(variant, threads, Path(folder)))
+            workers.append(Worker(variant, threads, Path(folder)))
             ending.callback(workers[-1].end)
             workers[-1].result()
         if at_once:

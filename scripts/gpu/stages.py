@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "scripts" / "bench"
 sys.path.insert(0, str(BENCH))
-from measuring import can_import, transfer  # noqa: E402 - found by the line above
+from measuring import transfer  # noqa: E402 - found by the line above
 
 TESTS = "tests/functional/test_on_a_gpu.py"
 
@@ -30,14 +30,12 @@ class Trial:
         out: Where results go.
         data_dir: Where data sets lie; None: nowhere.
         model: The folder of a published BERT; None: there is none.
-        peers: The interpreter that has transformers.
         dry: Whether all is tried on a CPU, at the smallest sizes.
     """
 
     out: Path
     data_dir: Path | None
     model: Path | None
-    peers: str
     dry: bool
 
     @property
@@ -121,48 +119,6 @@ def _tests(path: Path) -> Figures:
     return found
 
 
-# --- speed ---------------------------------------------------------------------------------------
-
-
-def speed(trial: Trial) -> list[Job]:
-    """Return benchmarks beside peers, and a profile of a step."""
-    quick = ["--quick"] if trial.dry else []
-    sizes = ["base"] if trial.dry else ["base", "bert-base", "tutorial", "base-long"]
-
-    def bench(name: str, script: str, *words: str, seconds: float) -> Job:
-        common = ["--peers", trial.peers, "--device", trial.device, "--json", f"{name}.json"]
-        command = [sys.executable, str(BENCH / script), *words, *common, *quick]
-        return Job(name, command, lambda folder, _: _report(folder / f"{name}.json"), seconds)
-
-    jobs = [bench(size, "gpu.py", "--sizes", size, seconds=170) for size in sizes]
-    script = str(Path(__file__).with_name("profile_step.py"))
-    profile = [sys.executable, script, "--device", trial.device, *quick]
-    jobs.insert(1, Job("profile", profile, lambda _, said: json.loads(said.splitlines()[-1])))
-    if not can_import(trial.peers, "transformers"):
-        return jobs
-    if trial.model and trial.has("trec"):
-        of = ("--model", str(trial.model), "--data-dir", str(trial.data_dir))
-        jobs.append(bench("fine-tune", "finetune_tasks.py", "--tasks", "labels", *of, seconds=150))
-    if trial.has("trec"):
-        data = ("--data-dir", str(trial.data_dir))
-        jobs.append(bench("predict", "predict.py", *data, seconds=100))
-    return jobs
-
-
-def _report(path: Path) -> Figures:
-    """Return the rows of a benchmark's tables, and its goals."""
-    found: Figures = {}
-    for report in json.loads(path.read_text("utf-8"))["reports"]:
-        header, *rows = report["rows"]
-        for name, *cells in rows:
-            pairs = zip(header[1:], cells, strict=True)
-            found[name] = ", ".join(f"{title} {cell}" for title, cell in pairs if cell)
-        for goal in report["goals"]:
-            side = "at most" if goal["at_most"] else "at least"
-            found[f"goal: {goal['text']}"] = f"{goal['value']:.3g} ({side} {goal['limit']:g})"
-    return found
-
-
 # --- recipe --------------------------------------------------------------------------------------
 
 SMALL = (
@@ -216,13 +172,21 @@ def _pretrained(run: Path) -> Figures:
 
 
 def recipe(trial: Trial) -> list[Job]:
-    """Return the recipe, and in half of the stage the tutorial's settings."""
-    clm = "experiment=tutorial/pretrain_clm"
-    return [
-        pretraining(trial, "recipe", 1.5, "base", "experiment=recipe/clm"),
-        pretraining(trial, "tutorial-settings", 4, "tutorial-fast", clm),
-        pretraining(trial, "base", 1.5, "base", "optimizer.lr=6e-4"),
-    ]
+    """Return the tutorial's settings, then the recipe at three batches and one of them again.
+
+    Its rate grows with the root of the batch.
+    """
+    clm, ours = "experiment=tutorial/pretrain_clm", "experiment=recipe/clm"
+    sizes = [(0.75, 64, 0), (0.75, 128, 0), (0.75, 256, 0), (1.5, 128, 1), (1.5, 128, 2)]
+    jobs = [
+        pretraining(
+            trial, f"recipe-{batch}-{seed}", minutes, "base", ours, f"loop.batch={batch}",
+            f"optimizer.lr={4e-3 * (batch / 64) ** 0.5:.3g}", f"seed={seed}",
+        )
+        for minutes, batch, seed in sizes
+    ]  # fmt: skip
+    jobs.insert(0, pretraining(trial, "tutorial-settings", 4, "tutorial-fast", clm))
+    return jobs
 
 
 # --- reproduce -----------------------------------------------------------------------------------
@@ -369,5 +333,5 @@ def _planned(_: Path, said: str) -> Figures:
 
 
 STAGES: dict[str, Callable[[Trial], list[Job]]] = {
-    "check": check, "speed": speed, "recipe": recipe, "reproduce": reproduce, "scale": scale,
+    "check": check, "recipe": recipe, "reproduce": reproduce, "scale": scale,
 }  # fmt: skip

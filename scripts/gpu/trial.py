@@ -1,7 +1,9 @@
-"""Half an hour on one large GPU: whether all of it works there, how fast, how well, how large.
+"""One large GPU: whether all of it works there, how well and how large. `ab.py` says how fast.
 
-    python scripts/gpu/trial.py --stage check|speed|recipe|reproduce|scale [--out DIR]
-        [--data-dir DIR] [--model FOLDER] [--wheels DIR] [--peers PYTHON] [--minutes 9] [--dry]
+    python scripts/gpu/trial.py --stage check|recipe|reproduce|scale [--out DIR]
+        [--data-dir DIR] [--model FOLDER] [--wheels DIR] [--minutes 11] [--dry]
+
+Each stage fits into fifteen minutes, the start of the machine included.
 
 Needs the repository, a folder of data sets, and Python 3.11 or later with torch for CUDA; what else
 is missing is installed from DIR of `--wheels`, which `wheels.sh` fills, into OUT. A stage is a list
@@ -19,7 +21,6 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -150,8 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("TRANSFER_DATA"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--wheels", type=Path)
-    parser.add_argument("--peers", default=sys.executable)
-    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--minutes", type=float, default=11.0)
     parser.add_argument("--dry", action="store_true")
     asked = parser.parse_args(argv)
     out = asked.out.resolve()
@@ -166,8 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"trial.py: {problem}", file=sys.stderr)
         return 2
     data_dir, model = (each and Path(each).resolve() for each in (asked.data_dir, asked.model))
-    peers = shutil.which(asked.peers) or asked.peers
-    trial = Trial(out, data_dir, model, str(Path(peers).absolute()), dry=asked.dry)
+    trial = Trial(out, data_dir, model, dry=asked.dry)
     records, waiting = go_on(asked.stage, trial, 60 * asked.minutes)
     page = text_of(asked.stage, records, facts)
     (out / f"{asked.stage}.md").write_text(page, encoding="utf-8")

@@ -24,7 +24,9 @@ from transfer_cli.engine.distributed.replicated import Parallel, Replicated, ful
 from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import TrainStep
+from transfer_cli.model import vocabulary_loss
 from transfer_cli.model.sparse_attention import OwnBlock, SparseView, Stride, Summary, Window
+from transfer_cli.model.vocabulary_loss import summed_cross_entropy
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 
@@ -163,6 +165,36 @@ def test_losses_are_those_of_the_host(kind, compiled, recomputed, data, model):
     expected = losses(torch.device("cpu"), data, **shape)
     found = losses(DEVICE, data, kind=kind, compiled=compiled, recomputed=recomputed, **shape)
     assert_close(found, expected, **TOLERANCE[kind])
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=on_a_gpu_alone)])
+@pytest.mark.parametrize("vocabulary", [1000, 1024])
+def test_a_loss_in_half_precision_is_as_near_to_float64_as_one_of_rounded_products(
+    monkeypatch, vocabulary, compiled
+):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, NAME, 128 * vocabulary)
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((500, 64), (vocabulary, 64), (vocabulary,))
+    exact = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    target = torch.randint(vocabulary, (500,), generator=generator)
+
+    def of(inputs, kind, **options):
+        tensors = [tensor.requires_grad_() for tensor in inputs]
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=kind == "bf16"):
+            loss = summed_cross_entropy(*tensors, target.to(tensors[0].device), **options)
+        return torch.autograd.grad(loss / 500, tensors)
+
+    wanted = of(exact, "fp64")
+    errors = []
+    for adds_wide in (vocabulary_loss._adds_wide, lambda device: False):
+        monkeypatch.setattr(vocabulary_loss, "_adds_wide", adds_wide)
+        gradients = of(
+            [t.detach().to(DEVICE, torch.float32) for t in exact], "bf16", compiled=compiled
+        )
+        pairs = zip(plain(gradients), wanted, strict=True)
+        errors.append([float((own - right).norm() / right.norm()) for own, right in pairs])
+    assert max(errors[0]) < 0.01
+    assert errors[0][1] <= errors[1][1]
 
 
 @on_a_gpu_alone

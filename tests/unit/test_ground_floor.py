@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.batch import IGNORE, is_padded, rows_with_target, size, to_device, with_facts
+from transfer_cli.batch import (
+    IGNORE,
+    at_rows,
+    is_padded,
+    rows_with_target,
+    size,
+    to_device,
+    with_facts,
+)
 from transfer_cli.errors import (
     ConfigError,
     above_zero,
@@ -330,3 +338,10 @@ def test_rows_with_a_target_are_counted_through_the_batch():
 
     assert rows_with_target(batch).tolist() == [1, 2]
     assert with_facts(batch)["target_rows"].tolist() == [1, 2]
+
+
+def test_where_all_rows_are_asked_for_nothing_is_copied():
+    values = torch.randn(3, 2)
+
+    assert at_rows(values, torch.arange(3)) is values
+    assert at_rows(values, torch.tensor([0, 2])).equal(values[[0, 2]])

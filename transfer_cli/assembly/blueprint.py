@@ -21,6 +21,7 @@ from transfer_cli.assembly.checks import (
     check_bounded_by_time,
     check_head,
     check_memory,
+    check_residual,
     check_rows,
     check_source,
     check_stored,
@@ -51,6 +52,7 @@ from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
+from transfer_cli.engine.compiling import missing_for, why_eager
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
@@ -176,6 +178,7 @@ class Blueprint:
         objective: Config node of the main objective, with what it has decided.
         precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
+        kernels: What `loop.compile=auto` has decided for a GPU, and why.
     """
 
     config: DictConfig
@@ -187,6 +190,7 @@ class Blueprint:
     objective: dict[str, Any]
     precision: Precision
     sharded: bool
+    kernels: str
 
     @property
     def model(self) -> TransferModel:
@@ -260,6 +264,8 @@ def draw(
     model. What the run reads is noted in `origins`, or compared with what is noted there.
     """
     precision = device_and_precision(config.device, config.precision)
+    loop = build(config.loop, "loop", LoopConfig)
+    check_residual(loop, precision)
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
     sharded = is_sharded(config, asked, adaptation)
     start = _start(config, command, typed, asked, adaptation, values=device != "meta")
@@ -269,19 +275,33 @@ def draw(
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
     check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
-    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
-    sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
+    mixing = build(config.mixing, "mixing", MixingConfig)
+    sizes = sizes_of(data.drawn, loop, mixing, config.seed)
     losses = _losses(config.objective.get("_target_"), start, data, sizes, asked)
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)
         network = _network(model, losses, start, data, nodes, adaptation.edits, config.seed)
+    model.backbone.keep_residual(torch.bfloat16 if loop.bf16_residual else None)
     check_stored(adaptation.store, network.model, network.losses)
     if _remembers(shape, data):
         check_memory(network.model, network.losses)
     if adaptation.penalty is not None:
         adaptation.penalty.check(network.inherited)
     loop = replace(loop, batch=min(loop.batch, data.counts["main"]))
+    kernels = ""
+    if loop.compile == "auto":
+        eager = why_eager(
+            precision.device,
+            missing_for(precision.device),
+            lengths_vary=not _in_blocks(shape, data),
+            sharded=sharded,
+            steps=sizes.total_steps,
+        )
+        loop = replace(loop, compile=not eager)
+        if precision.device.type == "cuda":
+            kernels = f"{f'eager, as {eager}' if eager else 'compiled'} (loop.compile=auto)"
+    config = with_values(config, {"loop.compile": loop.compile})
     course = _course(config, loop, sizes, network, adaptation)
     decided = _finalize_options(network, course)
     # For what it refuses: a run asks again once its parameters are where they will stay.
@@ -291,7 +311,7 @@ def draw(
         **decided,
     }
     plan = Blueprint(
-        config, adaptation, start, data, network, course, objective, precision, sharded
+        config, adaptation, start, data, network, course, objective, precision, sharded, kernels
     )
     return _solvable(plan)
 
@@ -344,6 +364,13 @@ def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
 
 def _remembers(shape: BackboneShape, data: RunData) -> bool:
     return bool(shape.recurrence) and data.info["main"].task is None
+
+
+def _in_blocks(shape: BackboneShape, data: RunData) -> bool:
+    """Return whether batches are blocks of one text, each read alone: full ones are alike."""
+    main = data.info["main"]
+    apart = main.task is None and main.pairs is None and not _remembers(shape, data)
+    return apart and len(data.counts) == 1
 
 
 def has_fixed_features(plan: Blueprint) -> bool:

@@ -15,6 +15,7 @@ from transfer_cli.assembly.losses import Asked, loss_key
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
@@ -50,6 +51,15 @@ def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Ada
             f"{key}: {user} asks the language model that {start.folder} was, whose head is not "
             f"there; give it one first: transfer pretrain {as_typed('init_from', start.folder)} "
             f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
+        )
+
+
+def check_residual(loop: LoopConfig, precision: Precision) -> None:
+    """Refuse a residual stream in bf16 where nothing else is."""
+    if loop.bf16_residual and precision.kind != "bf16":
+        raise ConfigError(
+            f"loop.bf16_residual: the precision is {precision.kind}; take precision=bf16, or leave "
+            "loop.bf16_residual out"
         )
 
 

@@ -15,7 +15,7 @@ from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.labelled import Submission, TaskData
 from transfer_cli.data.sampler import shard
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluation import predictions, row_by_row
+from transfer_cli.engine.evaluation import batch_of, predictions, row_by_row
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.progress import More
@@ -26,10 +26,9 @@ class Ensemble:
     """Runs that answer examples together, on however many processes there are."""
 
     def __init__(
-        self, paths: Sequence[str], precision: Precision, base: str | None, batch: int
+        self, paths: Sequence[str], precision: Precision, base: str | None, batch: int | str
     ) -> None:
         self._precision = precision
-        self._batch = batch
         self._runs: list[tuple[Trained, Task]] = []
         for path in paths:
             trained = open_trained(path, precision, base)
@@ -40,6 +39,9 @@ class Ensemble:
                     "run"
                 )
             self._runs.append((trained, task))
+        self.batch = min(
+            batch_of(batch, trained.model, precision.device) for trained, _ in self._runs
+        )
         self.task = self._runs[0][1]
         for path, (_, task) in zip(paths[1:], self._runs[1:], strict=True):
             self.task.check_combines(task, paths[0], path)
@@ -127,7 +129,7 @@ class Ensemble:
             trained.model,
             trained.objective,
             data,
-            batch=self._batch,
+            batch=self.batch,
             precision=self._precision,
             # Long ones first: where memory is short, the first batch says so.
             order=np.argsort(-data.lengths, kind="stable"),

@@ -47,6 +47,7 @@ def plan_page(blueprint: Blueprint) -> Page:
             blocks.append(Entry([head], text, _COLUMN))
     return Page(
         *blocks, BLANK, *_shared(blueprint), *_tensors(blueprint),
+        *([fact("kernels", blueprint.kernels)] if blueprint.kernels else []),
         fact("exports", exports_as(blueprint)),
     )  # fmt: skip
 

@@ -23,8 +23,11 @@ from transfer_cli.runs.sweep import SweepDirectory
 AUTO = "auto"
 """The value of `resume` with which the same command begins a run and resumes it."""
 
-_FOUND = {"data.text", "data.label", "data.header", "student.layers"}
-"""Keys that are found out where they are null: a run has what it began with."""
+_FOUND = {
+    "data.text": None, "data.label": None, "data.header": None, "student.layers": None,
+    "loop.compile": AUTO,
+}  # fmt: skip
+"""Keys that are found out where they have this value: a run has what it began with."""
 
 RATE = "optimizer.lr"
 """Where no number is typed it depends on the model: a run has what it began with."""
@@ -115,7 +118,7 @@ def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a command that is not the one that began the run."""
     for key in sorted(typed.keys() | own.keys()):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
-        is_found = (key in _FOUND and typed.get(key) is None) or (
+        is_found = (key in _FOUND and typed.get(key) == _FOUND[key]) or (
             key == RATE and isinstance(typed.get(key), str)
         )
         if not (is_found or role_of(key) & free) and typed.get(key) != own.get(key):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch.optim import Optimizer
@@ -15,6 +16,7 @@ from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
+from transfer_cli.assembly.memory import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.assembly.origins import Origins
@@ -28,13 +30,16 @@ from transfer_cli.assembly.pretraining_task import (
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
+from transfer_cli.engine.compiling import compile_passes
 from transfer_cli.engine.cost import Flops, Tally, count
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
+from transfer_cli.engine.evaluation import batch_of
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import frozen_matrices, halve
@@ -44,13 +49,17 @@ from transfer_cli.model.readout import TopLayer
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Loss
-from transfer_cli.seeds import derive
+from transfer_cli.seeds import ExampleNoise, derive
 from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
 MOST_FEATURES = 4 * 2**30
 """Bytes of cached states from which on computing them again is the lesser evil."""
+
+
+_LOOKED_AT = 8
+"""Blocks of text by which is seen whether a loss changes their lengths."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class TrainingRun:
         leave_out: Names of the weights that are not.
         forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
+        passing: The same where nothing trains.
         origins: What data and weights it is made from.
         states: What the states took that it keeps of a frozen backbone, here or where the cache
             has them from.
@@ -82,6 +92,7 @@ class TrainingRun:
     leave_out: frozenset[str]
     forgetting: Forgetting | None
     micro_batch: int
+    passing: int
     origins: Origins
     states: Flops
 
@@ -120,7 +131,7 @@ def build_run(
     What it is made from is noted in `origins`, or compared with what is noted there.
     """
     origins = origins or Origins()
-    plan = draw(config, command, typed, origins)
+    plan = with_micro_batch(draw(config, command, typed, origins))
     start, tensors = plan.start.pretrained, plan.start.tensors
     if start is not None and tensors is not None:
         origins.weights("init_from", start.weights, start.fingerprint(tensors))
@@ -133,9 +144,11 @@ def build_run(
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
     place, micro_batch = (
-        DataPlace(config.data_dir, config.seed), min(loop.micro_batch or loop.batch, loop.batch)
+        DataPlace(config.data_dir, config.seed),
+        min(int(loop.micro_batch or loop.batch), loop.batch),
     )  # fmt: skip
-    ask_teachers(prepared, losses, precision, origins, place.cache, micro_batch)
+    passing = _passing(plan, micro_batch)
+    ask_teachers(prepared, losses, precision, origins, place.cache, passing)
     lend_teachers(losses, plan.start.teachers, precision, origins)
     mark_slices(prepared, losses)
     stages = Stages(model, plan.course.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
@@ -152,10 +165,7 @@ def build_run(
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
     if loop.compile:
-        # Only here: what compiles takes seconds to import.
-        from transfer_cli.engine.compiling import compile_passes
-
-        compile_passes(model, precision.device, lengths_vary=command == "finetune")
+        compile_passes(model, precision.device, lengths_vary=_lengths_vary(plan, prepared))
     groups = parameter_groups(
         model,
         network.groups,
@@ -185,12 +195,12 @@ def build_run(
         source,
         model,
         tensors,
-        micro_batch,
+        passing,
         precision,
     )
     if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
         with tally.counting(0):
-            prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
+            prepared = {"main": _with_features(prepared["main"], plan, place.cache, passing)}
     splits = prepared["main"].splits.values()
     kept = [each.data for each in splits if isinstance(each.data, CachedFeatures)]
     apart = tensors if plan.adaptation.store == "trained" else None
@@ -206,9 +216,29 @@ def build_run(
         leave_out=plan.left_out,
         forgetting=forgetting,
         micro_batch=micro_batch,
+        passing=passing,
         origins=origins,
         states=tally.of_passes(made for data in kept for made in data.passes(model)),
     )
+
+
+def _passing(plan: Blueprint, micro_batch: int) -> int:
+    """Return how many sequences pass at once where nothing trains."""
+    device = plan.precision.device
+    if device.type != "cuda" or plan.sharded:
+        return micro_batch
+    return max(micro_batch, batch_of("auto", plan.model, device))
+
+
+def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
+    """Return whether full batches differ in what is computed: in length, stream, memory."""
+    data, *others = (part.splits["train"].data for part in prepared.values())
+    if plan.remembers or others or not isinstance(data, TextBlocks):
+        return True
+    own = (each.objective for each in plan.network.losses if not each.objective.reads_main_view)
+    blocks = data.batch(np.arange(min(_LOOKED_AT, len(data))))
+    views = (objective.prepare(blocks, ExampleNoise(0)) for objective in own)
+    return not all(bool(view["mask"].all()) for view in views)
 
 
 def _log_start(plan: Blueprint) -> None:
@@ -278,6 +308,8 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
     settings = {"edits": plan.network.edits, "compile": plan.course.loop.compile}
+    if plan.course.loop.bf16_residual:
+        settings["bf16_residual"] = True
     shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(

@@ -20,10 +20,16 @@ from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Split
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluation import EachExample, Scores
+from transfer_cli.engine.evaluation import EachExample, Scores, batch_of
 from transfer_cli.engine.evaluation import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, raised_as
+from transfer_cli.errors import (
+    ConfigError,
+    DataError,
+    NotFiniteError,
+    count_or_auto,
+    raised_as,
+)
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
@@ -51,7 +57,7 @@ _OF_INPUT = (
 
 def evaluate(config: EvaluateConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
-    at_least("batch:", config.batch, 1, ConfigError)
+    count_or_auto("batch", config.batch)
     _check_input(config)
     for key, ending in (("output", ".json"), ("each", ".jsonl")):
         file = getattr(config, key)
@@ -78,8 +84,9 @@ def evaluate(config: EvaluateConfig) -> None:
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         items: list[Item] | None = None if config.each is None else []
+        batch = batch_of(config.batch, trained.model, precision.device)
         scores = {
-            name: _scores(model, trained, split, config.batch, precision, items, slices)
+            name: _scores(model, trained, split, batch, precision, items, slices)
             for name, split in splits.items()
         }
         if distributed.is_main():

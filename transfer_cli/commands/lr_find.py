@@ -47,8 +47,11 @@ FOLDER = "lr-find"
 def find(config: DictConfig, command: str) -> None:
     """Run the test, write its curve and print what it suggests."""
     _check(config)
-    # A run measures it before its first step, which is of no use here.
-    config = with_values(config, {"forgetting.data": None})
+    # What a run does before its first step, and is of no use here.
+    leaner: dict[str, Any] = {"forgetting.data": None}
+    if config.loop.compile == "auto":
+        leaner["loop.compile"] = False
+    config = with_values(config, leaner)
     typed = CommandLine.of_this_command()
     run = build_run(config, command, typed.overrides)
     seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)

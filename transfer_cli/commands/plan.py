@@ -17,6 +17,13 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.memory import (
+    STATES,
+    halved,
+    memory_parts,
+    processes_of,
+    with_micro_batch,
+)
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import fact, plan_page
@@ -27,8 +34,6 @@ from transfer_cli.config.stored import with_values
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
-from transfer_cli.engine.precision import frozen_matrices
-from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.report import formats
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.sweep.processes import as_time
@@ -38,16 +43,11 @@ from transfer_cli.training.resume import rate_ahead
 if TYPE_CHECKING:
     from transfer_cli.assembly.run import TrainingRun
 
-FLOAT = 4
-"""Bytes of a number in float32."""
-
 MOST_BYTES = 4 * 2**30
 """Memory of a run, its states aside, up to which its time is measured without being asked for."""
 
 SECONDS = 5.0
 """How long a step may be then to be taken whole, and how long whole ones are taken."""
-
-_STATES = "states of"
 
 MEASURED_STEPS = 5
 """How many short ones are taken."""
@@ -60,7 +60,7 @@ def plan(config: DictConfig, command: str) -> None:
     origins = Origins(resumed, config.data_changed)
     if resumed is not None:
         config = config_to_resume(config, resumed, command, typed)
-    blueprint = draw(config, command, typed, origins, device="meta")
+    blueprint = with_micro_batch(draw(config, command, typed, origins, device="meta"))
     config = blueprint.config
     for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
@@ -69,17 +69,13 @@ def plan(config: DictConfig, command: str) -> None:
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):
         print_out(fact("resume", course))
-    moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
-    processes = config.devices if isinstance(config.devices, int) else 1
-    shards = processes if config.parallel == "fsdp" else 1
-    parts = _memory_parts(blueprint, moments, config.data.get("length"), processes, shards)
-    needed = FLOAT * sum(count for _, count in parts)
-    listed = ", ".join(f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts)
+    parts, processes = memory_parts(blueprint), processes_of(config)
+    listed = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items())
     each = f" in each of {processes} processes" if processes > 1 else ""
-    halved = _halved(blueprint, shards)
-    kind = "float32, frozen matrices in bf16" if halved else "float32"
-    print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in {kind}{each} ({listed})"))
-    of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
+    kind = "float32, frozen matrices in bf16" if halved(blueprint) else "float32"
+    needed = sum(parts.values()) / 2**20
+    print_out(fact("memory", f"about {needed:,.0f} MiB in {kind}{each} ({listed})"))
+    of_weights = sum(size for name, size in parts.items() if not name.startswith(STATES))
     length = config.data.get("length") or blueprint.model.backbone.shape.positions
     if steps == 0 or (steps is None and of_weights > MOST_BYTES):
         print_out(fact("flops", _flops_text(blueprint, *_of_full_texts(blueprint, length))))
@@ -97,68 +93,6 @@ def plan(config: DictConfig, command: str) -> None:
 
 plan_pretrain = partial(plan, command="pretrain")
 plan_finetune = partial(plan, command="finetune")
-
-
-def _halved(blueprint: Blueprint, shards: int) -> set[str]:
-    """Return the weights that a run keeps in bf16."""
-    precision, left_out = blueprint.precision, blueprint.left_out
-    return frozen_matrices(blueprint.model, precision, left_out, sharded=shards > 1)
-
-
-def _memory_parts(
-    blueprint: Blueprint, moments: int, length: int | None, processes: int, shards: int
-) -> list[tuple[str, int]]:
-    """Return what takes memory in training in a process, and how many numbers each is.
-
-    Args:
-        blueprint: Of the run.
-        moments: Running averages that the optimizer has of each weight.
-        length: Tokens of a text at most; None: as many as the model has positions.
-        processes: Among which a batch is divided.
-        shards: Of the weights and of all that is kept of each.
-    """
-    chosen, loop = blueprint.adaptation, blueprint.course.loop
-    sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
-    ever = blueprint.course.ever_trains
-    at_once = max(
-        sum(sizes[name] for name in stage.trains) for stage in blueprint.course.stage_plans
-    )
-    copies = 0
-    if chosen.penalty is not None:
-        copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
-            sizes[n] for n in blueprint.network.inherited
-        )
-    shape = blueprint.model.backbone.shape
-    share = -(-loop.batch // processes)
-    rows = min(loop.micro_batch or share, share)
-    length = length or shape.positions
-    # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
-    blocks = [
-        int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
-        for group in blueprint.network.groups
-        if ever & set(group.parameters) and not group.name.startswith("head.")
-    ]
-    # Gradients pass through the lowest block that trains and all above it.
-    lowest = shape.visits.index(min(blocks)) if blocks else shape.depth
-    inner = FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
-    block = 8 * shape.width + inner
-    passed = shape.depth - lowest
-    # Of blocks that are computed again, the input stays, and all of one at a time.
-    numbers = passed * shape.width + block if loop.activation_checkpointing else passed * block
-    held = rows * length * numbers
-    earlier = shape.recurrence if blueprint.remembers else 0
-    if shape.projects_distances:  # scores by distance, in all, and their probabilities
-        held += 3 * passed * rows * shape.heads * length * (earlier + length)
-    half = sum(sizes[name] for name in _halved(blueprint, shards)) // 2
-    parts = {
-        "weights": sum(sizes.values()) // shards - half,
-        "gradients": at_once // shards,
-        "optimizer": moments * sum(sizes[name] for name in ever) // shards,
-        "copies of the start": copies // shards,
-        f"{earlier} remembered positions": share * shape.depth * earlier * shape.width,
-        f"{_STATES} {rows} x {length} tokens": held,
-    }
-    return [(name, count) for name, count in parts.items() if count]
 
 
 def _lean(
@@ -200,7 +134,9 @@ def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
         run: A run that keeps no states of a frozen backbone.
         steps: How many to take; None: as many as there is time for.
     """
-    alone = steps is None and not run.blueprint.remembers
+    # To compile a sequence alone would take as long again as to compile a step.
+    compiles = run.blueprint.course.loop.compile
+    alone = steps is None and not (run.blueprint.remembers or compiles)
     found = _by_a_sequence(run) if alone else None
     if found is not None:
         return found

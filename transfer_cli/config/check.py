@@ -86,7 +86,7 @@ def _check_choices(config: DictConfig, command: str) -> None:
         is_plain = node is not None and dataclasses.is_dataclass(OmegaConf.get_type(node))
         value = node.get(name) if is_plain and of in ([], [command]) else None
         if value is not None and "..." not in words:
-            one_of(spoken, value, words.split())
+            one_of(spoken, str(value).lower() if value in (True, False) else value, words.split())
 
 
 def _refuse_undeclared(node: DictConfig, key: str) -> None:

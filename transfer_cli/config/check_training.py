@@ -3,7 +3,7 @@
 from omegaconf import DictConfig
 
 from transfer_cli.config.variables import MOST_THREADS
-from transfer_cli.errors import ConfigError, at_least, between, raised_as
+from transfer_cli.errors import ConfigError, at_least, between, count_or_auto, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
 
 
@@ -12,12 +12,13 @@ def check_training(config: DictConfig) -> None:
     loop = config.loop
     counts = {
         f"loop.{name}": loop[name]
-        for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps")
+        for name in ("steps", "batch", "log_every", "patience", "max_bad_steps")
     }
     counts |= {"forgetting.blocks": config.forgetting.blocks}
     for key, count in counts.items():
         if count is not None:
             between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
+    count_or_auto("loop.micro_batch", 1 if loop.micro_batch is None else loop.micro_batch)
     for key, amount in {
         "loop.epochs": loop.epochs,
         "loop.minutes": loop.minutes,

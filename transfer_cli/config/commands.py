@@ -40,7 +40,8 @@ CHOICES = {
     "first": "scored given", "prompt.norm": "none token char byte unconditional",
     "objective.pooling": "auto cls_first cls_last mean max concat",
     "predict format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
-    "evaluate format": "csv tsv jsonl parquet xlsx",
+    "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
+    "loop.micro_batch": "auto ...",
 }  # fmt: skip
 """The words that a key takes, some of one command alone; with "..." it takes others, too.
 

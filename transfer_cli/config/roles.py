@@ -65,6 +65,7 @@ ROLES = {
     "loop.bucket": LEARNS,
     "loop.pack": LEARNS,
     "loop.activation_checkpointing": LEARNS,
+    "loop.bf16_residual": LEARNS,
     "loop.compile": LEARNS,
     "loop.clip": LEARNS,
     "loop.evaluate_every": LEARNS | Role.EXTENDS,

@@ -25,16 +25,18 @@ class LoopConfig:
     """Minutes after which the run ends, if it has not by then, its rate decayed as at its end."""
     batch: int = 32
     """Sequences that one optimizer step takes in all."""
-    micro_batch: int | None = None
-    """Sequences that pass through the model at once; none: the whole batch."""
+    micro_batch: int | str | None = "auto"
+    """Sequences that pass through the model at once; none: the whole batch; auto: what fits."""
     bucket: bool = False
     """Put labelled texts of like length into a batch: less padding, each still once an epoch."""
     pack: bool = False
     """Compute several labelled texts in a row, each for itself: less padding in attention, too."""
     activation_checkpointing: bool = False
     """Compute the inside of each block again in the backward pass: less memory, more time."""
-    compile: bool = False
-    """Let torch's compiler make the kernels: a minute or so at the start, faster steps on a GPU."""
+    bf16_residual: bool = False
+    """With precision=bf16: keep what passes from block to block in bf16, too; faster on a GPU."""
+    compile: bool | str = "auto"
+    """true: torch's compiler makes the kernels, in a minute; auto: where that pays; or false."""
     clip: float | None = 1.0
     """Largest global gradient norm; none: no clipping."""
     evaluate_every: str = "1 epoch"
@@ -330,8 +332,8 @@ class EvaluateConfig(TableConfig, DeviceConfig, ModelConfig, SharedConfig):
     baseline: str = "none"
     """none, or unigram: score the training text's token frequencies instead of the model."""
     evaluation: ContextConfig = field(default_factory=ContextConfig)
-    batch: int = 32
-    """Sequences that pass through the model at once."""
+    batch: int | str = "auto"
+    """Sequences that pass through the model at once; auto: 32, on a GPU what fits up to 512."""
     output: str | None = None
     """A JSON file to write the measures to; none: they are only printed."""
     each: str | None = None
@@ -358,8 +360,8 @@ class PredictConfig(TableConfig, DeviceConfig, ModelConfig):
     """auto (by the output's ending, else jsonl), jsonl, csv, tsv, or glue for that benchmark."""
     keep: bool = False
     """Carry the other columns along; one that is called as an answer is becomes `input/NAME`."""
-    batch: int = 32
-    """Texts that pass through the model at once."""
+    batch: int | str = "auto"
+    """Texts that pass through the model at once; auto: 32, on a GPU what fits up to 512."""
     resume: bool = False
     """Go on with the answers that a stopped command has left beside the output."""
     devices: int | str = 1
@@ -448,8 +450,8 @@ class ScoreConfig(DeviceConfig, ModelConfig, SharedConfig):
     given."""
     within_word: bool = True
     """Of masked models: hide what follows a token within its word, too (Kauf and Ivanova 2023)."""
-    batch: int = 32
-    """Texts that pass through the model at once."""
+    batch: int | str = "auto"
+    """Texts that pass through the model at once; auto: 32, on a GPU what fits up to 512."""
     output: str | None = None
     """The run directory to write, for `report`; none: a new one in `runs/score`."""
 

@@ -3,6 +3,9 @@
 import importlib.util
 import os
 import shutil
+import sysconfig
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
@@ -10,10 +13,38 @@ from transfer_cli.engine.distributed.replicated import is_sharded
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
-from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.transfer_model import Pass, TransferModel
+
+FEWEST_STEPS = 500
+"""Steps from which on `auto` compiles: those of the minute or so that it takes, and as many."""
+
+OLDEST_GPU = 7, 0
+"""The compute capability that Triton asks for."""
 
 GRAPHS = 256
 """How many graphs of one pass there may be: each stage of a schedule that freezes needs its own."""
+
+
+class FullBatches:
+    """Makes graphs for the full batches of training alone; others take one that fits, or none.
+
+    The last batch of an epoch, a padded one and evaluation would need graphs of their own, each of
+    which takes up to a minute. Where memory ran out, smaller ones come: two in a row are full.
+    """
+
+    def __init__(self) -> None:
+        self._most = self._last = 1
+
+    def __call__(self, made: Pass) -> AbstractContextManager[object]:
+        """Return the context of a pass."""
+        is_whole = min(made.lengths, default=0) == made.positions
+        if torch.is_grad_enabled() and is_whole:
+            full, self._last = min(self._most, self._last), made.sequences
+            if made.sequences >= full:
+                self._most = made.sequences
+                return nullcontext()
+        eager: AbstractContextManager[object] = torch.compiler.set_stance("eager_on_recompile")
+        return eager
 
 
 def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: bool) -> None:
@@ -21,31 +52,56 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
 
     Call it after edits and sharding, with the model on its device. A sharded model is compiled
     block by block, since its weights are gathered between blocks. If lengths vary, one graph serves
-    batches of all lengths.
+    batches of all sizes; else each of a stage is for full batches, see `FullBatches`.
     """
-    _check_compiler(device)
+    # Now: the error of the first step would be long and late.
+    if missing := missing_for(device):
+        raise ConfigError(
+            f"loop.compile: it needs {missing}, which is not there; install it, or leave "
+            "loop.compile out"
+        )
     torch._dynamo.config.recompile_limit = GRAPHS
     parts = [part for part in model.modules() if isinstance(part, Backbone)]
     whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
     for module in whole:
-        module.compile(fullgraph=True, dynamic=lengths_vary or None)
-    for head in model.modules():
-        if isinstance(head, LanguageModelHead):
-            head.compiled = True
+        module.compile(fullgraph=True, dynamic=lengths_vary)
+    for part in model.modules():
+        if isinstance(part, LanguageModelHead):
+            part.compiled = True
+        # Tiles of sparse attention have a kernel of the compiler's in eager passes, too.
+        if isinstance(part, TransferModel) and not (lengths_vary or part.backbone.shape.is_sparse):
+            part.around_pass = FullBatches()
 
 
-def _check_compiler(device: torch.device) -> None:
-    """Refuse a missing compiler now: the error of the first step would be long and late."""
+def why_eager(
+    device: torch.device, missing: str, *, lengths_vary: bool, sharded: bool, steps: int
+) -> str:
+    """Return why `loop.compile=auto` leaves a run of so many steps as it is; "": it compiles.
+
+    What is `missing` says `missing_for`.
+    """
+    reasons = {
+        "on no GPU": device.type != "cuda",
+        f"{missing} is not there": missing,
+        "texts vary in length": lengths_vary,
+        "the model is sharded": sharded,
+        f"{steps:,} steps are below {FEWEST_STEPS}": steps < FEWEST_STEPS,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def missing_for(device: torch.device) -> str:
+    """Return what torch's compiler needs for a device and is not there; "" for nothing."""
+    names = ("CXX", "g++", "clang++")
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError(
-                "loop.compile: for a GPU it needs the package triton, which is not installed; "
-                "install it, or leave loop.compile out"
-            )
-        return
-    compilers = [os.environ.get("CXX"), "g++", "clang++"]
-    if not any(name and shutil.which(name) for name in compilers):
-        raise ConfigError(
-            "loop.compile: it needs a C++ compiler, and neither g++ nor clang++ is installed; "
-            "install one, or leave loop.compile out"
-        )
+            return "the package triton"
+        if torch.cuda.get_device_capability(device) < OLDEST_GPU:
+            return "a GPU of compute capability 7.0"
+        # Triton builds what calls its kernels.
+        if not (Path(sysconfig.get_paths("posix_prefix")["include"]) / "Python.h").exists():
+            return "Python.h (package python3-dev)"
+        names = ("CC", "gcc", "clang")
+    compilers = (os.environ.get(names[0]), *names[1:])
+    there = any(name and shutil.which(name) for name in compilers)
+    return "" if there else f"a compiler ({names[1]} or {names[2]})"

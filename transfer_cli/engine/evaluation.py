@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -27,6 +27,8 @@ from transfer_cli.data.split import Dataset, Split, TextContext
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, NotFiniteError
+from transfer_cli.fitting import FILLED, Made, fitting, free_bytes, in_halves
+from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
@@ -111,6 +113,9 @@ def _side_by_side(lanes: Sequence[Portion], batch: int) -> list[Portion]:
     return portions
 
 
+USUAL, MOST = 32, 512
+"""Rows that `batch=auto` lets pass at once: on a CPU, and on a GPU at least and at most."""
+
 SHOWN = 60
 """Characters of a text in an error."""
 
@@ -151,16 +156,19 @@ class EachExample:
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
-    def note(self, portion: Portion, results: ExampleResults) -> None:
-        """Add the rows of a portion that this process has scored."""
-        rows = zip(
-            map(int, portion.rows),
-            results.loss.double().tolist(),
-            results.targets.tolist(),
-            row_by_row(results.predicted, len(results.loss)),
-            strict=True,
-        )
-        self._rows += itertools.compress(rows, portion.is_scored)
+    def note(self, scored: Iterable[tuple[Portion, ExampleResults | None]]) -> None:
+        """Add the rows of portions that this process has scored, if they have results."""
+        for portion, results in scored:
+            if results is None:
+                continue
+            rows = zip(
+                map(int, portion.rows),
+                results.loss.double().tolist(),
+                results.targets.tolist(),
+                row_by_row(results.predicted, len(results.loss)),
+                strict=True,
+            )
+            self._rows += itertools.compress(rows, portion.is_scored)
 
     def gathered(self) -> list[Outcome]:
         """Return those of all processes, by number; none if the objective has no outcomes."""
@@ -187,10 +195,11 @@ class Sums(Metric):
         """Whether all tallies of a batch were finite, batch by batch."""
 
     @reinit__is_reduced
-    def update(self, output: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
-        """Add a batch's tallies and counts, in float64."""
+    def update(self, output: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        """Add the tallies and counts of a batch's parts, in float64."""
         finite = True
-        for sums, values in zip(self._sums, output, strict=True):
+        for number, values in (each for part in output for each in enumerate(part)):
+            sums = self._sums[number]
             for name, value in values.items():
                 addend = torch.as_tensor(value).detach().to("cpu", torch.float64)
                 sums[name] = sums.get(name, 0) + addend
@@ -216,6 +225,18 @@ def _over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.view(shapes[name]) for name, part in zip(values, parts, strict=True)}
 
 
+def batch_of(asked: int | str, model: TransferModel, device: torch.device) -> int:
+    """Return how many rows pass at once where nothing trains; for auto what fits into a GPU."""
+    if asked != "auto":
+        return int(asked)
+    if device.type != "cuda":
+        return USUAL
+    shape = model.backbone.shape
+    kept = 8 * shape.width + FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
+    row = 4 * shape.positions * kept  # of one block at a time, in float32
+    return max(USUAL, fitting(MOST, FILLED * free_bytes(device), lambda rows: rows * row))
+
+
 def evaluate(
     model: TransferModel,
     objective: Objective,
@@ -233,7 +254,7 @@ def evaluate(
     if each is None and split.scorer is not None:
         each = EachExample()
     context = split.context if objective.keeps_tokens else None
-    memory = Memory(context.tokens) if context is not None and context.by == "memory" else None
+    memory = _memory_of(context)
     shares = portions_of(split, context, batch, distributed.world_size())
     share = shares[distributed.rank()]
 
@@ -253,15 +274,15 @@ def evaluate(
         with without_gradients(model), precision.context():
             return prepared, *model(lambda whole: judged(whole, view))
 
-    def score(engine: Engine, portion: Portion) -> tuple[dict[str, Tensor], dict[str, int]]:
-        prepared, tallies, outcomes = pass_of(portion)
+    def score(engine: Engine, portion: Portion) -> list[tuple[dict[str, Tensor], dict[str, int]]]:
+        passed = _passed(portion, pass_of, model, memory)
         more(1)
         if engine.state.iteration > len(share):
             # This process has no more batches, but the others need its part of the model.
-            return {}, {}
-        if each is not None and outcomes is not None:
-            each.note(portion, outcomes)
-        return tallies, objective.counts(prepared)
+            return []
+        if each is not None:
+            each.note((part, results) for part, (_, _, results) in passed)
+        return [(tallies, objective.counts(prepared)) for _, (prepared, tallies, _) in passed]
 
     engine = _quiet(Engine(score))
     sums = Sums()
@@ -273,8 +294,7 @@ def evaluate(
     totals, counts = engine.state.metrics["sums"]
     if not all(bool(total.isfinite().all()) for total in totals.values()):
         finite = zip(share, sums.finite, strict=False)
-        doubtful = [portion.rows for portion, is_finite in finite if not is_finite]
-        _name_first(split, doubtful, lambda row: pass_of(Portion.of(row))[1])
+        _name_first(split, finite, lambda row: pass_of(Portion.of(row))[1])
     reshard(model)
     measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:
@@ -284,6 +304,20 @@ def evaluate(
     return Scores(measures, objective.tables(totals))
 
 
+def _memory_of(context: TextContext | None) -> Memory | None:
+    return Memory(context.tokens) if context is not None and context.by == "memory" else None
+
+
+def _passed(
+    portion: Portion, pass_of: Callable[[Portion], Made], model: nn.Module, memory: Memory | None
+) -> list[tuple[Portion, Made]]:
+    """Return a portion and what came of it, or parts of it where memory ran out."""
+    if memory is not None or hasattr(model, "reshard"):  # lanes and shards pass as a whole
+        return [(portion, pass_of(portion))]
+    parts = in_halves(portion.rows, lambda rows: pass_of(Portion.of(rows)))
+    return [(Portion.of(rows), made) for rows, made in parts]
+
+
 def _quiet(engine: Engine) -> Engine:
     engine.logger.setLevel(logging.CRITICAL)  # an error is reported once, by the command
     return engine
@@ -291,16 +325,17 @@ def _quiet(engine: Engine) -> Engine:
 
 def _name_first(
     split: Split,
-    doubtful: Sequence[np.ndarray],
+    finite: Iterable[tuple[Portion, bool]],
     tallies_of: Callable[[np.ndarray], Mapping[str, Tensor]],
 ) -> NoReturn:
     """Raise an error that names the first row whose tallies are not finite.
 
     Args:
         split: What is scored.
-        doubtful: The batches of this process in which there is one.
+        finite: The portions of this process, and whether all tallies of each are.
         tallies_of: Scores rows; all processes call it with the same ones.
     """
+    doubtful = [portion.rows for portion, is_finite in finite if not is_finite]
     rows_here = json.dumps([int(row) for batch in doubtful for row in batch])
     gathered = distributed.all_gather_text(rows_here)
     said = "a sum over examples"
@@ -366,11 +401,15 @@ def predictions(
 ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
     """Yield the numbers of each batch's rows, in this order, and the predictions for them."""
     model.eval()
-    for indices in portions(data, order, batch):
+
+    def answers(indices: np.ndarray) -> dict[str, Tensor]:
         view = to_device(with_facts(data.batch(indices)), precision.device)
         with torch.inference_mode(), precision.context():
             predicted = objective.predictions(model, view, Encoding(model, view))
-            if not predicted:
-                name = type(objective).__name__
-                raise ConfigError(f"objective: {name} has no predictions, so it answers nothing")
-            yield indices, {name: value.cpu() for name, value in predicted.items()}
+        if not predicted:
+            name = type(objective).__name__
+            raise ConfigError(f"objective: {name} has no predictions, so it answers nothing")
+        return {name: value.cpu() for name, value in predicted.items()}
+
+    for rows in portions(data, order, batch):
+        yield from in_halves(rows, answers)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+import numpy as np
 from ignite.engine import Engine, Events
 from torch.optim import Optimizer
 from tqdm import tqdm
@@ -42,6 +43,8 @@ ECHO_SECONDS = 1.0
 LONG = 30 * 60.0
 """Seconds to go from which on a run says what would be faster."""
 MEASURED_STEPS = 3
+PACED_STEPS = 25
+"""Steps that are warm, and steps that are measured, before a run on a GPU says how fast it is."""
 _PARTS = 2**40
 """Of the time of a run: processes agree on whole numbers."""
 
@@ -325,6 +328,24 @@ def advice(
                 say(left, seconds)
 
     return [(EACH_STEP, measure)]
+
+
+def pace(counters: Callable[[], Sequence[float]], say: Callable[..., None]) -> Handlers:
+    """Say once, after `PACED_STEPS` that follow as many warm ones, what a step comes to.
+
+    Args:
+        counters: Return what has grown with the steps, such as seconds.
+        say: Is given the median growth of each; what lies between steps (a validation) is in few.
+    """
+    seen: list[Sequence[float]] = []
+
+    def note(engine: Engine) -> None:
+        if len(seen) <= 2 * PACED_STEPS:
+            seen.append(counters())
+            if len(seen) > 2 * PACED_STEPS:
+                say(*np.median(np.diff(seen[PACED_STEPS:], axis=0), axis=0).tolist())
+
+    return [(EACH_STEP, note)]
 
 
 def speak_above_the_bar() -> AbstractContextManager[None]:

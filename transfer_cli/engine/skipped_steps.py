@@ -1,5 +1,6 @@
 """Steps skipped since loss or gradient was not finite; too many in a row end a run."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,10 +75,12 @@ class SkippedSteps:
 
     Attributes:
         in_a_row: Number of skipped steps since the last one that was taken.
+        waited: Seconds that the host has waited to read steps.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], most: int, *, late: bool) -> None:
         self.in_a_row = 0
+        self.waited = 0.0
         self._groups = groups
         self._most = most
         self.late = late
@@ -91,8 +94,10 @@ class SkippedSteps:
         """Read all noted steps but the last `leave` ones; return how many were skipped."""
         skipped = 0
         while len(self._unread) > leave:
-            noted = self._unread.pop(0)
-            if noted.finite.read():
+            noted, began = self._unread.pop(0), time.perf_counter()
+            finite = noted.finite.read()
+            self.waited += time.perf_counter() - began
+            if finite:
                 self.in_a_row = 0
                 continue
             skipped += 1

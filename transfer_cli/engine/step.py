@@ -1,5 +1,6 @@
 """One optimizer step: the same for pretraining, fine-tuning and every mix of losses."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
-from transfer_cli.batch import Batch, IdleBatch, size, to_device, with_facts
+from transfer_cli.batch import Batch, IdleBatch, in_portions, size, to_device, with_facts
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import Parallel, average_statistics, full_tensor
@@ -25,6 +26,11 @@ from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.optim.lbfgs import LBFGS
 from transfer_cli.optim.schedules import LRScheduler, position_of
 from transfer_cli.seeds import ExampleNoise, derive
+
+log = logging.getLogger(__name__)
+
+_CLIP_EPSILON = 1e-6
+"""Of `torch.nn.utils.clip_grads_with_norm_`."""
 
 
 @dataclass(frozen=True)
@@ -158,16 +164,54 @@ class TrainStep:
         self._skipped = SkippedSteps(groups, update.max_bad_steps, late=late)
         self.counting: Callable[[int], AbstractContextManager[object]] = nullcontext
         """Entered with the number of the stage around what a step computes (`engine.cost`)."""
+        self.rows: int | None = None
+        """Sequences that pass through the model at most, where more ran out of memory."""
         self.time_used = 0.0
         """The share of its time that the run has used, where it is bounded by time."""
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport:
         """Take one optimizer step.
 
+        If the memory is full before weights move, passes are of half as many sequences from then
+        on, and the step is taken again. Losses are sums over all of it, so it is the same step.
+
         Args:
             micro_batches: The step's micro-batches, each under the name of its stream.
             step: Its number, counted from 0.
         """
+        while (report := self._take(self._in_portions(micro_batches), step)) is None:
+            # Only here: the error that is over kept what the pass had made.
+            torch.cuda.empty_cache()
+        return report
+
+    def _in_portions(
+        self, micro_batches: Sequence[Mapping[str, Batch]]
+    ) -> Sequence[Mapping[str, Batch]]:
+        """Return the micro-batches, none of more rows than there is memory for."""
+        if self.rows is None:
+            return micro_batches
+        cut = [{n: in_portions(b, self.rows) for n, b in micro.items()} for micro in micro_batches]
+        return [
+            {name: parts[number] for name, parts in micro.items() if number < len(parts)}
+            for micro in cut
+            for number in range(max(map(len, micro.values())))
+        ]
+
+    def _halve(self, micro_batches: Sequence[Mapping[str, Batch]]) -> bool:
+        """Have passes be of half as many sequences; return whether that can be.
+
+        Several processes would wait for each other, and what lanes remember has been written.
+        """
+        rows = max(size(batch) for micro in micro_batches for batch in micro.values())
+        if rows == 1 or self._lanes is not None or distributed.world_size() > 1:
+            return False
+        self.rows = -(-rows // 2)
+        self.optimizer.zero_grad(set_to_none=True)
+        log.warning("out of memory: going on with loop.micro_batch=%d, the same result", self.rows)
+        return True
+
+    def _take(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport | None:
+        """Take a step; return None where memory ran out before anything moved, and less may fit."""
         # The averages of parameters that begin to train, or went back to earlier values.
         for name in self.stages.enter(step):
             self.optimizer.state.pop(self._parameters[name], None)
@@ -205,7 +249,12 @@ class TrainStep:
             return gradients()[1]
 
         with self.counting(self.stages.at(step)):
-            losses, total = gradients()
+            try:
+                losses, total = gradients()
+            except torch.OutOfMemoryError:
+                if not self._halve(micro_batches):
+                    raise
+                return None
             norm = self._update(total, step, micro_batches, again)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
@@ -217,6 +266,11 @@ class TrainStep:
             tokens=tokens,
             examples=examples,
         )
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds that the host has waited for steps of the device; None where it waits anyway."""
+        return self._skipped.waited if self._skipped.late else None
 
     def read(self) -> int:
         """Read the steps that are still unread; return how many were skipped."""
@@ -373,20 +427,30 @@ class TrainStep:
         norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
         self._skipped.note(NotedStep(step, HostCopy(finite), norms, micro_batches))
-        take = self._decides_on_device or bool(finite)
-        if take and self._clip is not None:
-            nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
         if self._decides_on_device:
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-        elif take and isinstance(self.optimizer, LBFGS):
-            self.optimizer.step(again)
-        elif take or self._scaler.is_enabled():
+            self._step_on_device(norm, finite)
+        elif bool(finite):
+            if self._clip is not None:
+                nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
+            if isinstance(self.optimizer, LBFGS):
+                self.optimizer.step(again)
+            else:
+                self._scaler.step(self.optimizer)
+        elif self._scaler.is_enabled():
             # An fp16 scaler steps over infinities by itself, and lowers its scale.
             self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _step_on_device(self, norm: Tensor, finite: Tensor) -> None:
+        """Have a fused optimizer clip and step, or skip the step, without waiting for it."""
+        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        if self._clip is not None:
+            # It divides gradients by that as it reads them, so that clipping is no pass of its own.
+            divisor = (norm.float() + _CLIP_EPSILON).div(self._clip).clamp(min=1)
+            self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+        self.optimizer.step()
 
 
 def _on_device(known: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transfer_cli.errors import NotFiniteError
+from transfer_cli.fitting import in_halves
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.vocabulary_loss import CHUNK_ELEMENTS
@@ -166,10 +168,10 @@ def _read(
     lengths = [len(tokens) for tokens in inputs]
     width = max(lengths)
     tokens_BT = _on_device(model, [row + [padding] * (width - len(row)) for row in inputs])
-    lengths_B1 = _on_device(model, lengths)[:, None]
-    mask_BT = torch.arange(width, device=tokens_BT.device) < lengths_B1
-    # What a causal model sees of the padding behind a text is nothing.
+    # What a causal model sees of the padding behind a text is nothing: it is text like any other.
     padded = not model.backbone.causal and min(lengths) < width
+    lengths_B1 = _on_device(model, lengths if padded else [width] * len(rows))[:, None]
+    mask_BT = torch.arange(width, device=tokens_BT.device) < lengths_B1
     places = [row * width + at - known for row, asked in enumerate(rows) for at in asked.places]
     flat_N = _on_device(model, places)
     asked_N = _on_device(model, [token for row in rows for token in row.asked])
@@ -208,8 +210,9 @@ def _batched(
     results: dict[int, Found] = {}
     with progress("scoring", len(rows), "texts") as more:
         for first in range(0, len(order), batch):
-            numbers = order[first : first + batch]
-            results |= zip(numbers, read([rows[number] for number in numbers]), strict=True)
+            numbers = np.array(order[first : first + batch])
+            for part, found in in_halves(numbers, lambda some: read([rows[n] for n in some])):
+                results |= zip(part.tolist(), found, strict=True)
             more(len(numbers))
     return [results[number] for number in range(len(rows))]
 

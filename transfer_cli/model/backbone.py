@@ -5,6 +5,7 @@ Legend: B batch, T positions, D width, L blocks.
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -102,6 +103,11 @@ class Backbone(nn.Module):
         for block in self.blocks:
             block.recomputed = blocks  # type: ignore[assignment]
 
+    def keep_residual(self, kind: torch.dtype | None) -> None:
+        """Keep the residual stream in this type, that of autocast's products; None: as sums are."""
+        for block in self.blocks:
+            block.residual_type = kind  # type: ignore[assignment]
+
     def redraw_top(self, blocks: int) -> None:
         """Reinitialise the weights of the top blocks and of the final norm.
 
@@ -134,6 +140,7 @@ class Backbone(nn.Module):
         document_BT: Tensor | None = None,
         packing: Packing | None = None,
         memory: Memory | None = None,
+        layers: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -156,6 +163,8 @@ class Backbone(nn.Module):
                 states are returned packed, `[1, N, D]`. None: every layer computes padding.
             memory: The states of earlier positions of the same texts, which are seen; the pass
                 keeps its own there. Only with positions that are distances, and without a cache.
+            layers: Return these of the hidden states alone: torch's compiler computes a gradient of
+                each that a graph returns, though nobody reads it. None: all.
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
@@ -165,7 +174,9 @@ class Backbone(nn.Module):
         earlier = 0 if before is None else before.length
         self._check(earlier + tokens_BT.shape[1], kv_cache, prefix_B)
         inputs = self.attention_pattern(mask_BT, padded=padded, cached=earlier, prefix_B=prefix_B)
-        position_BT = count_positions(mask_BT, earlier)
+        # Without padding one row for all: a table's gradient is then added up over texts at once.
+        seen_BT = mask_BT if padded else torch.ones_like(mask_BT[:1])
+        position_BT = count_positions(seen_BT, earlier)
         if document_BT is not None:
             seen_BS = document_BT if memory is None else memory.documents_before(document_BT)
             inputs = within_documents(inputs, document_BT, seen_BS)
@@ -178,7 +189,8 @@ class Backbone(nn.Module):
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
             segment_BT = None if segment_BT is None else packing.pack(segment_BT)
         remembered = memory.states if memory is not None else ()
-        hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
+        first: Block = self.blocks[0]  # type: ignore[assignment]
+        hidden_states = [first.kept(self.embed(tokens_BT, position_BT, segment_BT))]
         for place, number in enumerate(self.shape.visits):
             seen = replace(
                 inputs[self.attention_pattern.kinds[place]],
@@ -193,7 +205,7 @@ class Backbone(nn.Module):
             memory.keep(hidden_states[:-1], document_BT, packing)
         if self.shape.has_final_norm:
             hidden_states[-1] = self.final_norm(hidden_states[-1])
-        return hidden_states
+        return hidden_states if layers is None else [hidden_states[layer] for layer in layers]
 
     def _check(self, length: int, kv_cache: KVCache | None, prefix_B: Tensor | None) -> None:
         if prefix_B is not None and self.shape.projects_distances:

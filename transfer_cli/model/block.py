@@ -113,6 +113,8 @@ class Block(nn.Module, ABC):
         super().__init__()
         self.recomputed = False
         """Whether the backward pass recomputes the activations (gradient checkpointing)."""
+        self.residual_type: torch.dtype | None = None
+        """Of the residual stream; None: what sums make of it, float32 under autocast."""
         self.attention_norm = build_norm(shape, shape.width)
         self.attention = SelfAttention(shape)
         self.feed_forward_norm = build_norm(shape, shape.width)
@@ -131,8 +133,12 @@ class Block(nn.Module, ABC):
             # recomputation, too.
             run = partial(self.update, inputs=inputs)
             again: Tensor = checkpoint(run, hidden_BTD, use_reentrant=False)
-            return again
-        return self.update(hidden_BTD, inputs)
+            return self.kept(again)
+        return self.kept(self.update(hidden_BTD, inputs))
+
+    def kept(self, z: Tensor) -> Tensor:
+        """Return a residual stream in its type: norms return float32 on a GPU."""
+        return z if self.residual_type is None else z.to(self.residual_type)
 
     def reads(self, z: Tensor) -> Tensor:
         """Return what the attention reads of the residual stream."""
@@ -214,7 +220,7 @@ class PostNormBlock(Block):
         return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        attended = self.attention_norm(z + self.attend(z, inputs))
+        attended = self.kept(self.attention_norm(z + self.attend(z, inputs)))
         out: Tensor = self.feed_forward_norm(attended + self.feed(attended, z, inputs))
         return out
 
@@ -223,8 +229,8 @@ class TutorialBlock(Block):
     """Norms before each sub-layer, applied to the residual stream itself."""
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        read = self.reads(z)
-        z = self.feed_forward_norm(read + self.attend(read, inputs))
+        read = self.kept(self.reads(z))
+        z = self.kept(self.feed_forward_norm(read + self.attend(read, inputs)))
         return z + self.feed(z, read, inputs)
 
 

@@ -18,7 +18,10 @@ from transfer_cli.model.shape import BackboneShape, Rotary, RotaryScaling
 
 
 class Positions(nn.Module):
-    """Base class of position kinds; built from a `BackboneShape`."""
+    """Base class of position kinds; built from a `BackboneShape`.
+
+    Positions, `[B, T]`, have one row, `[1, T]`, where they are the same in all texts.
+    """
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
         """Return token embeddings with positions added, `[B, T, E]`; by default unchanged."""

@@ -1,6 +1,7 @@
 """The whole model: a backbone, a readout and the heads of the objectives."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,6 +52,8 @@ class TransferModel(nn.Module):
         self.heads = nn.ModuleDict(dict(heads))
         self.on_pass: Callable[[Pass], None] | None = None
         """Called with each pass of a batch through the backbone; see `engine.cost`."""
+        self.around_pass: Callable[[Pass], AbstractContextManager[object]] | None = None
+        """Returns the context of each; see `engine.compiling`."""
 
     def forward(self, work: Callable[["TransferModel"], Result]) -> Result:
         """Return `work(model)`.

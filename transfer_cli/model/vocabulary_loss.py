@@ -1,12 +1,13 @@
 """Losses over a large vocabulary without materialising all logits.
 
-Legend: N rows, D width, V vocabulary, R rows of a chunk.
+Legend: N rows, D width, V vocabulary, C columns (V, or more), R rows of a chunk.
 
 Most memory of a small language model goes to three tensors `[N, V]`: logits, probabilities and
 their gradient. Here rows are processed in chunks. The loss is a sum, and its gradient follows from
 the probabilities, so the forward pass computes both.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,6 +18,9 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}
 """Elements of the logits of a chunk: 32 MiB in float32; more on a GPU, to keep it busy."""
+
+TILE = 128
+"""Of a chunk's last rows, a GPU computes as many as this anyway."""
 
 
 def summed_cross_entropy(
@@ -37,14 +41,14 @@ def summed_cross_entropy(
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or table_VD.requires_grad):
         work = _compiled() if compiled else _in_place
 
-        def of_targets(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        def of_targets(logits_RC: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
             if on_logits is not None:
-                on_logits(logits_RV, rows)
-            return work(logits_RV, target_N[rows, None])
+                on_logits(logits_RC[:, : len(table_VD)], rows)
+            return work(logits_RC, target_N[rows, None])
 
-        return _summed(hidden_ND, table_VD, bias_V, of_targets)
+        return _summed(hidden_ND, table_VD, bias_V, of_targets, _columns)
     total = torch.zeros((), device=hidden_ND.device)
-    for rows in _chunks(hidden_ND, len(table_VD)):
+    for rows in _chunks(len(hidden_ND), len(table_VD), hidden_ND.device.type):
         logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V).float()
         if on_logits is not None:
             on_logits(logits_RV, rows)
@@ -134,10 +138,11 @@ def _summed(
     table_VD: Tensor,
     bias_V: Tensor | None,
     loss_and_gradient: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
+    columns: Callable[[int, torch.dtype], int] = lambda vocabulary, kind: vocabulary,
 ) -> Tensor:
     # torch says nothing of the types of `apply`.
     total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, table_VD, bias_V, loss_and_gradient
+        hidden_ND, table_VD, bias_V, loss_and_gradient, columns
     )
     return total
 
@@ -146,10 +151,45 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _chunks(hidden_ND: Tensor, vocabulary: int) -> list[slice]:
-    elements = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
-    size = max(16, elements // vocabulary)
-    return [slice(start, start + size) for start in range(0, len(hidden_ND), size)]
+def _columns(vocabulary: int, kind: torch.dtype) -> int:
+    """Return how many columns logits have that may have more than a vocabulary, all -inf.
+
+    Half precision is multiplied fast only in rows of aligned sizes.
+    """
+    return math.ceil(vocabulary / 64) * 64 if kind.itemsize == 2 else vocabulary
+
+
+def _factors(
+    hidden_ND: Tensor,
+    table_VD: Tensor,
+    bias_V: Tensor | None,
+    columns: Callable[[int, torch.dtype], int],
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return them as they are multiplied, so that no chunk casts them again."""
+    # What autocast multiplies in.
+    kind = F.linear(hidden_ND[:0], table_VD[:0]).dtype
+    size = columns(len(table_VD), kind)
+    if bias_V is None and size > len(table_VD):
+        bias_V = table_VD.new_zeros(len(table_VD))
+    bias_C = None if bias_V is None else _padded(bias_V, kind, size, -torch.inf)
+    return hidden_ND.to(kind), _padded(table_VD, kind, size, 0), bias_C
+
+
+def _padded(values: Tensor, kind: torch.dtype, size: int, fill: float) -> Tensor:
+    if len(values) == size:
+        return values.to(kind)
+    padded = values.new_full((size, *values.shape[1:]), fill, dtype=kind)
+    padded[: len(values)] = values
+    return padded
+
+
+def _chunks(rows: int, vocabulary: int, device: str) -> list[slice]:
+    """Return which rows make each chunk; on a GPU chunks are alike, and of whole tiles."""
+    size = max(16, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // vocabulary)
+    if device == "cuda" and rows:
+        chunks = math.ceil(rows / max(TILE, size // TILE * TILE))
+        size = TILE * math.ceil(rows / chunks / TILE)
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,15 +205,19 @@ def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _at_once(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same as `_in_place`, in a form that torch's compiler fuses into one kernel."""
-    wide_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
-    shifted_RV = wide_RV - wide_RV.amax(1, keepdim=True)
-    exponential_RV = shifted_RV.exp()
-    sum_R1 = exponential_RV.sum(1, keepdim=True)
+    """Return the same as `_in_place`, in two passes that torch's compiler fuses.
+
+    The target's logit is picked by itself: picked in a sum, it would take a pass of its own.
+    """
+    wide_RV = _wide(logits_RV)
+    max_R1 = wide_RV.amax(1, keepdim=True)
+    shifted_RV = wide_RV - max_R1
+    log_sum_R1 = shifted_RV.exp().sum(1, keepdim=True).log()
+    picked_R1 = wide_RV.gather(1, target_R1) - max_R1
+    loss = (log_sum_R1 - picked_R1).sum(dtype=torch.float64)
     is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == target_R1
-    picked_R1 = torch.where(is_target_RV, shifted_RV, 0).sum(1, keepdim=True)
-    loss = (sum_R1.log() - picked_R1).sum(dtype=torch.float64)
-    return loss, (exponential_RV / sum_R1 - is_target_RV.to(wide_RV.dtype)).to(logits_RV.dtype)
+    gradient_RV = (shifted_RV - log_sum_R1).exp() - is_target_RV.to(wide_RV.dtype)
+    return loss, gradient_RV.to(logits_RV.dtype)
 
 
 @cache
@@ -181,7 +225,13 @@ def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(
         _at_once, fullgraph=True, dynamic=True
     )
-    return compiled
+
+    def of_known_columns(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
+        # If their number were a variable, kernels would load them one by one.
+        torch._dynamo.mark_static(logits_RV, 1)
+        return compiled(logits_RV, target_R1)
+
+    return of_known_columns
 
 
 class _GradientInForward(torch.autograd.Function):
@@ -192,26 +242,28 @@ class _GradientInForward(torch.autograd.Function):
         table_VD: Tensor,
         bias_V: Tensor | None,
         loss_and_gradient: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
+        columns: Callable[[int, torch.dtype], int],
     ) -> Tensor:
         need_hidden, need_table, need_bias, *_ = ctx.needs_input_grad
         total = hidden_ND.new_zeros((), dtype=torch.float64)
-        by_hidden = torch.empty_like(hidden_ND) if need_hidden else None
-        by_table = torch.zeros_like(table_VD) if need_table else None
+        states_ND, matrix_CD, bias_C = _factors(hidden_ND, table_VD, bias_V, columns)
+        by_hidden = torch.empty_like(states_ND) if need_hidden else None
+        # The first chunk writes, so that nothing is zeroed.
+        like = torch.empty_like if len(hidden_ND) else torch.zeros_like
+        by_table = like(table_VD) if need_table else None
         by_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
-        for rows in _chunks(hidden_ND, len(table_VD)):
-            logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V)
-            kind = logits_RV.dtype
-            loss, gradient_RV = loss_and_gradient(logits_RV, rows)
+        for rows in _chunks(len(hidden_ND), len(matrix_CD), hidden_ND.device.type):
+            logits_RC = F.linear(states_ND[rows], matrix_CD, bias_C)
+            loss, gradient_RC = loss_and_gradient(logits_RC, rows)
             total += loss
             if by_bias is not None:
-                by_bias += gradient_RV.sum(0, dtype=by_bias.dtype)
-            narrow_RV = gradient_RV.to(kind)
+                by_bias += gradient_RC[:, : len(by_bias)].sum(0, dtype=by_bias.dtype)
+            narrow_RC = gradient_RC.to(states_ND.dtype)
             if by_hidden is not None:
-                by_hidden[rows] = torch.mm(narrow_RV, table_VD.to(kind))
-            if by_table is not None and kind == by_table.dtype:
-                by_table.addmm_(narrow_RV.t(), hidden_ND[rows])
-            elif by_table is not None:
-                by_table += torch.mm(narrow_RV.t(), hidden_ND[rows].to(kind))
+                torch.mm(narrow_RC, matrix_CD, out=by_hidden[rows])
+            if by_table is not None:
+                narrow_VR = narrow_RC[:, : len(by_table)].t()
+                _add_product(by_table, narrow_VR, states_ND[rows], int(rows.start > 0))
         ctx.save_for_backward(by_hidden, by_table, by_bias)
         return total.to(torch.promote_types(hidden_ND.dtype, torch.float32))
 
@@ -220,5 +272,31 @@ class _GradientInForward(torch.autograd.Function):
         (scale,) = upstream
         # In place, since a table's gradient is as large as the table. In a second backward pass
         # torch raises an error: the saved tensors have changed.
-        gradients = (g if g is None else g.mul_(scale) for g in ctx.saved_tensors)
-        return *gradients, None
+        gradients = (g if g is None else _scaled(g, scale) for g in ctx.saved_tensors)
+        return *gradients, None, None
+
+
+def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """Return the product, in place, or in one pass where the gradient is to be widened."""
+    is_wide = gradient.dtype == scale.dtype
+    # A vector widens what it multiplies; a scalar does not.
+    return gradient.mul_(scale) if is_wide else gradient * scale[None]
+
+
+def _adds_wide(device: torch.device) -> bool:
+    """Return whether products of half precision are added to float32 without being rounded."""
+    return device.type == "cuda" and torch.__version__ >= "2.10"
+
+
+def _add_product(total_VD: Tensor, left_VR: Tensor, right_RD: Tensor, beta: int) -> None:
+    """Set a sum to beta times itself plus a product; with 0 it may hold anything before."""
+    if left_VR.dtype == total_VD.dtype:
+        total_VD.addmm_(left_VR, right_RD, beta=beta)
+    elif _adds_wide(total_VD.device):
+        # No part of autocast, so both factors are to be of one kind already.
+        kind = total_VD.dtype
+        torch.addmm(total_VD, left_VR, right_RD, out_dtype=kind, beta=beta, out=total_VD)
+    elif beta:
+        total_VD += torch.mm(left_VR, right_RD)
+    else:
+        total_VD.copy_(torch.mm(left_VR, right_RD))

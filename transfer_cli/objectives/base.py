@@ -8,6 +8,7 @@ whole batch, so that results do not depend on micro-batches and processes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -97,7 +98,8 @@ class ExampleResults:
 class Encoding:
     """The hidden states of one batch, computed on first use and shared by all objectives on it.
 
-    A batch with `states` or `pooled` (see `engine.features`) is not computed again. `memory` holds
+    `top` is computed without what the readout does not read: `states` after it take another pass. A
+    batch with `states` or `pooled` (see `engine.features`) is not computed again. `memory` holds
     the states of earlier blocks of its texts, and gets those of this one.
     """
 
@@ -115,7 +117,10 @@ class Encoding:
     @cached_property
     def top(self) -> Tensor:
         """The input of the heads, `[S, T, D]`."""
-        return self._unpacked(self._model.readout(self._passed))
+        layers = getattr(self._model.readout, "layers", None)
+        needs_all = layers is None or self._memory is not None or "_passed" in vars(self)
+        read = self._passed if needs_all else self._pass(layers)
+        return self._unpacked(self._model.readout(read))
 
     @cached_property
     def _packing(self) -> Packing | None:
@@ -138,32 +143,38 @@ class Encoding:
 
     @cached_property
     def _passed(self) -> Sequence[Tensor]:
-        """The hidden states as the backbone returns them."""
-        batch = self._batch
+        """All hidden states as the backbone returns them."""
+        return self._pass(None)
+
+    def _pass(self, layers: tuple[int, ...] | None) -> Sequence[Tensor]:
+        model, batch, rows = self._model, self._batch, self._rows
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
-        segment, document, rows = batch.get("segment"), batch.get("document"), self._rows
-        if self._model.on_pass is not None:
-            self._model.on_pass(self.made)
-        if rows is not None:
-            packed: Sequence[Tensor] = self._model.backbone(
-                rows.pack(_sequences(batch["tokens"])),
-                rows.mask,
-                None if segment is None else rows.pack(_sequences(segment)),
-                document_BT=rows.sequence,
+        segment, document = batch.get("segment"), batch.get("document")
+        if model.on_pass is not None:
+            model.on_pass(self.made)
+        with nullcontext() if model.around_pass is None else model.around_pass(self.made):
+            if rows is not None:
+                packed: Sequence[Tensor] = model.backbone(
+                    rows.pack(_sequences(batch["tokens"])),
+                    rows.mask,
+                    None if segment is None else rows.pack(_sequences(segment)),
+                    document_BT=rows.sequence,
+                    layers=layers,
+                )
+                return packed
+            states: Sequence[Tensor] = model.backbone(
+                _sequences(batch["tokens"]),
+                _sequences(batch["mask"]),
+                None if segment is None else _sequences(segment),
+                padded=is_padded(batch),
+                prefix_B=batch.get("prefix"),
+                document_BT=None if document is None else _sequences(document),
+                packing=self._packing,
+                memory=self._memory,
+                layers=layers,
             )
-            return packed
-        states: Sequence[Tensor] = self._model.backbone(
-            _sequences(batch["tokens"]),
-            _sequences(batch["mask"]),
-            None if segment is None else _sequences(segment),
-            padded=is_padded(batch),
-            prefix_B=batch.get("prefix"),
-            document_BT=None if document is None else _sequences(document),
-            packing=self._packing,
-            memory=self._memory,
-        )
-        return states
+            return states
 
     @property
     def made(self) -> Pass:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, rows_with_target
+from transfer_cli.batch import IGNORE, Batch, at_rows, rows_with_target
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
@@ -51,9 +51,9 @@ class LanguageModel(Objective):
         """Return the summed cross-entropy of the targets, in nats, from their logits alone."""
         rows_N = rows_with_target(batch)
         loss = language_model_head(model).summed_loss(
-            encoded.top.flatten(0, 1).index_select(0, rows_N),
+            at_rows(encoded.top.flatten(0, 1), rows_N),
             model.backbone.token_embedding.weight,
-            batch["target"].flatten().index_select(0, rows_N),
+            at_rows(batch["target"].flatten(), rows_N),
         )
         return {"loss": loss}
 
@@ -85,7 +85,7 @@ class LanguageModel(Objective):
         """
         rows_N = rows_with_target(batch)
         # Outside `no_grad`: the loss is computed from the same states.
-        hidden_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
+        hidden_ND = at_rows(encoded.top.flatten(0, 1), rows_N)
         with torch.no_grad():
             logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
         draw_N = torch.rand(len(rows_N), generator=generator, dtype=torch.float64)

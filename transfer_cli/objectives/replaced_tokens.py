@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, rows_compared, rows_with_target
+from transfer_cli.batch import IGNORE, Batch, at_rows, rows_compared, rows_with_target
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, raised_as
 from transfer_cli.metrics import LOSS, Metric, perplexity
@@ -274,16 +274,16 @@ class ReplacedTokens(Objective):
             )
         generator = cast("TransferModel", model.heads[GENERATOR])
         rows_N = rows_with_target(batch)
-        draw_N = batch["draw"].flatten().index_select(0, rows_N)
+        draw_N = at_rows(batch["draw"].flatten(), rows_N)
         drawn_N = torch.empty_like(rows_N)
 
         def draw(logits_RV: Tensor, rows: slice) -> None:
             drawn_N[rows] = draw_tokens(logits_RV.detach() / self.temperature, draw_N[rows])
 
         loss = language_model_head(generator).summed_loss(
-            Encoding(generator, batch).top.flatten(0, 1).index_select(0, rows_N),
+            at_rows(Encoding(generator, batch).top.flatten(0, 1), rows_N),
             model.backbone.token_embedding.weight,
-            batch["target"].flatten().index_select(0, rows_N),
+            at_rows(batch["target"].flatten(), rows_N),
             draw,
         )
         tokens_BT = batch["tokens"]
@@ -299,10 +299,10 @@ class ReplacedTokens(Objective):
         generator, read_BT = self._read(model, batch)
         rows_N = rows_compared(batch)
         original_BT = torch.where(batch["target"] == IGNORE, batch["tokens"], batch["target"])
-        original_N = original_BT.flatten().index_select(0, rows_N)
-        replaced_N = read_BT.flatten().index_select(0, rows_N) != original_N
+        original_N = at_rows(original_BT.flatten(), rows_N)
+        replaced_N = at_rows(read_BT.flatten(), rows_N) != original_N
         top_BTD = Encoding(model, {**batch, "tokens": read_BT}).top
-        top_ND = top_BTD.flatten(0, 1).index_select(0, rows_N)
+        top_ND = at_rows(top_BTD.flatten(0, 1), rows_N)
         logit_N = None
         if self.detects:
             logit_N = model.heads[DISCRIMINATOR](top_ND).float()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, rows_compared, rows_with_target
+from transfer_cli.batch import Batch, at_rows, rows_compared, rows_with_target
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, listed
 from transfer_cli.metrics import LOSS, Metric
@@ -195,8 +195,8 @@ class DistilLM(WithTeachers):
             rows_with_target(batch) if self.only_masked else rows_compared(batch),
         )
         if self.cosine_weight:
-            own_ND = student.index_select(0, rows_compared(batch)).float()
-            theirs = [top.index_select(0, rows_compared(batch)).float() for top in tops]
+            own_ND = at_rows(student, rows_compared(batch)).float()
+            theirs = [at_rows(top, rows_compared(batch)).float() for top in tops]
             cosines = [F.cosine_similarity(own_ND, each_ND, dim=-1) for each_ND in theirs]
             sums["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
         return sums
@@ -228,7 +228,7 @@ class DistilLM(WithTeachers):
     def _divergence(
         self, model: TransferModel, student: Tensor, tops: list[Tensor], rows_N: Tensor
     ) -> Tensor:
-        states = [top.index_select(0, rows_N) for top in tops]
+        states = [at_rows(top, rows_N) for top in tops]
 
         def logits(rows: slice) -> Tensor:
             of_teachers = [
@@ -242,7 +242,7 @@ class DistilLM(WithTeachers):
             return each_KRV.logsumexp(0) - math.log(len(of_teachers))
 
         return language_model_head(model).summed_divergence(
-            student.index_select(0, rows_N),
+            at_rows(student, rows_N),
             model.backbone.token_embedding.weight,
             logits,
             self.temperature,
@@ -335,7 +335,7 @@ class SourceDistillation(Objective):
 
     def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         logits_NV: Tensor = model.heads[HEAD](
-            encoded.top.flatten(0, 1).index_select(0, rows_compared(batch)),
+            at_rows(encoded.top.flatten(0, 1), rows_compared(batch)),
             model.backbone.token_embedding.weight,
         )
         return (logits_NV.float() / self.temperature).log_softmax(-1)

@@ -39,7 +39,7 @@ class AdamW(EagerOptimizer, torch.optim.AdamW):
         Groups that differ in names alone are stepped as one: each costs the host several launches.
         """
         groups = self.param_groups
-        self.param_groups = _merged(groups)
+        self.param_groups = merged(groups)
         try:
             loss: float | None = bare(torch.optim.AdamW.step)(self, closure)
         finally:
@@ -47,14 +47,14 @@ class AdamW(EagerOptimizer, torch.optim.AdamW):
         return loss
 
 
-def _merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the groups, with the parameters of those that differ in names alone put together."""
-    merged: list[dict[str, Any]] = []
+    together: list[dict[str, Any]] = []
     for group in groups:
-        for other in merged:
+        for other in together:
             if all(other[key] == value for key, value in group.items() if key not in NAMES):
                 other["params"] = [*other["params"], *group["params"]]
                 break
         else:
-            merged.append({**group})
-    return merged
+            together.append({**group})
+    return together

@@ -7,7 +7,7 @@ states; AdamW updates them (same source).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from transfer_cli.errors import above_zero, at_least
-from transfer_cli.optim.eager import EagerOptimizer
+from transfer_cli.optim.eager import EagerOptimizer, merged
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic polynomial (Jordan et al. 2024): steep at 0, then close to 1."""
@@ -76,7 +76,8 @@ class MuonWithAdamW(EagerOptimizer):
             "fused": True,  # decides in torch's `load_state_dict` on which device `step` is kept
         }
         super().__init__(params, defaults)
-        # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is.
+        # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is,
+        # `grad_scale` by what gradients are divided.
         parameters = (p for group in self.param_groups for p in group["params"])
         self._step_supports_amp_scaling = not any(hasattr(p, "full_tensor") for p in parameters)
 
@@ -87,10 +88,9 @@ class MuonWithAdamW(EagerOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            moving = [p for p in group["params"] if p.grad is not None]
-            self._step_muon([p for p in moving if uses_muon(p, group)], group)
-            self._step_adamw([p for p in moving if not uses_muon(p, group)], group)
+        for update, by_muon in ((self._step_muon, True), (self._step_adamw, False)):
+            for group in merged([_part(group, by_muon) for group in self.param_groups]):
+                update(group["params"], group)
         return loss
 
     def averages(self) -> list[set[str]]:
@@ -102,24 +102,45 @@ class MuonWithAdamW(EagerOptimizer):
         ]
 
     def _step_muon(self, matrices: list[Tensor], group: Mapping[str, Any]) -> None:
-        """Update matrices by Muon."""
-        momentum, rate = group["momentum"], group["lr"] * group["matrix_rate"]
-        for matrix in matrices:
-            gradient, state = matrix.grad, self.state[matrix]
-            assert gradient is not None  # noqa: S101 - parameters without a gradient were left out
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(matrix)
-            average = state["momentum_buffer"].lerp(gradient, 1 - momentum)
-            direction = _orthogonal_part(gradient.lerp(average, momentum))
-            size = rate * _RMS_OF_ADAMW * math.sqrt(max(matrix.shape))
-            moved = (matrix * (1 - rate * group["weight_decay"])).add_(direction, alpha=-size)
-            self._set(state["momentum_buffer"], average)
-            self._set(matrix, moved)
+        """Update matrices by Muon, those of equal shape at once.
 
-    def _set(self, tensor: Tensor, value: Tensor) -> None:
-        """Give a tensor its new value, unless the device has found the gradient not finite."""
-        found_inf = getattr(self, "found_inf", None)  # torch's scaler takes it away again
-        tensor.copy_(value if found_inf is None else value.where(found_inf == 0, tensor))
+        Until a shape is done, all its gradients are there once more (where the device may skip the
+        step), and twice in the type that `orthogonal` computes in.
+        """
+        momentum, rate = group["momentum"], group["lr"] * group["matrix_rate"]
+        # torch's scaler takes both away again.
+        found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        for stack in _by_shape(matrices):
+            weights = [_on_its_side(matrix) for matrix in stack]
+            averages = [_on_its_side(self._average(matrix)) for matrix in stack]
+            gradients = [_on_its_side(m.grad) for m in stack if m.grad is not None]
+            if divisor is not None:
+                torch._foreach_div_(gradients, divisor)
+            decay: float | Tensor = 1 - rate * group["weight_decay"]
+            if found_inf is not None:
+                # An average is its own gradient then, so that it stays and all numbers are finite.
+                kept = found_inf == 0
+                pairs = zip(gradients, averages, strict=True)
+                gradients = [gradient.where(kept, average) for gradient, average in pairs]
+                decay = torch.where(kept, decay, 1.0)
+            torch._foreach_lerp_(averages, gradients, 1 - momentum)
+            torch._foreach_lerp_(gradients, averages, momentum)
+            if hasattr(gradients[0], "full_tensor"):
+                directions = [_orthogonal_shard(gradient) for gradient in gradients]
+            else:
+                directions_KMN = orthogonal(gradients)
+                directions = [*(directions_KMN if found_inf is None else directions_KMN * kept)]
+            torch._foreach_mul_(weights, decay)
+            size = rate * _RMS_OF_ADAMW * math.sqrt(max(stack[0].shape))
+            torch._foreach_add_(weights, directions, alpha=-size)
+
+    def _average(self, matrix: Tensor) -> Tensor:
+        """Return a matrix's running average, made if it has none."""
+        state = self.state[matrix]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        average: Tensor = state["momentum_buffer"]
+        return average
 
     def _step_adamw(self, others: list[Tensor], group: Mapping[str, Any]) -> None:
         """Update parameters by AdamW, in one fused kernel."""
@@ -148,6 +169,7 @@ class MuonWithAdamW(EagerOptimizer):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
+            grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
 
@@ -157,34 +179,55 @@ def uses_muon(parameter: Tensor, group: Mapping[str, Any]) -> bool:
     return parameter.ndim == 2 and not str(group.get("layer", "")).startswith(_OUTER_LAYERS)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """Return U S' V^T for the matrix U S V^T, S' being about 1 (0.7 to 1.2) wherever S is not tiny.
+def _part(group: Mapping[str, Any], by_muon: bool) -> dict[str, Any]:  # noqa: FBT001
+    """Return a parameter group with those of its parameters alone that Muon, or AdamW, moves."""
+    moving = [p for p in group["params"] if p.grad is not None]
+    return {**group, "params": [p for p in moving if uses_muon(p, group) == by_muon]}
+
+
+def orthogonal(matrices: Sequence[Tensor]) -> Tensor:
+    """Return U S' V^T for each matrix U S V^T, S' being about 1 (0.7 to 1.2) where S is not tiny.
 
     Five rounds of Newton and Schulz's iteration, as in Jordan et al. 2024. In bfloat16 on a GPU, as
-    there, and in float32 on a CPU.
+    there, and in float32 on a CPU. All at once: the products of one matrix fill no GPU.
 
     Args:
-        matrix: `[M, N]`, of any scale.
+        matrices: K times `[M, N]`, of any scale. With M above N it takes longer.
+
+    Returns:
+        `[K, M, N]`, in the type that it was computed in.
     """
     a, b, c = _COEFFICIENTS
-    wide = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
-    if is_tall := matrix.shape[0] > matrix.shape[1]:
-        wide = wide.T
-    wide = wide / wide.norm().clamp(min=_SMALLEST_NORM)
+    kind = torch.bfloat16 if matrices[0].is_cuda else torch.float32
+    turned_KMN = torch.stack([matrix.to(kind) for matrix in matrices])
+    norms_K11 = torch.linalg.vector_norm(turned_KMN, dim=(1, 2), keepdim=True)
+    turned_KMN /= norms_K11.clamp(min=_SMALLEST_NORM)
     for _ in range(_ROUNDS):
-        gram = wide @ wide.T
-        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return (wide.T if is_tall else wide).to(matrix.dtype)
+        gram_KMM = turned_KMN @ turned_KMN.mT
+        factor_KMM = torch.baddbmm(gram_KMM, gram_KMM, gram_KMM, beta=b, alpha=c)
+        turned_KMN = torch.baddbmm(turned_KMN, factor_KMM, turned_KMN, beta=a)
+    return turned_KMN
 
 
-def _orthogonal_part(matrix: Tensor) -> Tensor:
-    """Return `orthogonal`; of a sharded matrix, the shard of this process."""
-    if not hasattr(matrix, "full_tensor"):
-        return orthogonal(matrix)
+def _on_its_side(matrix: Tensor) -> Tensor:
+    """Return a matrix, a tall one transposed."""
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _by_shape(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return matrices that have the same shape, on their sides or not, together."""
+    stacks: dict[tuple[int, ...], list[Tensor]] = {}
+    for matrix in matrices:
+        stacks.setdefault(tuple(sorted(matrix.shape)), []).append(matrix)
+    return list(stacks.values())
+
+
+def _orthogonal_shard(matrix: Tensor) -> Tensor:
+    """Return this process's shard of `orthogonal` of a sharded matrix."""
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(matrix, DTensor)  # noqa: S101 - for the type checker
     # Every process gathers the whole matrix and computes the same: a shard is not enough.
-    mesh, whole = matrix.device_mesh, orthogonal(matrix.full_tensor())
+    mesh, whole = matrix.device_mesh, orthogonal([matrix.full_tensor()])[0].to(matrix.dtype)
     spread = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return spread.redistribute(placements=matrix.placements)

@@ -1,6 +1,7 @@
 """What a run says about itself on the terminal: a few lines before, a few after."""
 
 import logging
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ from transfer_cli.training.measurements import MOST_CHARACTERS
 
 log = logging.getLogger(__name__)
 
+WAITS = 0.05
+"""The share of a step's time that a host waits which a GPU is not waiting for."""
+
 
 def say_start(command: str, path: Path, run: TrainingRun) -> None:
     """Log the model, the data and the length of a run that begins."""
@@ -34,6 +38,8 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
     total = sum(p.numel() for p in run.model.parameters())
     shape, batch = run.model.backbone.shape, run.blueprint.course.loop.batch
     cut = f" in portions of {run.micro_batch}" if run.micro_batch < batch else ""
+    loop = run.blueprint.course.loop
+    how = ", residual stream too" * loop.bf16_residual + ", compiled" * bool(loop.compile)
     rows = {
         "run": str(path),
         "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
@@ -41,7 +47,7 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "data": f"{sizes} ({unit}){labels}{streams}",
         "steps": f"{run.blueprint.course.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.course.sizes.steps_per_epoch:,} an epoch{run.blueprint.at_most}",
-        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
+        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}{how}",
         "exports": exports_as(run.blueprint),
     }
     log.info("%s", command)
@@ -64,6 +70,39 @@ def say_what_is_faster(
         "about %.1f h to go on this CPU; faster would be %s or %s",
         seconds / 3600, ", ".join(ways[:-1]), ways[-1],
     )  # fmt: skip
+
+
+def pace_text(
+    seconds: float,
+    waited: float,
+    tokens: float,
+    flops: float,
+    *,
+    peak: float | None,
+    batch: int,
+    rate: float,
+) -> str:
+    """Return how fast the steps of a run are on a GPU, and what a larger batch may bring.
+
+    Args:
+        seconds: Of a step.
+        waited: Of these the host has waited for the device.
+        tokens: Of a step.
+        flops: Of a step.
+        peak: Floating-point operations that the device computes in a second at most, if known.
+        batch: Sequences of a step.
+        rate: The learning rate.
+    """
+    speed = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:,.1f} TFLOP/s"
+    share = waited / seconds
+    speed += "" if peak is None else f" (MFU {100 * flops / seconds / peak:.0f} %)"
+    speed += f"; of {1000 * seconds:,.1f} ms a step the host waits {100 * share:.0f} %"
+    if share >= WAITS:
+        return speed
+    return (
+        f"{speed}, so the GPU waits for it: up to twice as many tokens/s (estimated) with "
+        f"loop.batch={2 * batch} optimizer.lr={math.sqrt(2) * rate:.2g}"
+    )
 
 
 def say_results(command: str, path: Path, results: Results, seconds: float) -> None:

@@ -11,11 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_cli.config.flat import flat
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.precision import Precision
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
 
 MOST_CHARACTERS = 100
 """Of a text: a table's cell shows no more."""
+
+PEAK_TFLOPS = {"H100 PCIe": 756.0, "H100": 989.4, "H200": 989.4, "A100": 312.0}
+"""Dense bfloat16, by what the name of a GPU contains (Nvidia's data sheets)."""
 
 _PATHS = frozenset({"train", "validation", "test", "path"})
 """What options of data and tokenizers are called that name files."""
@@ -55,6 +59,14 @@ def layer_shares(model: TransferModel) -> list[float] | None:
     if not isinstance(model.readout, ScalarMix):
         return None
     return [round(share, 6) for share in full_tensor(model.readout.layer_weights()).tolist()]
+
+
+def peak_flops(precision: Precision) -> float | None:
+    """Return how many floating-point operations a GPU computes in a second at most, if known."""
+    if precision.device.type != "cuda" or precision.kind == "fp32":
+        return None
+    name = torch.cuda.get_device_name(precision.device)
+    return next((1e12 * peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
-from transfer_cli.config.stored import as_yaml
+from transfer_cli.config.stored import as_yaml, with_values
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.cost import Flops
@@ -26,7 +26,7 @@ from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, judge
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.base import Loss
-from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.atomic import write_json, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
@@ -37,13 +37,19 @@ from transfer_cli.tasks.base import by_example
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import (
     one_line,
+    pace_text,
     say_results,
     say_start,
     say_what_is_faster,
     without_details,
 )
 from transfer_cli.training.examples import by_words, items_of, noting, of_slices
-from transfer_cli.training.measurements import hyperparameters, layer_shares, peak_memory
+from transfer_cli.training.measurements import (
+    hyperparameters,
+    layer_shares,
+    peak_flops,
+    peak_memory,
+)
 from transfer_cli.training.resume import note_overrides, restore
 from transfer_cli.training.spending import SPENT, Spending
 
@@ -94,7 +100,7 @@ class SplitScorer:
         with self.diverging():
             return evaluate(
                 run.model, loss.objective, split,
-                batch=run.micro_batch, precision=precision, each=each,
+                batch=run.passing, precision=precision, each=each,
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -331,6 +337,8 @@ class Trainer:
             if self._blueprint.precision.device.type == "cpu":
                 advise = partial(say_what_is_faster, self._command, self._blueprint)
                 yield handlers.advice(total, self._seconds_left, advise)
+            if step.waited is not None:
+                yield handlers.pace(self._counters, self._say_pace)
         if "validation" in self._run.data.splits:
             if self._keeps_last:
                 log.info(
@@ -360,6 +368,18 @@ class Trainer:
         if loop.minutes is not None:
             use = partial(setattr, step, "time_used")
             yield handlers.time_limit(loop.minutes, self._seconds, use)
+
+    def _counters(self) -> tuple[float, ...]:
+        """Return seconds, those that the host waited, tokens and floating-point operations."""
+        run = self._run
+        flops = run.tally.counted().done
+        return time.perf_counter(), run.step.waited or 0.0, self._progress.tokens, flops
+
+    def _say_pace(self, *measured: float) -> None:
+        log.info("%s", pace_text(
+            *measured, peak=peak_flops(self._blueprint.precision),
+            batch=self._blueprint.course.loop.batch, rate=self._config.optimizer.lr,
+        ))  # fmt: skip
 
     @property
     def _has_few(self) -> bool:
@@ -423,12 +443,21 @@ class Trainer:
         self._note_spending()
         progress.skipped += self._run.step.read()
         progress.seconds = self._seconds()
+        self._note_rows()
         state = {
             "step": self._run.step.state_dict(),
             "progress": progress.state_dict(),
             "records": self._logger.mark(),
         }
         self._checkpoints.save(progress.step, state, with_best=progress.best is not None)
+
+    def _note_rows(self) -> None:
+        """Store what memory there was for, so that a resume begins with it."""
+        rows = self._run.step.rows
+        if rows not in (None, self._config.loop.micro_batch):
+            self._config = with_values(self._config, {"loop.micro_batch": rows})
+            if self._main:
+                write_text(self._directory.config, as_yaml(self._config))
 
     def _finish(self) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""
@@ -503,6 +532,7 @@ class Trainer:
             more={
                 "by_words": by_words(run.data, [*scores][-1]) if scores else None,
                 "data_changed": run.origins.accepted,
+                "compiled": self._blueprint.course.loop.compile,
                 "context": _context_of(run.data.splits),
                 **more,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],

@@ -8,6 +8,8 @@ import torch
 
 from tests import configs, tiny
 from transfer_cli.adaptation.penalties import EWC, L2SP
+from transfer_cli.assembly import memory
+from transfer_cli.assembly.memory import memory_parts
 from transfer_cli.assembly.run import build_run
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.model.weights import backbone_hash, read_weights
@@ -27,9 +29,20 @@ def put(tmp_path, pretrained):
     return make
 
 
-@pytest.mark.parametrize(("micro", "found"), [(None, 8), (3, 3), (8, 8), (99, 8)])
+@pytest.mark.parametrize(("micro", "found"), [(None, 8), ("auto", 8), (3, 3), (8, 8), (99, 8)])
 def test_a_micro_batch_is_never_larger_than_the_batch(put, micro, found):
     assert put(loop__micro_batch=micro).micro_batch == found
+
+
+@pytest.mark.parametrize(("share", "found"), [(2.0, None), (0.9, 4), (0.0, 1)])
+def test_a_micro_batch_is_what_fits_into_free_memory(share, found, put, monkeypatch):
+    whole = sum(memory_parts(put().blueprint).values())
+    monkeypatch.setattr(memory, "free_bytes", lambda device: share * whole / memory.FILLED)
+
+    run = put()
+
+    assert run.blueprint.config.loop.micro_batch == found
+    assert run.micro_batch == (found or 8)
 
 
 def test_a_run_starts_at_the_pretrained_weights(put, pretrained):

@@ -482,6 +482,20 @@ def test_a_run_that_takes_long_says_so_once(seconds_a_step, limit, said):
     assert found == said
 
 
+def test_a_pace_is_the_median_of_warm_steps():
+    run, found = a_run(total=100), []
+
+    def counters():
+        step = run.progress.step
+        # The first steps warm up, and a validation takes long.
+        return 2.0 * step + 50 * min(step, 9) + 70 * (step > 30), step / 4
+
+    handlers.attach(run.trainer, handlers.pace(counters, lambda *each: found.append(each)))
+    run.go()
+
+    assert found == [(2.0, 0.25)]
+
+
 # Signals.
 
 

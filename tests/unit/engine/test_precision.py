@@ -1,9 +1,13 @@
 import pytest
 import torch
+from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.assembly.checks import check_residual
+from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine.precision import Precision, choose_device, device_of_process
 from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.model.shape import FORMS
 from transfer_cli.objectives.causal_lm import CausalLM
 
 CPU = torch.device("cpu")
@@ -61,6 +65,29 @@ def test_training_in_bfloat16_stays_close_and_keeps_weights_in_float32():
     assert rough.losses == pytest.approx(exact.losses, rel=0.02)
     assert rough.losses != exact.losses
     assert all(p.dtype == torch.float32 for p in rough.step.model.parameters())
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_residual_stream_in_bfloat16_stays_so_and_close(form, norm):
+    backbone, tokens_BT = tiny.backbone(residual=form, norm=norm), 5 + torch.arange(24).view(2, 12)
+    with Precision("bf16", CPU).context():
+        wide = backbone(tokens_BT, tokens_BT > 0)
+        backbone.keep_residual(torch.bfloat16)
+        narrow = backbone(tokens_BT, tokens_BT > 0)
+
+    assert {state.dtype for state in narrow} == {torch.bfloat16}
+    for ours, exact in zip(narrow, wide, strict=True):
+        assert_close(ours.float(), exact.float(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+def test_a_residual_stream_in_bfloat16_needs_that_precision(kind):
+    loop = LoopConfig(bf16_residual=True)
+
+    check_residual(loop, Precision("bf16", CPU))
+    with pytest.raises(ConfigError, match=rf"^loop\.bf16_residual: the precision is {kind}; take"):
+        check_residual(loop, Precision(kind, CPU))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
+from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
 
 CASES = {
@@ -247,6 +248,43 @@ def test_a_micro_batch_without_any_target_does_not_disturb_the_others():
     assert tiny.same(models[0].state_dict(), models[1].state_dict())
 
 
+class Hungry(MaskedLM):
+    """Has memory for so many sequences."""
+
+    most = 3
+
+    def loss_sums(self, model, batch, encoded):
+        if size(batch) > self.most:
+            raise torch.OutOfMemoryError
+        return super().loss_sums(model, batch, encoded)
+
+
+def test_a_step_for_which_there_is_no_memory_is_taken_again_in_smaller_passes():
+    data, found = tiny.blocks(tokens=1100), {}
+    for objective in (MaskedLM(), Hungry()):
+        model = tiny.model(objective, direction="bidirectional")
+        step = tiny.train_step(model, objective, tiny.Recipe(rate=0.5, optimizer=torch.optim.SGD))
+        totals = [
+            float(step([{"main": data.batch(range(first, first + 8))}], number).total)
+            for number, first in enumerate((0, 8))
+        ]
+        found[type(objective)] = totals, step.rows
+
+    assert found[Hungry][0] == pytest.approx(found[MaskedLM][0], rel=1e-6)
+    assert found[Hungry][1] == 2
+    assert found[MaskedLM][1] is None
+
+
+def test_a_sequence_for_which_there_is_no_memory_ends_a_run():
+    objective = Hungry()
+    model = tiny.model(objective, direction="bidirectional")
+    step = tiny.train_step(model, objective, tiny.Recipe())
+    objective.most = 0
+
+    with pytest.raises(torch.OutOfMemoryError):
+        step([{"main": tiny.blocks(tokens=1100).batch(range(4))}], 0)
+
+
 def test_a_head_without_targets_in_a_step_moves_on_by_momentum_as_if_others_had_it():
     main, parts = Classification(dropout=0), SliceHeads({"some": Slice(length=(0, 6))})
     model = tiny.model(main, parts)
@@ -411,7 +449,8 @@ FUSED = partial(torch.optim.AdamW, fused=True)
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "a step later"])
 def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
     told, decides = (
-        poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, optimizer=FUSED) for _ in range(2)
+        poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, clip=None, optimizer=FUSED)
+        for _ in range(2)
     )
     told.step._decides_on_device = False
     decides.step._skipped.late = late
@@ -421,6 +460,26 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
 
     assert told.progress.skipped == decides.progress.skipped + decides.step.read() == 3
     assert tiny.same(told.step.model.state_dict(), decides.step.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [FUSED, MuonWithAdamW, partial(torch.optim.SGD, fused=True)],
+    ids=["adamw", "muon", "sgd"],
+)
+def test_an_optimizer_that_clips_moves_weights_as_after_torchs_clipping(optimizer):
+    told, decides = (
+        poisoned(WEIGHT, steps=(), total=5, clip=0.05, optimizer=optimizer) for _ in range(2)
+    )
+    told.step._decides_on_device = False
+
+    told.go()
+    decides.go()
+
+    assert min(float(report.gradient_norm) for report in decides.reports) > 0.05
+    assert_close(
+        tiny.weights_of(decides.step.model), tiny.weights_of(told.step.model), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():

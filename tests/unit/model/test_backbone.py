@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.model import block
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.positions import count_positions, sinusoids
+from transfer_cli.model.positions import POSITIONS, count_positions, sinusoids
 from transfer_cli.objectives.causal_lm import CausalLM
 
 RESIDUALS = tuple(block.RESIDUALS)
@@ -177,6 +177,21 @@ def test_positions_count_real_tokens_on_either_side_of_padding(real, left, right
 
     position = backbone.position_embedding.weight[:real]
     assert torch.equal(embedded, backbone.token_embedding.weight[9] + position)
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_one_row_of_positions_does_for_texts_without_padding(kind):
+    backbone, tokens = (
+        tiny.backbone(position_kind=kind).double(),
+        5 + torch.arange(240).view(20, 12) % 43,
+    )
+    results = []
+    for padded in (True, False):
+        loss = backbone(tokens, tokens > 0, padded=padded)[-1][:, ::2].square().sum()
+        gradients = torch.autograd.grad(loss, list(backbone.parameters()))
+        results.append([loss, *gradients])
+
+    assert_close(results[0], results[1], rtol=1e-10, atol=1e-10)
 
 
 def test_a_sequence_longer_than_the_positions_is_refused():

@@ -3,6 +3,8 @@
 Legend: N rows, D width, V vocabulary, B batch, T positions, C classes.
 """
 
+from functools import cache, partial
+
 import numpy as np
 import pytest
 import torch
@@ -234,9 +236,9 @@ def with_gradients(function, tensors, target_N):
     return loss.detach(), [None if t is None else t.grad for t in tensors]
 
 
-def assert_same(tensors, target_N, tolerance):
+def assert_same(tensors, target_N, tolerance, function=summed_cross_entropy):
     expected, gradients = with_gradients(plain, tensors, target_N)
-    found, own = with_gradients(summed_cross_entropy, tensors, target_N)
+    found, own = with_gradients(function, tensors, target_N)
 
     assert_close(found, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
     for gradient, wanted in zip(own, gradients, strict=True):
@@ -256,6 +258,46 @@ def test_value_and_gradients_are_those_of_plain_cross_entropy(
     hidden, table, bias, target = inputs(50, 7, dtype)
 
     assert_same((hidden, table, bias if has_bias else None), target, TOLERANCE[dtype])
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Return the list of graphs that are compiled, which run eagerly, by their inputs' shapes."""
+    graphs = []
+
+    def recorded(graph, inputs):
+        given = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+        graphs.append([value.shape for value in given if isinstance(value, torch.Tensor)])
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=recorded))
+    monkeypatch.setattr(vocabulary_loss, "_compiled", cache(vocabulary_loss._compiled.__wrapped__))
+    return graphs
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_compiled_loss_is_one_graph_of_known_columns_and_any_number_of_rows(graphs, dtype):
+    for rows in (64, 37):
+        *tensors, target = inputs(rows, 7, dtype)
+        compiled = partial(summed_cross_entropy, compiled=True)
+        assert_same(tensors, target, TOLERANCE[dtype], compiled)
+
+    (((rows, columns), _),) = graphs
+    assert isinstance(rows, torch.SymInt)
+    assert type(columns) is int
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "sizes"),
+    [
+        (16384, 29056, [4096] * 4), (2457, 29056, [2457]), (4700, 29056, [2432, 2268]),
+        (300, 2**21, [128, 128, 44]), (0, 29056, []),
+    ],
+)  # fmt: skip
+def test_chunks_on_a_gpu_are_alike_and_of_whole_tiles(rows, vocabulary, sizes):
+    chunks = vocabulary_loss._chunks(rows, vocabulary, "cuda")
+
+    assert [len(range(rows)[chunk]) for chunk in chunks] == sizes
 
 
 @settings(max_examples=30)
@@ -315,6 +357,59 @@ def test_bfloat16_is_roughly_right_and_leaves_gradients_in_float32():
     assert_close(found, expected, rtol=0.01, atol=0)
     for gradient, wanted in zip(own, gradients, strict=True):
         assert_close(gradient, wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_vocabulary_that_is_padded_has_the_same_loss_and_gradients(
+    monkeypatch, graphs, compiled, has_bias
+):
+    monkeypatch.setattr(vocabulary_loss, "_columns", lambda vocabulary, kind: 64)
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", 16 * 64)
+    hidden, table, bias, target = inputs(50, 7)
+    seen = []
+
+    padded = partial(
+        summed_cross_entropy, compiled=compiled, on_logits=lambda logits, rows: seen.append(logits)
+    )
+    assert_same((hidden, table, bias if has_bias else None), target, 1e-12, padded)
+
+    assert {tuple(logits.shape) for logits in seen} == {(16, 7), (2, 7)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocabulary", "columns"),
+    [(torch.bfloat16, 28996, 29056), (torch.float16, 29056, 29056), (torch.float32, 28996, 28996)],
+)
+def test_half_precision_pads_a_vocabulary_to_a_multiple_of_64(kind, vocabulary, columns):
+    assert vocabulary_loss._columns(vocabulary, kind) == columns
+
+
+def added_wide(total, left, right, *, out_dtype, beta, out):
+    """Do what a GPU does: multiply in half precision and add in float32."""
+    assert left.dtype == right.dtype == torch.bfloat16
+    assert total is out
+    assert out.dtype == out_dtype == torch.float32
+    out.copy_(left.double() @ right.double() + (out if beta else 0))
+
+
+def test_products_that_are_added_in_float32_are_nearer_to_float64(monkeypatch):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", 16 * 7)
+    *exact, target = inputs(50, 7)
+    _, wanted = with_gradients(plain, exact, target)
+    tensors = [tensor.detach().float().requires_grad_() for tensor in exact]
+    errors = []
+    for adds_wide in (False, True):
+        monkeypatch.setattr(vocabulary_loss, "_adds_wide", lambda device, adds=adds_wide: adds)
+        monkeypatch.setattr(torch, "addmm", added_wide)
+        with torch.autocast("cpu", torch.bfloat16):
+            _, gradients = with_gradients(summed_cross_entropy, tensors, target)
+        pairs = zip(gradients, wanted, strict=True)
+        errors.append([float((own.double() - exact).norm()) for own, exact in pairs])
+
+    (of_hidden, rounded, of_bias), found = errors
+    assert found == [of_hidden, pytest.approx(found[1]), of_bias]
+    assert found[1] < rounded
 
 
 def test_a_table_used_twice_gets_both_gradients():

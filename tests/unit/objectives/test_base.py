@@ -17,13 +17,16 @@ def test_an_encoding_is_computed_once_and_only_when_asked():
     model = tiny.model(Classification())
     calls = []
     model.backbone.register_forward_hook(lambda *_: calls.append(1))
-    encoding = Encoding(model, tiny.all_of(tiny.Questions(examples=4)))
+    first, second = (Encoding(model, tiny.all_of(tiny.Questions(examples=4))) for _ in range(2))
 
     assert not calls
-    states, top = encoding.states, encoding.top
-
+    states, top = first.states, first.top
     assert len(calls) == 1
+    alone = second.top, second.top
+
+    assert len(calls) == 2
     assert torch.equal(top, states[-1])
+    assert all(torch.equal(each, top) for each in alone)
 
 
 def test_in_an_evaluation_a_head_runs_once_for_measures_and_results():

@@ -81,7 +81,7 @@ def test_all_singular_values_become_about_1_and_the_directions_stay(shape, scale
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * scale
 
     left, sizes, right = torch.linalg.svd(matrix, full_matrices=False)
-    turned = left.T @ orthogonal(matrix) @ right.T
+    turned = left.T @ orthogonal([matrix])[0] @ right.T
 
     # Those below a hundredth of the largest need more rounds than there are.
     values = turned.diagonal()[sizes > 0.02 * sizes[0]]
@@ -90,7 +90,7 @@ def test_all_singular_values_become_about_1_and_the_directions_stay(shape, scale
 
 
 def test_a_matrix_of_zeros_stays():
-    assert_close(orthogonal(torch.zeros(4, 6)), torch.zeros(4, 6))
+    assert_close(orthogonal([torch.zeros(4, 6)]), torch.zeros(1, 4, 6))
 
 
 def test_matrices_of_blocks_are_turned_and_nothing_else_is():
@@ -119,6 +119,16 @@ def test_matrices_go_as_with_torchs_muon():
     for mine, other, start in zip(ours[:3], theirs, drawn(), strict=False):
         # It computes in bfloat16, which has 8 bits.
         assert (mine - other).norm() < 0.03 * (start - other).norm()
+
+
+def test_matrices_that_go_together_go_as_each_alone():
+    together, apart = drawn(), drawn()
+
+    stepped([MuonWithAdamW(together[:3], lr=0.01)], together, steps=5)
+    stepped([MuonWithAdamW([matrix], lr=0.01) for matrix in apart[:3]], apart, steps=5)
+
+    for mine, other, start in zip(together[:3], apart, drawn(), strict=False):
+        assert (mine - other).norm() < 1e-5 * (start - other).norm()
 
 
 def test_the_rest_goes_as_with_torchs_adamw():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transfer_cli.training.console import in_words
+from transfer_cli.training.console import in_words, pace_text
 
 
 def test_a_table_of_what_became_of_each_label_is_put_into_words():
@@ -37,3 +37,17 @@ def test_a_linear_model_that_saw_some_texts_only_says_how_many():
     assert in_words(TABLE, LABELS, by_words).endswith(
         "words 95 (fitted on 10,000 of 25,000 texts), more than this model"
     )
+
+
+@pytest.mark.parametrize(
+    ("waited", "peak", "said", "not_said"),
+    [
+        (0.015, 1e15, ["800,000 tokens/s", "TFLOP/s (MFU 24 %)", "waits 75 %"], "loop.batch"),
+        (0.0, None, ["240.0 TFLOP/s", "loop.batch=128 optimizer.lr=0.0028", "estimated"], "MFU"),
+    ],
+)
+def test_a_gpu_that_waits_for_its_host_is_offered_a_larger_batch(waited, peak, said, not_said):
+    text = pace_text(0.02, waited, 16_000, 4.8e12, peak=peak, batch=64, rate=2e-3)
+
+    assert all(part in text for part in said)
+    assert not_said not in text

@@ -13,12 +13,15 @@ from tests.records import read_metrics
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.run import build_run
+from transfer_cli.batch import size
 from transfer_cli.config.build import build
+from transfer_cli.config.stored import read_stored
 from transfer_cli.data.labelled import TaskData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, FinishedError, RunError
 from transfer_cli.model.weights import WEIGHTS, load_strictly, read_description, read_weights
+from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.checkpoint import newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
@@ -45,6 +48,21 @@ def jumping(tmp_path_factory, pretrained):
     config = configs.following(pretrained, folder, checkpoint__keep=0,
                                checkpoint__every="2 steps", **TOO_FAST)  # fmt: skip
     return configs.run(config, "finetune", folder / "run")
+
+
+def test_a_run_stores_the_micro_batch_that_there_was_memory_for(tmp_path, monkeypatch):
+    whole = CausalLM.loss_sums
+
+    def hungry(self, model, batch, encoded):
+        if model.training and size(batch) > 3:
+            raise torch.OutOfMemoryError
+        return whole(self, model, batch, encoded)
+
+    monkeypatch.setattr(CausalLM, "loss_sums", hungry)
+
+    run = configs.run(configs.config("pretrain", tmp_path), "pretrain", tmp_path / "run")
+
+    assert read_stored(run.config, "pretrain", "run").loop.micro_batch == 2
 
 
 def test_a_run_is_scored_and_kept_at_its_best_weights_and_not_at_its_last(jumping):

@@ -37,7 +37,7 @@ from transfer_cli.errors import (
     NotFiniteError,
     RunError,
     StoppedError,
-    at_least,
+    count_or_auto,
     raised_as,
 )
 from transfer_cli.progress import More, progress
@@ -87,7 +87,7 @@ def predict(config: PredictConfig) -> None:
             skipped = Skipped()
             on_error = skipped if config.errors == "skip" else Refuse("errors")
             rows = _rows(given.table, answers, on_error)
-            most = _most_rows(config.batch * distributed.world_size(), ensemble.task)
+            most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
             num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
                 found = [] if earlier.has(window) else _together(ensemble, window, name, more)
@@ -219,7 +219,7 @@ def _check(config: PredictConfig) -> None:
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
     writing.format_of(config.output_format, config.output)
     _layout(config)
-    at_least("batch:", config.batch, 1, ConfigError)
+    count_or_auto("batch", config.batch)
     _paths(config.run)
 
 

@@ -37,8 +37,9 @@ from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.text import TextData
+from transfer_cli.engine.evaluation import batch_of
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, count_or_auto
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.likelihood import Ending, Gap, ReadBeginning, score_gaps
 from transfer_cli.generation.prompts import (
@@ -70,7 +71,7 @@ from transfer_cli.training.measurements import peak_memory
 
 def score(config: ScoreConfig) -> None:
     """Score sentences, gaps or prompts; print what came of it, and write it as a run or several."""
-    at_least("batch:", config.batch, 1, ConfigError)
+    count_or_auto("batch", config.batch)
     source = build(config.data, "data", PairsOfSentences | ClozeTexts | TaskData | TextData)
     if isinstance(source, TextData):
         raise ConfigError(
@@ -87,6 +88,7 @@ def score(config: ScoreConfig) -> None:
             f"run: {config.run} is no language model ({type(trained.objective).__name__}); score "
             "needs one, such as the run that this was adapted from"
         )
+    config = replace(config, batch=batch_of(config.batch, trained.model, precision.device))
     typed = CommandLine.of_this_command()
     runs = [
         (count, order) for count in shots for order in range(config.prompt.orders if count else 1)
@@ -112,10 +114,10 @@ def _findings_of(
     if isinstance(source, TaskData):
         return PromptedData(config, source, trained).findings
     if isinstance(source, ClozeTexts):
-        asker = WordAsker(trained, config.batch, source.words())
+        asker = WordAsker(trained, int(config.batch), source.words())
         return lambda shots, seed: score_cloze(asker, source.load())
     scorer = sentence_scorer(
-        trained, batch=config.batch, scores_first=config.first == "scored",
+        trained, batch=int(config.batch), scores_first=config.first == "scored",
         within_word=config.within_word,
     )  # fmt: skip
     return lambda shots, seed: score_pairs(scorer, source.load())
@@ -324,7 +326,7 @@ class PromptedData:
 
     def __init__(self, config: ScoreConfig, source: TaskData, trained: Trained) -> None:
         place, asked = DataPlace(config.data_dir, config.seed), config.prompt
-        self._trained, self._asked, self._batch = trained, asked, config.batch
+        self._trained, self._asked, self._batch = trained, asked, int(config.batch)
         self._data = source.load(place.folder, place.seed)
         self._task = datasets.task_of_data(self._data)
         if self._task.name not in ("classification", "choice"):

@@ -31,6 +31,7 @@ from transfer_cli.data.sampler import micro_batches
 from transfer_cli.data.split import Dataset
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
+from transfer_cli.fitting import in_halves
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import Pass, TransferModel
@@ -85,15 +86,17 @@ class CachedFeatures:
         self._portions = micro_batches(np.argsort(lengths_N, kind="stable"), batch)
         model.eval()
 
+        def states_of(indices: np.ndarray) -> tuple[Tensor, Tensor]:
+            part = data.batch(indices)
+            return part["mask"], _states(model, part, precision, layers, pooling)
+
         def compute() -> Tensor:
             states_RKD = torch.empty(size, device=keep_on)
             with progress("features", len(self._portions), "batches") as more:
-                for indices in self._portions:
-                    part = data.batch(indices)
-                    rows = {"rows": self._rows(indices, part["mask"])}
-                    rows_R = to_device(rows, keep_on)["rows"]
-                    states = _states(model, part, precision, layers, pooling)
-                    states_RKD[rows_R] = states.to(keep_on)
+                for portion in self._portions:
+                    for indices, (mask_BT, states) in in_halves(portion, states_of):
+                        rows = {"rows": self._rows(indices, mask_BT)}
+                        states_RKD[to_device(rows, keep_on)["rows"]] = states.to(keep_on)
                     more(1)
             return states_RKD
 

@@ -1,0 +1,112 @@
+"""What training takes of a process's memory, estimated, and the micro-batch that fits into it."""
+
+from dataclasses import replace
+
+from omegaconf import DictConfig
+
+from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.config.stored import with_values
+from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import frozen_matrices
+from transfer_cli.fitting import FILLED, fitting, free_bytes
+from transfer_cli.model.block import FEED_FORWARDS
+
+FLOAT = 4
+"""Bytes of a number in float32."""
+
+STATES = "states of"
+"""What the name of the part begins with that grows with a micro-batch."""
+
+
+def with_micro_batch(blueprint: Blueprint) -> Blueprint:
+    """Return the blueprint with `loop.micro_batch=auto` decided, alike in all processes.
+
+    It is a process's whole share of a batch, or the largest half, quarter, ... of it that fits into
+    the memory of its GPU that is free.
+    """
+    loop = blueprint.course.loop
+    if loop.micro_batch != "auto":
+        return blueprint
+    share = -(-loop.batch // processes_of(blueprint.config))
+    room = FILLED * free_bytes(blueprint.precision.device)
+    rows = fitting(share, room, lambda rows: sum(memory_parts(blueprint, rows).values()))
+    rows = -distributed.all_reduce_max(-rows)
+    micro_batch = rows if rows < share else None
+    return replace(
+        blueprint,
+        config=with_values(blueprint.config, {"loop.micro_batch": micro_batch}),
+        course=replace(blueprint.course, loop=replace(loop, micro_batch=micro_batch)),
+    )
+
+
+def processes_of(config: DictConfig) -> int:
+    """Return among how many processes a run divides a batch, begun already or not."""
+    return max(distributed.world_size(), config.devices if isinstance(config.devices, int) else 1)
+
+
+def halved(blueprint: Blueprint) -> set[str]:
+    """Return the weights that a run keeps in bf16."""
+    sharded = _shards(blueprint) > 1
+    return frozen_matrices(
+        blueprint.model, blueprint.precision, blueprint.left_out, sharded=sharded
+    )
+
+
+def _shards(blueprint: Blueprint) -> int:
+    """Return into how many parts weights are cut, and all that is kept of each."""
+    config = blueprint.config
+    return processes_of(config) if config.parallel == "fsdp" else 1
+
+
+def memory_parts(blueprint: Blueprint, rows: int | None = None) -> dict[str, int]:
+    """Return what takes memory in training in a process, and how many bytes.
+
+    Args:
+        blueprint: Of the run.
+        rows: Sequences that pass through the model at once; None: a micro-batch.
+    """
+    config, shards = blueprint.config, _shards(blueprint)
+    moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
+    chosen, loop = blueprint.adaptation, blueprint.course.loop
+    sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
+    ever = blueprint.course.ever_trains
+    at_once = max(
+        sum(sizes[name] for name in stage.trains) for stage in blueprint.course.stage_plans
+    )
+    copies = 0
+    if chosen.penalty is not None:
+        copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
+            sizes[n] for n in blueprint.network.inherited
+        )
+    shape = blueprint.model.backbone.shape
+    share = -(-loop.batch // processes_of(config))
+    if rows is None:
+        rows = min(int(loop.micro_batch or share), share)
+    length = config.data.get("length") or shape.positions
+    # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
+    blocks = [
+        int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
+        for group in blueprint.network.groups
+        if ever & set(group.parameters) and not group.name.startswith("head.")
+    ]
+    # Gradients pass through the lowest block that trains and all above it.
+    lowest = shape.visits.index(min(blocks)) if blocks else shape.depth
+    inner = FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
+    block = 8 * shape.width + inner
+    passed = shape.depth - lowest
+    # Of blocks that are computed again, the input stays, and all of one at a time.
+    numbers = passed * shape.width + block if loop.activation_checkpointing else passed * block
+    held = rows * length * numbers
+    earlier = shape.recurrence if blueprint.remembers else 0
+    if shape.projects_distances:  # scores by distance, in all, and their probabilities
+        held += 3 * passed * rows * shape.heads * length * (earlier + length)
+    half = sum(sizes[name] for name in halved(blueprint)) // 2
+    parts = {
+        "weights": sum(sizes.values()) // shards - half,
+        "gradients": at_once // shards,
+        "optimizer": moments * sum(sizes[name] for name in ever) // shards,
+        "copies of the start": copies // shards,
+        f"{earlier} remembered positions": share * shape.depth * earlier * shape.width,
+        f"{STATES} {rows} x {length} tokens": held,
+    }
+    return {name: FLOAT * count for name, count in parts.items() if count}
