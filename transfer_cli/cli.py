@@ -243,7 +243,7 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
 
     from transfer_cli.config.build import import_plugins
     from transfer_cli.config.check import check
-    from transfer_cli.config.stored import with_values
+    from transfer_cli.config.decided import with_values
     from transfer_cli.runs.environment import computing_threads
 
     if name == "pretrain":

@@ -48,8 +48,8 @@ from transfer_cli.assembly.optimizer import base_lr, is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.decided import with_values
 from transfer_cli.config.schema import LoopConfig, MixingConfig
-from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.compiling import missing_for, why_eager

@@ -24,8 +24,9 @@ from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.decided import with_values
 from transfer_cli.config.schema import LrFindConfig, RunConfig
-from transfer_cli.config.stored import as_yaml, with_values
+from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
 from transfer_cli.errors import ConfigError, above_zero, at_least, pip_install

@@ -22,7 +22,7 @@ def check(config: DictConfig, command: str) -> None:
     """Resolve interpolations, refuse what cannot be, and freeze the config: it is composed.
 
     Keys that do not exist are refused, and values that are missing. What is decided later goes into
-    a copy (`config.stored.with_values`).
+    a copy (`config.decided.with_values`).
     """
     if OmegaConf.get_type(config) is not COMMANDS[command]:
         raise ConfigError(

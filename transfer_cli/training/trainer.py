@@ -12,8 +12,9 @@ from typing import Any
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.config.decided import with_values
 from transfer_cli.config.literal import as_typed
-from transfer_cli.config.stored import as_yaml, with_values
+from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.cost import Flops
