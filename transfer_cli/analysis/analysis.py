@@ -19,7 +19,7 @@ from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.finished_run import Opened
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.batch import Batch, to_device, with_facts
-from transfer_cli.data.minimal_pairs import PairsOfSentences
+from transfer_cli.data.cloze import PairsOfSentences
 from transfer_cli.data.split import Split
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision

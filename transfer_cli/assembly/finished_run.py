@@ -12,7 +12,7 @@ from transfer_cli.assembly.model import block_length
 from transfer_cli.config.build import build
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import read_stored
-from transfer_cli.data.columns import Wanted, typed
+from transfer_cli.data.wanted import Wanted, typed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.published_folder import is_published

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from transfer_cli.data import json_tables, layout, parquet, readers, sheets
-from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose
+from transfer_cli.data.columns import choose
 from transfer_cli.data.layout import LETTERS, Beginning, Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, BrokenLine, LineSource, LineStream, OnError
 from transfer_cli.data.records import Record, check_columns, nested_names
 from transfer_cli.data.sheets import Book
 from transfer_cli.data.usual_names import is_known
+from transfer_cli.data.wanted import ANY, TEXT, Chosen, Wanted
 from transfer_cli.errors import DataError, listed
 from transfer_cli.safe_files import printable
 

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.columns import Chosen, Wanted, is_yes, parts_of
+from transfer_cli.data.columns import is_yes, parts_of
 from transfer_cli.data.encoded_task import all_known
 from transfer_cli.data.label_names import joined_by, look_over
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
 from transfer_cli.data.split import TextStats
+from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import DataError, listed
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_task import all_known
 from transfer_cli.data.records import Record, plain_number
+from transfer_cli.data.wanted import Chosen
 from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
 from transfer_cli.objectives.sequence import SequenceObjective

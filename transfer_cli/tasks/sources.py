@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.config.build import build
-from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.readers import check_readable
 from transfer_cli.data.split import Whole
+from transfer_cli.data.wanted import ANY, Wanted
 from transfer_cli.errors import DataError, raised_as
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import tried
 from transfer_cli.data import readers, sheets
-from transfer_cli.data.columns import Wanted, choose
+from transfer_cli.data.columns import choose
 from transfer_cli.data.documents import path_lines
 from transfer_cli.data.encodings import encoding_of
 from transfer_cli.data.labelled import INPUT, Example
@@ -27,6 +27,7 @@ from transfer_cli.data.layout import Layout, delimiter_of, has_header
 from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.data.records import Record, label_of, text_of
 from transfer_cli.data.table import table_records
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.table import Table
 

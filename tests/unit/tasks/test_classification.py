@@ -11,11 +11,11 @@ import torch
 
 from transfer_cli.commands.predict.reading import Columns, rows_of
 from transfer_cli.commands.predict.writing import Submitted
-from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.table import open_table
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews

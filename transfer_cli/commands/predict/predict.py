@@ -23,11 +23,11 @@ from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.config.schema import PredictConfig
 from transfer_cli.data import readers
-from transfer_cli.data.columns import ANY, LABEL, Chosen, Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, OnError
 from transfer_cli.data.table import OpenTable, Refuse, Skipped
+from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision

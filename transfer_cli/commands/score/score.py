@@ -32,9 +32,8 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import ScoreConfig
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.data.cloze import ClozeTexts
+from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.labelled import LabelledData, TaskData
-from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluation import batch_of

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.data.cloze import GAP, ClozeExample
-from transfer_cli.data.minimal_pairs import MinimalPair
+from transfer_cli.data.cloze import GAP, ClozeExample, MinimalPair
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.likelihood import Ending, Gap, Said, say_endings, say_gaps

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch, real_sequences
 from transfer_cli.data import readers
-from transfer_cli.data.columns import ANY, other_data
+from transfer_cli.data.columns import other_data
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import Truncate, encode_texts
 from transfer_cli.data.labelled import Example
@@ -27,6 +27,7 @@ from transfer_cli.data.layout import Layout
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.table import open_table
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.wanted import ANY
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel

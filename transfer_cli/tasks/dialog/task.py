@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data import readers
-from transfer_cli.data.columns import ANY, Wanted, other_data
+from transfer_cli.data.columns import other_data
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.json_tables import json_rows
@@ -24,6 +24,7 @@ from transfer_cli.data.labelled import INPUT, LabelledData
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.wanted import ANY, Wanted
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone

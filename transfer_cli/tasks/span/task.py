@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.wanted import ANY, Wanted
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain

@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import MAX_LABELS
+from transfer_cli.data.wanted import ANY, Wanted
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.sources import LabelledFiles
