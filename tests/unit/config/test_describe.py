@@ -479,7 +479,7 @@ def folder(tmp_path, monkeypatch):
         ("transfer finetune +adaptation/edits=[lora,sc", "+adaptation/edits=[lora,scalar_mix"),
         ("transfer finetune +objective@losses.lm=ml", "+objective@losses.lm=mlm"),
         ("transfer finetune objective=cla", "objective=classification"),
-        ("transfer pretrain loop.b", "loop.batch= loop.bucket="),
+        ("transfer pretrain loop.b", "loop.batch= loop.bf16_residual= loop.bucket="),
         ("transfer pretrain loop.bucket=", "loop.bucket=true loop.bucket=false"),
         ("transfer pretrain loop.batch=", ""),
         ("transfer pretrain precision=b", "precision=bf16"),

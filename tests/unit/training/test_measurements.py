@@ -90,7 +90,7 @@ LABELS = ("number", "place")
 
 def found(split, outcomes, data=None):
     each = items.noting(split)
-    each.note(Portion.of(np.arange(len(split.data))), outcomes)
+    each.note([(Portion.of(np.arange(len(split.data))), outcomes)])
     return items.items_of(split, data or Prepared({}, ClassificationTask(LABELS)), each)
 
 
