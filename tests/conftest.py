@@ -9,6 +9,8 @@ from hypothesis import settings
 
 # Tiny models gain nothing from a second thread, and lose a lot when other work shares the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What runs compute does not depend on how fast a machine is.
+os.environ.setdefault("TRANSFER_PRECISION", "fp32")
 
 # Commands are begun as from a terminal, also where the tests were begun in the background.
 for number, usual in {

@@ -18,6 +18,7 @@ SIZES = {
     for name, numbers in {
         # width, heads, depth, feed-forward, vocabulary, length, batch
         "base": (512, 8, 11, 2048, 29_056, 256, 64),
+        "base-two": (512, 8, 11, 2048, 29_056, 256, 2),
         "base-odd": (512, 8, 11, 2048, 28_996, 256, 64),
         "bert-base": (768, 12, 12, 3072, 29_056, 512, 32),
         "bert-large": (1024, 16, 24, 4096, 29_056, 512, 32),

@@ -44,6 +44,12 @@ LEAST_S = 15.0
 """No part begins with less than this left."""
 
 NO_CUDNN = "import torch; torch.backends.cuda.enable_cudnn_sdp(False)"
+CUDA_GRAPHS = """
+from transfer_cli.model.backbone import Backbone
+plain = Backbone.compile
+Backbone.compile = lambda self, **options: plain(self, mode="reduce-overhead", **options)
+"""
+MUON = ("optimizer=muon", "schedule=trapezoid")
 SAME_WORK = ("model.activation=relu", "model.output_bias=false")
 """What makes a step ours that of the plain loop."""
 
@@ -142,7 +148,9 @@ class Bench:
             options = {**turns, "size": size, "compiled": not quick}
             return Variant(way.name, "gpu", way.function, options)
         material = self._material(size, is_short=way.is_short)
-        preset = way.model or ("base" if quick else way.size.removesuffix("-odd"))
+        preset = way.model or (
+            "base" if quick else way.size.removesuffix("-odd").removesuffix("-two")
+        )
         words = [
             f"model={preset}", *product.model_words(size), "model.attention_dropout=0",
             f"loop.compile={str(not quick).lower()}", "loop.log_every=50", *material.words,
@@ -172,29 +180,37 @@ class Bench:
         """`base`, 64 x 256 tokens, beside the commit before, a plain loop and the Trainer."""
         has_trainer = measuring.can_import(sys.executable, "transformers", "accelerate")
         yield from self.take_turns([
-            Way("before, short batch", before=True, is_short=True),
             Way("before", before=True),
             Way("now"),
             Way("now, short batch", is_short=True),
             Way("now, same work", SAME_WORK),
-            Way("now, C1", env={"TORCHINDUCTOR_MIX_ORDER_REDUCTION": "0"}),
-            Way("now, C3", setup=NO_CUDNN),
             Way("now, B1", ("loop.bf16_residual=true",)),
             Way("now, B1 to B3", ("loop.bf16_residual=true",), model=LEAN),
+            Way("now, C4", setup=CUDA_GRAPHS),
+            Way("now, same work, C4", SAME_WORK, setup=CUDA_GRAPHS),
+            Way("now, Muon", MUON),
             Way("plain loop", function="plain_loop"),
             *([Way("Trainer", function="trainer")] if has_trainer else []),
         ])  # fmt: skip
 
     def steps_alone(self) -> Iterator[Record]:
-        """Muon, each change taken away alone, a vocabulary of no multiple, the host's own time."""
-        muon = ("optimizer=muon", "schedule=trapezoid")
+        """Each change taken away alone, or tried; a vocabulary of no multiple of 64."""
         yield from self.take_turns([
-            Way("before, Muon", muon, before=True),
-            Way("now, Muon", muon),
+            Way("before, short batch", before=True, is_short=True),
+            Way("before, Muon", MUON, before=True),
             Way("before, odd vocabulary", before=True, size="base-odd"),
             Way("now, odd vocabulary", size="base-odd"),
+            Way("now, C3", setup=NO_CUDNN),
             *(Way(f"now, {name}", setup=setup) for name, setup in WITHOUT.items()),
-            Way("now, two sequences", ("loop.batch=2",)),
+        ])  # fmt: skip
+
+    def host(self) -> Iterator[Record]:
+        """Two sequences a step, for which a GPU waits: what the host takes."""
+        yield from self.take_turns([
+            Way("before", size="base-two", before=True),
+            Way("now", size="base-two"),
+            Way("now, C4", size="base-two", setup=CUDA_GRAPHS),
+            Way("plain loop", size="base-two", function="plain_loop"),
         ])  # fmt: skip
 
     def large(self) -> Iterator[Record]:
@@ -343,6 +359,7 @@ loss.CHUNK_ELEMENTS["cuda"] = 2**30
 PARTS: dict[str, tuple[float, Callable[[Bench], Iterator[Record]]]] = {
     "turns": (210.0, Bench.turns),
     "ceilings": (45.0, Bench.ceilings),
+    "host": (60.0, Bench.host),
     "steps": (150.0, Bench.steps_alone),
     "large": (150.0, Bench.large),
     "typed": (110.0, Bench.typed),

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.long.compare_runs import differences
 from tests.run_kinds import KINDS
 from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE
+from transfer_cli.engine import bf16_products
 from transfer_cli.runs import environment
 from transfer_cli.runs.environment import computing_threads
 from transfer_cli.training.trainer import Trainer
@@ -94,6 +95,45 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
     assert f"going on after step {step}" in resumed.err
     assert status("run")["status"] == "finished"
     assert differences(Path("whole"), Path("run")) == []
+
+
+@pytest.fixture
+def products(tmp_path, monkeypatch):
+    """Return how fast products are here, which a test may change; what is kept is known to none."""
+    rates = {"float32": 1.0, "bfloat16": 4.0}
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(bf16_products, "measured", lambda: rates)
+    return rates
+
+
+def test_a_run_goes_on_in_the_precision_that_the_machine_of_its_beginning_chose(
+    transfer, stopped, words_of, products
+):
+    words = words_of("clm", "loop.steps=6", "precision=auto")
+    planned = transfer("plan", *words, "plan.steps=0").ok()
+    transfer(*words, "run.dir=whole").ok()
+    begun = stopped(3, *words, "run.dir=run")
+    shutil.rmtree("cache/machines")
+    products["bfloat16"] = 0.1
+
+    transfer(*words, "run.dir=run", "resume=auto").ok()
+
+    assert "cpu, bf16" in planned.out
+    assert "cpu, bf16" in begun.err
+    assert json.loads(Path("run/results.json").read_text())["precision"] == "bf16"
+    assert differences(Path("whole"), Path("run")) == []
+
+
+@pytest.mark.usefixtures("products")
+def test_a_run_that_stored_no_more_than_auto_goes_on_in_float32_on_every_cpu(transfer, copied):
+    lines = (copied / "config.yaml").read_text().splitlines()[:-1]
+    then = ["precision: auto" if line == "precision: fp32" else line for line in lines]
+    (copied / "config.yaml").write_text("\n".join(then))
+
+    resumed = transfer("pretrain", f"resume={copied}", "loop.steps=3").ok()
+
+    assert "precision: auto" in then
+    assert "cpu, fp32" in resumed.err
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.compiling import missing_for, why_eager
-from transfer_cli.engine.precision import Precision, device_and_precision
+from transfer_cli.engine.precision import Precision, precision_of
 from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
@@ -263,7 +263,9 @@ def draw(
     On the device "meta" nothing is computed and no weights are read: so `plan` looks at a large
     model. What the run reads is noted in `origins`, or compared with what is noted there.
     """
-    precision = device_and_precision(config.device, config.precision)
+    # A minimum is found to more digits than bf16 has.
+    exact = config.precision == "auto" and is_solver(config.optimizer)
+    precision = precision_of(command, config.device, "fp32" if exact else config.precision)
     loop = build(config.loop, "loop", LoopConfig)
     check_residual(loop, precision)
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
@@ -271,7 +273,7 @@ def draw(
     start = _start(config, command, typed, asked, adaptation, values=device != "meta")
     shape = with_direction(shape_of(config, start.pretrained, command), asked)
     check_rows(shape, config)
-    config = with_values(config, _decided(config.optimizer.get("lr"), start.pretrained, shape))
+    config = with_values(config, _decided(config, start.pretrained, shape, precision))
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
     check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
@@ -450,13 +452,16 @@ def _start(
     return StartingPoint(start, tensors, teachers)
 
 
-def _decided(lr: object, start: Pretrained | None, shape: BackboneShape) -> dict[str, Any]:
+def _decided(
+    config: DictConfig, start: Pretrained | None, shape: BackboneShape, precision: Precision
+) -> dict[str, Any]:
     """Return the values of keys of which a config leaves open what they come to.
 
     What is stored, and compared with other runs, is what was used.
     """
     decided: dict[str, Any] = {
-        "optimizer.lr": base_lr(lr, shape.width),
+        "optimizer.lr": base_lr(config.optimizer.get("lr"), shape.width),
+        "precision": precision.kind,
         "data_changed": "refuse",  # it holds for one command
     }
     if start is not None and start.layers is not None:

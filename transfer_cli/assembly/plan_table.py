@@ -49,6 +49,7 @@ def plan_page(blueprint: Blueprint) -> Page:
         *blocks, BLANK, *_shared(blueprint), *_tensors(blueprint),
         *([fact("kernels", blueprint.kernels)] if blueprint.kernels else []),
         fact("exports", exports_as(blueprint)),
+        fact("on", f"{blueprint.precision.device}, {blueprint.precision.kind}"),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.earlier_runs import typed_as_then
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory
@@ -31,6 +32,9 @@ _FOUND = {
 
 RATE = "optimizer.lr"
 """Where no number is typed it depends on the model: a run has what it began with."""
+
+PRECISION = "precision"
+"""What auto came to is what a run goes on with, on any machine."""
 
 
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
@@ -69,6 +73,8 @@ def config_to_resume(
         role = role_of(key)
         if role & (Role.NAMES_RUN | Role.OTHERS):
             continue
+        if key == PRECISION and override.value() == "auto":
+            continue
         if Role.EXTENDS in role and not override.is_delete():
             try:
                 OmegaConf.update(stored, key, override.value())
@@ -76,6 +82,9 @@ def config_to_resume(
                 raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
         elif config.resume != AUTO:
             _refuse_change(override, run.read_presets().get(key), OmegaConf.select(stored, key))
+    if stored[PRECISION] == "auto":
+        # The run began when the word was stored, which was float32 on every CPU.
+        stored[PRECISION] = device_and_precision(stored.device, "auto").kind
     if config.resume == AUTO:
         # The same command was typed again, so all of its config can be compared.
         now, then = (

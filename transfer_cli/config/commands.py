@@ -344,6 +344,7 @@ def overview() -> Page:
         _entry("transfer COMMAND --help all", "every option and key, with a line on each"),
         _entry("transfer --version", "the version"),
         _entry("TRANSFER_DATA", "where data sets lie or are fetched to (~/.cache/transfer)"),
+        _entry("TRANSFER_PRECISION", "the precision where none is typed (auto)"),
         _entry("TRANSFER_DEBUG=1", "tracebacks for every error (so does --debug)"),
         BLANK,
         Line(Piece("Try it, offline, in about a minute:", "heading")),

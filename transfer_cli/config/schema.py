@@ -184,8 +184,8 @@ class DeviceConfig:
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    precision: str = "auto"
-    """auto, fp32, bf16 or fp16."""
+    precision: str = "${oc.env:TRANSFER_PRECISION,auto}"
+    """auto, fp32, bf16 or fp16; auto is bf16 where products in it are fast."""
 
 
 @dataclass

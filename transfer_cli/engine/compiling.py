@@ -61,6 +61,7 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
             "loop.compile out"
         )
     torch._dynamo.config.recompile_limit = GRAPHS
+    _set_up_inductor()
     parts = [part for part in model.modules() if isinstance(part, Backbone)]
     whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
     for module in whole:
@@ -71,6 +72,17 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
         # Tiles of sparse attention have a kernel of the compiler's in eager passes, too.
         if isinstance(part, TransferModel) and not (lengths_vary or part.backbone.shape.is_sparse):
             part.around_pass = FullBatches()
+
+
+def _set_up_inductor() -> None:
+    """Leave out what costs time in each step."""
+    from torch._inductor import config  # takes seconds
+
+    # Some 400 checks a step of what the compiler itself has planned.
+    config.size_asserts = False
+    if torch.__version__ < "2.12" and hasattr(config.triton, "mix_order_reduction"):
+        # It joins a norm's backward pass with its column sums into kernels of too many registers.
+        config.triton.mix_order_reduction = False
 
 
 def why_eager(

@@ -423,7 +423,9 @@ class TrainStep:
         moving = {n: p for n, p in self._parameters.items() if p.grad is not None}
         gradients = [p.grad for p in moving.values() if p.grad is not None]
         norms = dict(zip(moving, torch._foreach_norm(gradients), strict=True)) if moving else {}
-        own_norm = nn.utils.get_total_norm(list(norms.values()))
+        # As torch's `get_total_norm`, which takes the norm of each once more.
+        zero = torch.zeros((), device=self._precision.device)
+        own_norm = torch.linalg.vector_norm(torch.stack([*norms.values()] or [zero]))
         norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
         self._skipped.note(NotedStep(step, HostCopy(finite), norms, micro_batches))

@@ -4,11 +4,13 @@ Torch decorates the methods of its optimizers to exclude them from its compiler.
 imports that compiler: 0.8 s of CPU time at the start of every run. No optimizer is compiled here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 NAMES = ("params", "layer", "scale")
 """What a step does not read of a group, beside its parameters; see `assembly.optimizer`."""
@@ -41,10 +43,52 @@ class AdamW(EagerOptimizer, torch.optim.AdamW):
         groups = self.param_groups
         self.param_groups = merged(groups)
         try:
+            if closure is None and all(_is_plain(group) for group in self.param_groups):
+                for group in self.param_groups:
+                    step_fused(self, group["params"], group)
+                return None
             loss: float | None = bare(torch.optim.AdamW.step)(self, closure)
         finally:
             self.param_groups = groups
         return loss
+
+
+def _is_plain(group: Mapping[str, Any]) -> bool:
+    variants = ("amsgrad", "maximize", "capturable", "differentiable")
+    return bool(group["fused"]) and not any(group[name] for name in variants)
+
+
+def step_fused(optimizer: Optimizer, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
+    """Update those parameters that have a gradient by AdamW, in one fused kernel.
+
+    As torch's own step, which looks at each parameter several times.
+    """
+    moving = [parameter for parameter in parameters if parameter.grad is not None]
+    states = [optimizer.state[parameter] for parameter in moving]
+    for parameter, state in zip(moving, states, strict=True):
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+    beta1, beta2 = group["betas"]
+    adamw(
+        moving,
+        [parameter.grad for parameter in moving if parameter.grad is not None],
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+        grad_scale=getattr(optimizer, "grad_scale", None),
+        found_inf=getattr(optimizer, "found_inf", None),
+    )
 
 
 def merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from transfer_cli.errors import above_zero, at_least
-from transfer_cli.optim.eager import EagerOptimizer, merged
+from transfer_cli.optim.eager import EagerOptimizer, merged, step_fused
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic polynomial (Jordan et al. 2024): steep at 0, then close to 1."""
@@ -88,9 +87,10 @@ class MuonWithAdamW(EagerOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for update, by_muon in ((self._step_muon, True), (self._step_adamw, False)):
-            for group in merged([_part(group, by_muon) for group in self.param_groups]):
-                update(group["params"], group)
+        for group in merged([_part(group, by_muon=True) for group in self.param_groups]):
+            self._step_muon(group["params"], group)
+        for group in merged([_part(group, by_muon=False) for group in self.param_groups]):
+            step_fused(self, group["params"], group)
         return loss
 
     def averages(self) -> list[set[str]]:
@@ -142,44 +142,13 @@ class MuonWithAdamW(EagerOptimizer):
         average: Tensor = state["momentum_buffer"]
         return average
 
-    def _step_adamw(self, others: list[Tensor], group: Mapping[str, Any]) -> None:
-        """Update parameters by AdamW, in one fused kernel."""
-        if not others:
-            return
-        for other in others:
-            if not self.state[other]:
-                self.state[other] = {
-                    "step": torch.zeros((), device=other.device),
-                    "exp_avg": torch.zeros_like(other),
-                    "exp_avg_sq": torch.zeros_like(other),
-                }
-        beta1, beta2 = group["betas"]
-        adamw(
-            others,
-            [other.grad for other in others if other.grad is not None],
-            [self.state[other]["exp_avg"] for other in others],
-            [self.state[other]["exp_avg_sq"] for other in others],
-            [],
-            [self.state[other]["step"] for other in others],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-        )
-
 
 def uses_muon(parameter: Tensor, group: Mapping[str, Any]) -> bool:
     """Return whether Muon, not AdamW, updates a parameter of a parameter group."""
     return parameter.ndim == 2 and not str(group.get("layer", "")).startswith(_OUTER_LAYERS)
 
 
-def _part(group: Mapping[str, Any], by_muon: bool) -> dict[str, Any]:  # noqa: FBT001
+def _part(group: Mapping[str, Any], *, by_muon: bool) -> dict[str, Any]:
     """Return a parameter group with those of its parameters alone that Muon, or AdamW, moves."""
     moving = [p for p in group["params"] if p.grad is not None]
     return {**group, "params": [p for p in moving if uses_muon(p, group) == by_muon]}

@@ -536,6 +536,7 @@ class Trainer:
                 "compiled": self._blueprint.course.loop.compile,
                 "context": _context_of(run.data.splits),
                 **more,
+                "precision": self._blueprint.precision.kind,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],
                 "versions": versions(),
             },

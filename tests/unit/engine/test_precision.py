@@ -5,7 +5,13 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.assembly.checks import check_residual
 from transfer_cli.config.schema import LoopConfig
-from transfer_cli.engine.precision import Precision, choose_device, device_of_process
+from transfer_cli.engine import bf16_products
+from transfer_cli.engine.precision import (
+    Precision,
+    choose_device,
+    device_of_process,
+    precision_of,
+)
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.shape import FORMS
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -16,6 +22,39 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("name", "kind"), [("auto", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
 def test_a_cpu_computes_in_float32_unless_asked_otherwise(name, kind):
     assert Precision.choose(name, CPU).kind == kind
+
+
+@pytest.mark.parametrize(("command", "fast"), [("pretrain", "bf16"), ("chat", "fp32")])
+@pytest.mark.parametrize(
+    ("rates", "pays"),
+    [
+        ({"float32": 100.0, "bfloat16": 390.0}, True),
+        ({"float32": 100.0, "bfloat16": 150.0}, False),
+        ({"float32": 90.0, "bfloat16": 8.0}, False),
+    ],
+)
+def test_some_commands_take_bf16_where_products_in_it_were_fast(
+    monkeypatch, tmp_path, rates, pays, command, fast
+):
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path))
+    monkeypatch.setattr(bf16_products, "measured", lambda: rates)
+
+    kinds = [precision_of(command, "cpu", word).kind for word in ("auto", "fp32", "bf16")]
+    monkeypatch.setattr(bf16_products, "measured", dict)  # it is kept
+    again = precision_of(command, "cpu", "auto").kind
+
+    assert kinds == [fast if pays else "fp32", "fp32", "bf16"]
+    assert again == kinds[0]
+
+
+def test_what_is_kept_of_a_machine_is_measured_again_where_it_is_damaged(monkeypatch, tmp_path):
+    bf16_products.pay(tmp_path)
+    (record,) = tmp_path.rglob("*.json")
+    record.write_text('{"float32": "fast"}')
+    monkeypatch.setattr(bf16_products, "measured", lambda: {"float32": 1.0, "bfloat16": 3.0})
+
+    assert bf16_products.pay(tmp_path)
+    assert '"bfloat16": 3.0' in record.read_text()
 
 
 def test_an_unknown_precision_is_refused_with_the_nearest():
