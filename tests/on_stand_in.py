@@ -67,10 +67,10 @@ from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.task import Cloze
-from transfer_cli.tasks.dialog.objective import NextUtterance
+from transfer_cli.tasks.dialog.task import NextUtterance
 from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
-from transfer_cli.tasks.span.objective import SpanExtraction
+from transfer_cli.tasks.span.task import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.text_to_text.task import PrefixLM
 
@@ -107,7 +107,7 @@ WAITS = {
     "tasks.multilabel.Multilabel.shown": "the same",
     "tasks.multilabel.Multilabel.results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",
-    "tasks.span.objective.SpanExtraction.shown": "the same",
+    "tasks.span.task.SpanExtraction.shown": "the same",
     "tasks.tagging.objective.TokenTagging.shown": "the same",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
     "so that there are never more logits than one text's",

@@ -221,8 +221,7 @@ def publish(folder: Path, family: str, kind: str = "", **options):
         stem = "Gemma3"
     name = {"": "Model", "LMHeadModel": "LMHeadModel"}.get(kind, f"For{kind}")
     torch.manual_seed(len(family))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         model = getattr(lib, f"{stem}{name}")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

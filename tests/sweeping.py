@@ -42,13 +42,7 @@ def run(
         return f"job {job.number} is {error}"
 
     jobs = Jobs(
-        command,
-        recorder,
-        request,
-        report,
-        metrics,
-        try_out,
-        makes_runs=command != "evaluate",
+        command, recorder, request, report, metrics, try_out, makes_runs=command != "evaluate"
     )
     if not request.multirun:
         recorder(composed(command, request).config)

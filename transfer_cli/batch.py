@@ -96,10 +96,6 @@ IGNORE = -100
 """The target that marks a position without loss."""
 
 
-PACKED_BELOW = 0.95
-"""The share of real tokens from which on their padding costs less than to leave it out."""
-
-
 def size(batch: Batch) -> int:
     """Return the number of examples."""
     return int(batch["tokens"].shape[0])
@@ -170,7 +166,9 @@ def _of_masks(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
 def _facts_of(mask_ST: Tensor) -> Batch:
     lengths_S = mask_ST.sum(1)
     facts = {"padded": ~mask_ST.all(), "lengths": lengths_S}
-    if lengths_S.sum() < PACKED_BELOW * mask_ST.numel():
+    # The share of real tokens from which on their padding costs less than to leave it out.
+    packed_below = 0.95
+    if lengths_S.sum() < packed_below * mask_ST.numel():
         facts["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
     return facts
 
@@ -256,10 +254,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def gather(
-    tokens: Indexed,
-    starts_B: npt.NDArray[np.int64],
-    lengths_B: npt.NDArray[np.int64],
-    filler: int,
+    tokens: Indexed, starts_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64], filler: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the pieces of `tokens` that start at `starts_B` as rows, padded on the right.
 

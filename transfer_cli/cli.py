@@ -243,7 +243,7 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
 
     from transfer_cli.config.build import import_plugins
     from transfer_cli.config.check import check
-    from transfer_cli.config.stored import with_values
+    from transfer_cli.config.decided import with_values
     from transfer_cli.runs.environment import computing_threads
 
     if name == "pretrain":
@@ -273,7 +273,7 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
 
 
 def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
-    from transfer_cli.report.best_of_sweep import run_of
+    from transfer_cli.report.collect import run_of
 
     runs: dict[str, Any] = {}
     for key in ("run", "init_from"):
@@ -345,7 +345,7 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
                 Line(f"  {len(numbers)} jobs had the warning of job {numbers[0]}: {about}")
             )
     if jobs.makes_runs and jobs.sweep_dir is not None:
-        from transfer_cli.report.best_of_sweep import last_words
+        from transfer_cli.report.collect import last_words
 
         lines += map(Line, last_words(jobs.sweep_dir))
     terminal.print_out(Page(*lines))

@@ -7,7 +7,8 @@ escapes is our fault and keeps its traceback (exit code 1).
 import difflib
 import math
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 
 _LONGEST_NAME = 100
@@ -106,6 +107,16 @@ class SweepError(TransferError):
     """A sweep in which at least one job failed."""
 
     exit_code = EXIT_SWEEP
+
+
+@contextmanager
+def raised_as(error: type[Exception], start: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise an error in place of `kinds`, by default of a `ValueError`; `start` begins its text."""
+    caught = kinds or (ValueError,)
+    try:
+        yield
+    except caught as cause:
+        raise error(f"{start}{cause}") from cause
 
 
 def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:

@@ -146,8 +146,9 @@ def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
     return LOSS if metric.unit in ("nats", "bits", "perplexity") else metric
 
 
-def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval of a share, 95 % by default (Wilson 1927); it stays within 0 and 1."""
+def wilson_interval(right: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1."""
+    z = 1.96
     middle, scale = right + z * z / 2, total + z * z
     half = z * math.sqrt(right * (total - right) / total + z * z / 4)
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -45,9 +45,6 @@ STYLES: dict[Style, str] = {
 }
 """The style of each kind of piece, from the eight standard colours of terminals."""
 
-WIDEST_PROSE = 100
-"""Maximum width of running text, on wide terminals too."""
-
 _NARROWEST = 20
 """Minimum width of a text beside another one; with less room it is printed below."""
 
@@ -136,7 +133,8 @@ class Prose:
 
     def drawn(self, console: "Console") -> list["Text"]:
         """Return the lines for a terminal."""
-        width = min(console.width, WIDEST_PROSE)
+        widest_prose = 100  # maximum width of running text, on wide terminals too
+        width = min(console.width, widest_prose)
         lines: list[Text] = []
         for paragraph in re.split(r"\n\s*\n", self.text):
             fits = all(len(line) <= width for line in paragraph.splitlines())

@@ -60,8 +60,7 @@ def our_logits(run, texts, pairs=None):
 
 def their_logits(folder, texts, pairs=None, **options):
     lib = reference()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         model = lib.AutoModelForSequenceClassification.from_pretrained(folder, **options).eval()
         tokenizer = lib.AutoTokenizer.from_pretrained(folder, **options)
         given = tokenizer(texts, pairs, padding=True, truncation=True, return_tensors="pt")
@@ -88,34 +87,6 @@ def test_import_export_import_gives_identical_tensors(transfer, tmp_path, family
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert len(one) > 20
-
-
-@pytest.mark.parametrize("family", ALL)
-def test_what_is_exported_is_what_the_reference_wrote(transfer, tmp_path, family):
-    """Tensor by tensor, under the reference's own names."""
-    kind = CAUSAL.get(family, "MaskedLM")
-    theirs = publish(tmp_path / "first", family, kind)
-
-    transfer("export", "run=first", "to=second")
-
-    lib = reference()
-    auto = lib.AutoModelForCausalLM if family in CAUSAL else lib.AutoModelForMaskedLM
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        again, told = auto.from_pretrained("second", output_loading_info=True)
-    assert not told["missing_keys"]
-    tokens = torch.arange(2, 32).view(2, 15)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            again.eval()(tokens).logits, theirs(tokens).logits, atol=1e-6, rtol=0
-        )
-    if family == "modernbert":  # whose tokenizer they make of a tokenizer.json alone
-        return
-    old = lib.AutoTokenizer.from_pretrained("first")
-    new = lib.AutoTokenizer.from_pretrained("second")
-    for text in TEXT:
-        ids = [t(text, add_special_tokens=False)["input_ids"] for t in (old, new)]
-        assert ids[0] == ids[1]
 
 
 @pytest.fixture(scope="module", params=ALL)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from transfer_cli.config.locate import conf_dir
+from transfer_cli.config.commands import conf_dir
 
 pytestmark = pytest.mark.functional
 

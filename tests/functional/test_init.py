@@ -91,11 +91,7 @@ def test_chosen_options_alone_are_copied(transfer, tmp_path):
 
     files = {path.relative_to(tmp_path / "configs").as_posix()
              for path in (tmp_path / "configs").rglob("*.yaml")}  # fmt: skip
-    assert files == {
-        "model/my_small.yaml",
-        "experiment/sample/my_frozen.yaml",
-        "data/my_text.yaml",
-    }
+    assert files == {"model/my_small.yaml", "experiment/sample/my_frozen.yaml", "data/my_text.yaml"}
 
 
 def test_a_copied_experiment_composes_with_what_it_builds_on(transfer, pretrained):

@@ -57,15 +57,15 @@ def test_items_of_pretraining_are_blocks_without_text(pretrained, read_json, spl
 def test_validation_is_scored_again_only_if_other_weights_are_the_best(
     words, times, transfer, adapting, read_json, monkeypatch
 ):
-    from transfer_cli.training import final_measures
+    from transfer_cli.training import trainer
 
-    evaluate, scored = final_measures.evaluate, []
+    evaluate, scored = trainer.evaluate, []
 
     def counting(model, objective, split, **rest):
         scored.append(split.name)
         return evaluate(model, objective, split, **rest)
 
-    monkeypatch.setattr(final_measures, "evaluate", counting)
+    monkeypatch.setattr(trainer, "evaluate", counting)
     transfer("finetune", *adapting(), "loop.epochs=2", "loop.steps=null", *words, "run.dir=r").ok()
 
     assert scored.count("validation") == times

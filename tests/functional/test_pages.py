@@ -14,8 +14,8 @@ import pytest
 from tests.functional.conftest import TINY
 from transfer_cli.config import compose
 from transfer_cli.config.check import check
+from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.flags import Request
-from transfer_cli.config.locate import conf_dir
 
 DOCS = conf_dir().parent / "docs"
 

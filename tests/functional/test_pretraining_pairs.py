@@ -62,8 +62,7 @@ def test_both_heads_go_out_and_come_back(kind, shape, architecture, transfer):
     assert first.keys() == second.keys()
     assert {"heads.pair.linear.weight", "heads.pooler.linear.bias"} < second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         theirs = reference().AutoTokenizer.from_pretrained("out")
     assert theirs("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
 

@@ -40,12 +40,6 @@ def parts_of(run):
     return {**load_file(Path(run) / "model" / "weights.safetensors"), "generator": generator}
 
 
-def assert_same_weights(one, other, **tolerance):
-    first, second = parts_of(one), parts_of(other)
-    assert_close(first.pop("generator"), second.pop("generator"), **tolerance)
-    assert_close(first, second, **tolerance)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_is_scored_again_and_adapted_and_its_model_has_no_generator(mode, transfer):

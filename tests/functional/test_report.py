@@ -12,7 +12,7 @@ import pytest
 
 from tests.fake_runs import labelled, write_run, write_sweep
 from transfer_cli.cli import main
-from transfer_cli.config.locate import conf_dir
+from transfer_cli.config.commands import conf_dir
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 

@@ -1,9 +1,12 @@
 """What is promised of every preset of conf/adaptation; each is trained once."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
@@ -11,8 +14,9 @@ from tests.functional.test_export import our_logits, their_logits
 from tests.functional.test_plan import stages_of
 from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.assembly.run import build_run
 from transfer_cli.commands.plan import plan_finetune
-from transfer_cli.config.locate import conf_dir
+from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.model.weights import backbone_hash, read_description
 
@@ -214,3 +218,309 @@ def test_what_no_folder_can_hold_is_refused_as_the_plan_says(preset, words, tran
     assert exports_of(run).startswith("not as it is; ")
     assert "onnx" not in exports_of(run)
     assert not Path("out").exists()
+
+
+# --- adaptation ----------------------------------------------------------------------------------
+
+
+def config_of(run):
+    """Return the config of a run, as the command composed it."""
+    return OmegaConf.merge(
+        OmegaConf.structured(FinetuneConfig), OmegaConf.load(run / "config.yaml")
+    )
+
+
+def records(run):
+    return read_metrics(Path(run) / "metrics.jsonl")
+
+
+# --- step 0 --------------------------------------------------------------------------------------
+
+ADDED = {
+    "adapters": {
+        "_target_": "transfer_cli.adaptation.edits.Adapters", "size": 4, "activation": "gelu",
+    },
+    "lora": {
+        "_target_": "transfer_cli.adaptation.edits.LoRA", "rank": 2,
+        "targets": ["query", "key", "value", "output", "feed_forward"],
+    },
+    "parallel_adapters": {
+        "_target_": "transfer_cli.adaptation.edits.ParallelAdapters", "size": 4,
+    },
+    "gated_prefix": {"_target_": "transfer_cli.adaptation.edits.GatedPrefix"},
+    "pals": {"_target_": "transfer_cli.adaptation.edits.PALs"},
+    "ia3": {"_target_": "transfer_cli.adaptation.edits.IA3"},
+    "new_rows": {
+        "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],
+    },
+    "segments": {"_target_": "transfer_cli.adaptation.edits.Segments"},
+}  # fmt: skip
+
+
+def parts_of(run, edits=None, **changes):
+    config = config_of(run)
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value)
+    if edits is not None:
+        config.adaptation.edits = edits
+    return build_run(config, "finetune")
+
+
+@pytest.mark.parametrize("names", [*([name] for name in ADDED), list(ADDED)], ids="+".join)
+def test_what_is_added_changes_no_state_before_the_first_step(names, adapted):
+    run = adapted("full").run
+    plain, edited = parts_of(run), parts_of(run, {name: ADDED[name] for name in names})
+    batch = plain.data.splits["train"].data.batch(np.arange(24))
+    before, after = plain.model.backbone.eval(), edited.model.backbone.eval()
+
+    with torch.inference_mode():
+        wanted = before(batch["tokens"], batch["mask"])
+        found = after(batch["tokens"], batch["mask"])
+
+    assert len(list(after.parameters())) > len(list(before.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+
+
+def test_the_mix_of_layers_begins_as_their_mean(adapted):
+    parts = parts_of(adapted("feature_extraction").run)
+    batch = parts.data.splits["train"].data.batch(np.arange(4))
+    model = parts.model.eval()
+
+    with torch.inference_mode():
+        states = torch.stack(list(batch["states"].unbind(2)))
+        wanted = F.layer_norm(states, states.shape[-1:]).mean(0)
+        found = model.readout(list(states))
+
+    assert len(states) == 3
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+# --- refused before the first batch --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["loop.steps=10"], "the run, which has 10"),
+        (["adaptation=sequential_unfreezing", "adaptation.schedule_per=stage"],
+         "stage 1, which has 2"),
+    ],
+)  # fmt: skip
+def test_a_run_and_its_plan_warn_of_a_warm_up_that_never_ends_in_the_same_words(
+    words, what, transfer, adapting
+):
+    problem = f"schedule.warmup: its 10 steps are as long as {what}"
+
+    planned = transfer("plan", "finetune", *adapting(), *words)
+    ended = transfer("finetune", *adapting(), *words, "run.dir=run")
+
+    assert (planned.code, ended.code) == (0, 0), planned.err + ended.err
+    assert f"warning: {problem}" in " ".join(planned.out.split())
+    assert f"warning: {problem}" in ended.err
+
+
+def test_a_run_and_its_plan_warn_of_stages_that_are_too_short_to_learn_in(transfer, adapting):
+    words = adapting("gradual_unfreezing", "loop.batch=4", "schedule=constant")
+    problem = "adaptation.plan: the shortest of 4 stages has 3 step(s), too few to learn in; "
+
+    planned = transfer("plan", "finetune", *words)
+    ended = transfer("finetune", *words, "run.dir=run")
+    an_epoch_each = transfer("plan", "finetune", *words, "loop.epochs=4", "loop.steps=null")
+
+    assert (planned.code, ended.code) == (0, 0), planned.err + ended.err
+    assert f"warning: {problem}" in " ".join(planned.out.split())
+    assert f"warning: {problem}" in ended.err
+    assert "adaptation.plan.every" in ended.err
+    assert "6 an epoch, 4 stage(s)" in an_epoch_each.out
+    assert "too few to learn in" not in an_epoch_each.out
+
+
+# --- what a run says of itself -------------------------------------------------------------------
+
+
+def test_a_run_that_learnt_nothing_is_said_to_have_failed(transfer, adapting, tmp_path, read_json):
+    rows = [f"question number {n},{'rare' if n % 10 == 0 else 'common'}" for n in range(60)]
+    (tmp_path / "uneven.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+
+    ended = transfer(
+        "finetune", *adapting("frozen"), f"data.train={tmp_path / 'uneven.csv'}",
+        "optimizer.lr=1e-9", "loop.steps=12", "run.dir=run",
+    ).ok()  # fmt: skip
+
+    reason = read_json(tmp_path / "run" / "results.json")["failed"]
+    assert "no better than always answering common (89.6 %)" in reason
+    assert "tensorboard --logdir" in ended.out
+    assert "next" not in ended.out
+    assert "another optimizer.lr: left out, it is the one that the preset brings" in reason
+    assert "transfer lr-find finetune" in reason
+    assert read_json(tmp_path / "run" / "status.json") == {"status": "finished", "reason": reason}
+    assert f"warning: this run failed: {reason}" in ended.err.splitlines()
+
+
+def test_a_run_that_learnt_is_not(transfer, adapting, tmp_path, read_json):
+    ended = transfer("finetune", *adapting(), "schedule=constant", "run.dir=run")
+
+    found = read_json(tmp_path / "run" / "results.json")
+    assert found["measures"]["validation"]["accuracy"] > 0.8
+    assert found["failed"] is None
+    assert read_json(tmp_path / "run" / "status.json") == {"status": "finished"}
+    assert "failed" not in ended.err
+
+
+def test_the_shares_of_mixed_layers_are_reported(adapted, read_json):
+    mixed = read_json(adapted("feature_extraction").run / "results.json")["layers"]
+    plain = read_json(adapted("frozen").run / "results.json")["layers"]
+
+    assert len(mixed) == 3
+    assert sum(mixed) == pytest.approx(1, abs=1e-4)
+    assert len(set(mixed)) > 1
+    assert plain is None
+
+
+# --- frozen features -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["frozen", "feature_extraction"])
+def test_cached_features_change_no_number(preset, transfer, adapting, read_json):
+    words = adapting(preset, "schedule=constant", "loop.bucket=true")
+    said, found = {}, {}
+    for cached in ("true", "false"):
+        ended = transfer(
+            "finetune", *words, f"loop.cache_features={cached}", f"run.dir=run-{cached}"
+        ).ok()
+        said[cached], found[cached] = ended.err, records(f"run-{cached}")
+
+    assert "states of the frozen backbone are computed once" in said["true"]
+    assert "computed once" not in said["false"]
+    assert len(found["true"]) == len(found["false"]) > 12
+    for one, other in zip(found["true"], found["false"], strict=True):
+        assert one.keys() == other.keys()
+        assert one["kind"] == other["kind"]
+        for name in one.keys() - {"kind"}:
+            assert one[name] == pytest.approx(other[name], abs=1e-4), name
+    scores = [read_json(f"run-{cached}/results.json")["measures"] for cached in found]
+    assert scores[0]["validation"] == pytest.approx(scores[1]["validation"], abs=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["full", "adapters", "bias_only", "top_k"])
+def test_features_that_change_are_not_cached(preset, adapted):
+    assert "computed once" not in adapted(preset).out
+
+
+# --- an auxiliary loss ---------------------------------------------------------------------------
+
+
+def test_the_language_model_loss_is_that_of_the_questions_alone(
+    transfer, deep_words, adapting, tmp_path
+):
+    still = ("model.dropout=0", "run.dir=still")
+    transfer(*deep_words, *still).ok()
+    words = adapting("lm_auxiliary", "init_from=still", "loop.batch=24", "run.dir=run")
+    transfer("finetune", *words).ok()
+
+    start = open_pretrained("still")
+    parts = parts_of(tmp_path / "run")
+    encoded, model = parts.data.splits["train"].data, parts.model.eval()
+    nats, targets = 0.0, 0
+    for number in range(24):
+        row = encoded.batch(np.array([number]))
+        assert row["mask"].all()
+        text = row["tokens"][:, :-1]
+        assert row["tokens"][0, -1] == start.tokenizer.cls
+        assert start.tokenizer.cls not in text
+        with torch.inference_mode():
+            top = model.backbone(text, torch.ones_like(text, dtype=torch.bool))[-1]
+            logits = model.heads["lm"](top, model.backbone.token_embedding.weight)
+        nats += float(
+            torch.nn.functional.cross_entropy(logits[0, :-1], text[0, 1:], reduction="sum")
+        )
+        targets += text.shape[1] - 1
+    first = next(r for r in records("run") if r["kind"] == "train")
+
+    assert first["step"] == 1
+    assert first["loss/lm/loss"] == pytest.approx(nats / targets, rel=1e-5)
+    assert first["loss"] == pytest.approx(first["loss/main/loss"] + 0.5 * first["loss/lm/loss"])
+
+
+# --- EWC -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fisher_files(monkeypatch, tmp_path):
+    """Return how to list the files of Fisher information in a cache of the test's own."""
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+
+    def found():
+        files = (tmp_path / "cache" / "fisher").glob("[!.]*")
+        return {file.name: file.stat().st_mtime_ns for file in files}
+
+    return found
+
+
+def ewc(adapting, *more):
+    return ("finetune", *adapting("ewc", "schedule=constant", "loop.steps=2"), *more)
+
+
+def test_the_fisher_information_is_estimated_once(transfer, adapting, fisher_files):
+    first = transfer(*ewc(adapting, "run.dir=first"))
+    files = fisher_files()
+    second = transfer(*ewc(adapting, "optimizer.lr=0.01", "seed=3", "run.dir=second"))
+
+    assert first.code == second.code == 0, second.err
+    assert len(files) == 1
+    assert fisher_files() == files
+    assert "Fisher information (true) of 4 sequences" in first.err
+    assert "the one of an earlier run" in second.err
+    assert "of 4 sequences" not in second.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["adaptation.penalty.sequences=3"], ["adaptation.penalty.fisher=empirical"]]
+)
+def test_other_fisher_information_has_a_file_of_its_own(words, transfer, adapting, fisher_files):
+    transfer(*ewc(adapting, "run.dir=first")).ok()
+    files = fisher_files()
+    transfer(*ewc(adapting, *words, "run.dir=second")).ok()
+
+    assert len(fisher_files()) == 2
+    assert fisher_files().items() > files.items()
+
+
+@pytest.mark.slow
+def test_fisher_information_of_changed_weights_is_not_taken_for_that_of_the_checkpoint(
+    transfer, adapting, fisher_files, tmp_path
+):
+    fresh = transfer(*ewc(adapting, "adaptation/edits=[fresh_top]", "run.dir=fresh"))
+    plain = transfer(*ewc(adapting, "run.dir=plain"))
+
+    assert fresh.code == plain.code == 0, plain.err
+    penalty = parts_of(tmp_path / "plain").step._penalty
+    shutil.rmtree(tmp_path / "cache" / "fisher")
+    anew = parts_of(tmp_path / "plain").step._penalty
+    name = "backbone.blocks.0.attention.packed.weight"
+    assert torch.allclose(penalty.information[name], anew.information[name])
+
+
+# --- under optimizer=muon ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "moving"), [("frozen", 0), ("lora", 0), ("gradual_unfreezing", 2), ("l2_sp", 2)]
+)
+def test_adaptations_train_with_it_and_what_is_frozen_stays(
+    transfer, adapting, deep, preset, moving
+):
+    words = adapting(preset, "optimizer=muon", "optimizer.lr=0.01", "loop.evaluate_every=12 steps")
+    transfer("finetune", *words, "run.dir=run").ok()
+
+    # Where a run stores what it trained, the rest is what it started from.
+    found = load_file("run/model/weights.safetensors")
+    start = load_file(deep / "model/weights.safetensors")
+    inner = [name for name in start if name.endswith("feed_forward.inner.weight")]
+    moved = [name for name in inner if not torch.equal(found.get(name, start[name]), start[name])]
+    assert len(inner) == 2
+    assert len(moved) == moving
+    lora = [name for name in found if ".lora." in name]
+    assert bool(lora) == (preset == "lora")
+    assert all(found[name].abs().max() > 0 for name in lora)

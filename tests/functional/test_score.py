@@ -3,12 +3,15 @@
 import json
 import math
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests import published
+from tests.functional.conftest import LOOP
 from transfer_cli.runs.items import read_items
 
 PAIRS = [
@@ -177,3 +180,181 @@ def test_a_published_model_scores_pairs(score, tmp_path):
     _, items, _ = score(tmp_path / "gpt2", *pairs_file())
 
     assert len(items) == len(PAIRS)
+
+
+# --- cloze ---------------------------------------------------------------------------------------
+
+
+ITEM = "{text} It is the"
+AT_ONCE = ("optimizer.lr=1e-30", "loop.steps=1", "loop.evaluate_every=1 steps")
+
+
+@pytest.fixture
+def start(language_model):
+    return language_model
+
+
+@pytest.fixture
+def adapt(transfer, start):
+    """Return how to adapt with the preset; gives the ended command."""
+
+    def call(*words, objective="clm", ends=0, run="run"):
+        ended = transfer(
+            "finetune", f"init_from={start(objective)}", "data=sample_questions", "adaptation=pet",
+            *LOOP, *words, f"run.dir={run}",
+        )  # fmt: skip
+        assert ended.code == ends, ended.err
+        return ended
+
+    return call
+
+
+def shares(run, split="validation"):
+    return {item.index: (item.predicted, item.probability, item.loss)
+            for item in read_items(Path(run) / "items.jsonl", split)}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("objective", "end"), [("clm", ""), ("mlm", ""), ("mlm", " .")], ids=["causal", "masked", "."]
+)
+def test_before_the_first_step_it_is_what_score_says_without_training(
+    objective, end, transfer, adapt, start
+):
+    adapt(f"objective.pattern={ITEM} {{mask}}{end}", *AT_ONCE, objective=objective)
+
+    asked = (f"prompt.item={ITEM} {{label}}{end}", "split=validation", "device=cpu", "output=out")
+    transfer("score", f"run={start(objective)}", "data=sample_questions", *asked).ok()
+
+    found, expected = shares("run"), shares("out")
+    assert len(found) == len(expected) == 96
+    assert len({said for said, _, _ in expected.values()}) > 1 or len(
+        {round(loss, 4) for _, _, loss in expected.values()}
+    ) > 10  # fmt: skip
+    for index, (_, probability, loss) in expected.items():
+        assert found[index][1:] == pytest.approx((probability, loss), abs=2e-6)
+
+
+def test_in_a_masked_model_it_is_what_fill_says_of_the_words(transfer, adapt, start, read_json):
+    adapt(f"objective.pattern={ITEM} {{mask}} .", *AT_ONCE, objective="mlm")
+    labels = read_json(Path("run/model/model.json"))["labels"]
+    Path("asked.jsonl").write_text(json.dumps({"text": "Who knows Lima ?"}) + "\n")
+    transfer("predict", "run", "asked.jsonl", "output=said.jsonl", "device=cpu").ok()
+
+    transfer(
+        "fill", f"run={start('mlm')}", "Who knows Lima ? It is the [MASK] .", "top=2000",
+        "output=filled.jsonl", "device=cpu",
+    ).ok()  # fmt: skip
+
+    (gap,) = json.loads(Path("filled.jsonl").read_text())["gaps"]
+    by_word = {each["token"]: each["probability"] for each in gap}
+    total = sum(by_word[label] for label in labels)
+    said = json.loads(Path("said.jsonl").read_text())["probabilities"]
+    assert said == pytest.approx({label: by_word[label] / total for label in labels}, abs=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, transfer, read_json):
+    adapt("loop.steps=6", "optimizer.lr=5e-3", objective=objective)
+
+    results = read_json(Path("run/results.json"))
+    kept = read_json(Path("run/model/model.json"))
+    assert kept["task"]["pattern"] == "{text} {mask}"
+    assert kept["task"]["words"]["city"] == ["city"]
+    transfer("evaluate", "run", "device=cpu", "output=again.json").ok()
+    found = read_json(Path("again.json"))["measures"]["test"]
+    assert found["loss"] == pytest.approx(results["measures"]["test"]["loss"], rel=1e-5)
+    Path("hi.jsonl").write_text('{"text": "Where is it ?"}\n')
+    transfer("predict", "run=[run,run]", "input=hi.jsonl", "output=said.jsonl").ok()
+    said = json.loads(Path("said.jsonl").read_text())
+    assert sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+
+
+def digest(file):
+    return sha256(Path(file).read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+@pytest.mark.parametrize("way", ["loop.micro_batch=3", "loop.pack=true", "adaptation=frozen"])
+def test_the_losses_do_not_depend_on_how_a_batch_passes(way, objective, adapt, read_json):
+    if way == "adaptation=frozen":
+        plain, other = ("adaptation=frozen", "loop.cache_features=false"), ("adaptation=frozen",)
+    else:
+        plain, other = (), (way,)
+    for run, words in (("one", plain), ("two", other)):
+        adapt(*words, "objective=cloze", "loop.steps=5", objective=objective, run=run)
+
+    one, two = (read_json(Path(run) / "results.json")["measures"] for run in ("one", "two"))
+    assert one["validation"]["loss"] == pytest.approx(two["validation"]["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "preset",
+    ["lora", "adapters", "bias_only", "gradual_unfreezing", "lm_auxiliary", "l2_sp", "top_k"],
+)
+def test_other_presets_go_with_it(preset, adapt):
+    more = ("adaptation.plan.count=1",) if preset == "top_k" else ()
+
+    adapt(f"adaptation={preset}", "objective=cloze", *more, "loop.steps=8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["uda", "distil"])
+def test_what_the_main_head_says_can_be_learnt_further(preset, adapt, transfer):
+    adapt("data.labelled=24", "loop.steps=3", objective="mlm", run="taught")
+    further = {"uda": (), "distil": ("adaptation.teachers=[taught]",)}[preset]
+
+    adapt(f"adaptation={preset}", "objective=cloze", "data.labelled=24", *further,
+          "streams.rest.batch=8", "loop.steps=3", objective="mlm")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_teachers_that_differ_by_their_pattern_alone_are_told_apart(adapt, start, transfer):
+    students = []
+    for teacher, pattern in (("plain", "{text} {mask}"), ("asked", "{text} It is the {mask}")):
+        adapt(f"objective.pattern={pattern}", *AT_ONCE, run=teacher)
+        transfer(
+            "finetune", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=12",
+            "adaptation=distil", f"adaptation.teachers=[{teacher}]", *LOOP, "loop.steps=2",
+            f"run.dir=of_{teacher}",
+        ).ok()  # fmt: skip
+        students.append(load_file(f"of_{teacher}/model/weights.safetensors"))
+
+    weights = "model/weights.safetensors"
+    assert digest(f"plain/{weights}") == digest(f"asked/{weights}")
+    one, other = (student["heads.class.linear.weight"] for student in students)
+    assert not one.equal(other)
+
+
+def test_what_cannot_be_exported_says_so_in_a_line(adapt, transfer):
+    shown = adapt("loop.steps=2").err
+    assert "not as it is; Cloze is no classification that other libraries know" in shown
+
+    for words in ((), ("format=onnx",)):
+        ended = transfer("export", "run=run", "to=out", *words)
+        assert ended.code == 2
+        assert "Cloze is no classification that other libraries know; head=false" in ended.err
+    transfer("export", "run=run", "to=out", "head=false").ok()
+
+
+@pytest.mark.slow
+def test_the_recipe_of_pet_runs_as_it_is_written(adapt, start, transfer, read_json):
+    """Two patterns, then one classifier of all that they say."""
+    transfer(
+        "finetune", "-m", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=48",
+        "adaptation=pet", "objective.pattern='{text} {mask}','{text} A {mask}'",
+        *LOOP, "loop.steps=9", "run.dir=pets",
+    ).ok()  # fmt: skip
+    runs = sorted(path.parent for path in Path("pets").glob("*/results.json"))
+    assert len(runs) == 2
+
+    transfer(
+        "finetune", f"init_from={start('clm')}", "data=sample_questions", "data.labelled=48",
+        "adaptation=distil", f"adaptation.teachers=[{','.join(map(str, runs))}]", "seed=0",
+        *LOOP, "loop.steps=9", "run.dir=student",
+    ).ok()  # fmt: skip
+
+    assert read_json(Path("student/results.json"))["measures"]["test"]["accuracy"] > 0

@@ -189,10 +189,7 @@ def test_a_frozen_backbone_under_two_heads(run, second_task, deep):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("monitor", "best"),
-    [("more/loss", min), ("more/accuracy", max)],
-)
+@pytest.mark.parametrize(("monitor", "best"), [("more/loss", min), ("more/accuracy", max)])
 def test_what_is_best_can_be_decided_by_the_second_task(monitor, best, run, second_task, read_json):
     run("full", *second_task, f"loop.monitor={monitor}", "loop.evaluate_every=1 steps",
         "mixing.power=0")  # fmt: skip

@@ -83,8 +83,7 @@ class Bomb:
 
 
 def _quantized(tensor):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
 
 

@@ -22,9 +22,9 @@ from transfer_cli.assembly.optimizer import base_lr
 from transfer_cli.config import commands, compose
 from transfer_cli.config.build import build, check_options
 from transfer_cli.config.check import check
+from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.describe import description, options
 from transfer_cli.config.flags import Request
-from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective
@@ -122,9 +122,7 @@ def chosen(option):
     command = "finetune" if ".tasks." in option.target or adapts else "pretrain"
     command = "analyze" if option.group == "analysis" else command
     config = composed(
-        command,
-        f"{option.group}={option.name}",
-        *NEEDS.get((option.group, option.name), []),
+        command, f"{option.group}={option.name}", *NEEDS.get((option.group, option.name), [])
     )
     check(config, command)
     return config
@@ -417,10 +415,7 @@ def test_the_defaults_are_the_real_job():
 
 @pytest.mark.parametrize(
     ("name", "width", "feedforward", "depth", "positions", "parameters"),
-    [
-        ("tiny", 128, 512, 4, 128, 809_728),
-        ("small", 256, 1024, 6, 256, 4_804_608),
-    ],
+    [("tiny", 128, 512, 4, 128, 809_728), ("small", 256, 1024, 6, 256, 4_804_608)],
 )
 def test_the_sizes_of_small_models_stay_as_they_are(
     name, width, feedforward, depth, positions, parameters

@@ -4,18 +4,17 @@ import pytest
 import yaml
 
 from transfer_cli.config.build import TARGET, build, class_of
+from transfer_cli.config.check import check
+from transfer_cli.config.compose import composed
+from transfer_cli.config.flags import parse
 from transfer_cli.config.plain_yaml import read_plain
-from transfer_cli.earlier_runs import (
-    UNDECLARED,
-    state_of_today,
-    typed_as_then,
-    with_new_names,
-)
+from transfer_cli.earlier_runs import UNDECLARED, state_of_today, typed_as_then, with_new_names
 from transfer_cli.metrics import find
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.runs.results import Results
 from transfer_cli.tasks.samples import EmbeddedSample
 
@@ -24,7 +23,8 @@ data.hub_table.HubTable data.rest.Rest data.tasks.SamplePairs data.tasks.SampleQ
 data.tasks.Table data.tasks.Trec data.tokenizer.BytePairs data.tokenizer.FromFile
 data.tokenizer.Inherited data.tokenizer.WordPiece tasks.choice.data.Choices
 tasks.choice.data.SampleChoices
-tasks.dialog.data.Dialogs tasks.dialog.data.SampleDialog tasks.glue.Glue
+tasks.dialog.data.Dialogs tasks.dialog.objective.NextUtterance
+tasks.span.objective.SpanExtraction tasks.dialog.data.SampleDialog tasks.glue.Glue
 tasks.multilabel.data.LabelsTable tasks.multilabel.data.SampleLabels
 tasks.regression.data.NumberTable tasks.regression.data.SampleNumbers tasks.span.data.SampleSpans
 tasks.span.data.Squad tasks.tagging.data.SampleTags tasks.tagging.data.TaggedFiles
@@ -50,6 +50,17 @@ def test_a_class_of_an_older_run_has_one_of_the_same_name_or_is_a_sample(name):
         if today is EmbeddedSample
         else today.__name__ == name.split(".")[-1]
     )
+
+
+def test_an_own_config_may_name_a_class_as_it_was_called():
+    losses = "+losses.more={_target_: transfer_cli.objectives.consistency.Consistency}"
+    words = ["data._target_=transfer_cli.data.tasks.SampleQuestions", losses]
+    config = composed("finetune", parse(["init_from=run", *words])).config
+
+    check(config, "finetune")
+
+    assert config.data == {**config.data, TARGET: "transfer_cli.tasks.samples.EmbeddedSample"}
+    assert class_of(config.losses.more, "losses.more") is Consistency
 
 
 def test_names_inside_of_streams_and_tasks_are_new_as_well(tmp_path):

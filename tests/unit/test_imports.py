@@ -121,7 +121,7 @@ RUNS_CODE = {
 """What would run code that stands in a file, or could."""
 
 ALLOWED = {
-    ("config/describe.py", "OmegaConf.load"),  # of our own conf/
+    ("config/describe.py", "OmegaConf.load")  # of our own conf/
 }
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import NEW, Plan, StagePlan
-from transfer_cli.errors import ConfigError, SelectionError, listed, nearest
+from transfer_cli.errors import ConfigError, SelectionError, listed, nearest, raised_as
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
 
@@ -70,10 +70,8 @@ class Adaptation:
                     f"adaptation.plan: stage {number + 1} of {len(stages)} trains nothing; "
                     f"the groups are {', '.join(group.name for group in groups)}"
                 )
-            try:
+            with raised_as(SelectionError, "adaptation.plan: ", SelectionError):
                 trains = select(stage.train, groups)
-            except SelectionError as error:
-                raise SelectionError(f"adaptation.plan: {error}") from error
             planned.append(StagePlan(begin, end, trains, stage.rate, stage.patience))
             begin = end
         planned[-1] = replace(planned[-1], end=total)
@@ -105,11 +103,7 @@ def check_fresh(fresh: Set[str], stage_plans: Sequence[StagePlan]) -> None:
 
 
 def select(patterns: Iterable[str], groups: Sequence[LayerGroup]) -> frozenset[str]:
-    """Return the full names of the parameters that any pattern matches.
-
-    Raises:
-        SelectionError: A pattern matches nothing; the message lists the groups.
-    """
+    """Return the full names of the parameters that any pattern matches."""
     chosen: set[str] = set()
     for pattern in patterns:
         matching = [

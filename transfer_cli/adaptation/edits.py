@@ -13,10 +13,10 @@ from typing import ClassVar, Literal, cast, get_args
 from torch import nn
 
 from transfer_cli.adaptation.edit import Edit
-from transfer_cli.errors import above_zero, at_least, one_of
+from transfer_cli.errors import above_zero, at_least, one_of, raised_as
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.model.added_embeddings import AddedRows, AddedSegments
-from transfer_cli.model.block import ACTIVATIONS, BESIDE, BESIDE_BLOCK, Block
+from transfer_cli.model.block import BESIDE, BESIDE_BLOCK, Block
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.pals import ProjectedAttention, SharedProjections
@@ -45,8 +45,6 @@ class Adapters(Edit):
 
     def __post_init__(self) -> None:
         at_least("size", self.size, 1)
-        one_of("placement", self.placement, ("both", "ffn_only"), ValueError)
-        one_of("activation", self.activation, ACTIVATIONS, ValueError)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Put an adapter into each site."""
@@ -74,7 +72,6 @@ class ParallelAdapters(Edit):
     def __post_init__(self) -> None:
         at_least("size", self.size, 1)
         above_zero("scale", self.scale)
-        one_of("activation", self.activation, ACTIVATIONS, ValueError)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Put an adapter beside each feed-forward layer."""
@@ -116,7 +113,6 @@ class LoRA(Edit):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         _check_names("targets", self.targets, get_args(Target))
-        one_of("scale", self.scale, ("standard", "rank_stabilised"), ValueError)
         above_zero("lr_ratio", self.lr_ratio)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
@@ -328,10 +324,8 @@ def _fill_sites(
 def _edit_blocks(model: TransferModel, add: Callable[[Block], None]) -> None:
     """Edit every block; what does not fit one names it."""
     for number, block in enumerate(_blocks(model)):
-        try:
+        with raised_as(ValueError, f"block {number}: "):
             add(block)
-        except ValueError as error:
-            raise ValueError(f"block {number}: {error}") from error
 
 
 def _check_names(option: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from transfer_cli.errors import ConfigError, at_least, one_of
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.transfer_model import TransferModel
 
 
@@ -47,9 +47,6 @@ class Penalty(ABC):
         """Copy the starting weights, before a resume loads others, in float32 and on their device.
 
         Frozen parameters are copied too: they may train in a later stage.
-
-        Raises:
-            ConfigError: No parameter is inherited.
         """
         self.anchors = {
             name: parameter.detach().to(torch.float32, copy=True)
@@ -132,8 +129,6 @@ class EWC(Penalty):
         at_least("strength", strength, 0)
         at_least("sequences", sequences, 1)
         self.fisher = "true" if fisher is True else fisher
-        one_of("fisher", self.fisher, ("true", "empirical"), ValueError)
-        one_of("normalise", normalise, ("mean", "none"), ValueError)
         self.strength = strength
         self.sequences = sequences
         self.normalise = normalise

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from transfer_cli.errors import ConfigError, above_zero, at_least
+from transfer_cli.errors import ConfigError, above_zero, at_least, raised_as
 from transfer_cli.lengths import Length
 from transfer_cli.model.transfer_model import LayerGroup
 
@@ -271,9 +271,7 @@ def _closed(stages: Sequence[Stage]) -> list[Stage]:
 
 def _check_length(name: str, text: str) -> None:
     """Check the length of a stage that is not the last one."""
-    try:
+    with raised_as(ValueError, f"{name}: "):
         length = Length.parse(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
     if length == REMAINDER:
         raise ValueError(f"{name}: only the last stage can have the rest of the run")

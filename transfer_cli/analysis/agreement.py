@@ -47,7 +47,6 @@ class NumberAgreement(Analysis):
         at_least("shown", self.shown, 0)
 
     def __call__(self, subject: Subject) -> Finding:
-        """See `Analysis`."""
         scorer = sentence_scorer(
             subject.opened, batch=subject.batch, scores_first=self.first == "scored",
             within_word=self.within_word,

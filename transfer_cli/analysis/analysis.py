@@ -19,7 +19,7 @@ from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.finished_run import Opened
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.batch import Batch, to_device, with_facts
-from transfer_cli.data.minimal_pairs import PairsOfSentences
+from transfer_cli.data.cloze import PairsOfSentences
 from transfer_cli.data.split import Split
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
@@ -29,9 +29,6 @@ from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.progress import progress
 from transfer_cli.report.finding import Finding
 from transfer_cli.tasks.base import Task
-
-_ROWS_MEASURED = 64
-"""Rows by which it is estimated how long they are."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,8 @@ class Subject:
 
     def rows_of(self, split: Split, tokens: int) -> npt.NDArray[np.int64]:
         """Return rows of a split, evenly spread, that hold about so many tokens, or all of it."""
-        measured = spread(len(split.data), _ROWS_MEASURED)
+        rows_measured = 64  # rows by which it is estimated how long they are
+        measured = spread(len(split.data), rows_measured)
         length = int(split.data.batch(measured)["mask"].sum()) / max(1, len(measured))
         return spread(len(split.data), math.ceil(tokens / max(1.0, length)))
 

@@ -46,15 +46,6 @@ NO_EXPLANATION = (
 
 FILE = "maps.npz"
 
-_SUMMARISED = 512
-"""Tokens of a text that summaries are made of: memory grows with their square."""
-
-_AT_ONCE = 2**23
-"""Probabilities of one place that are in memory at once."""
-
-_ROOM = 2**14
-"""Bytes of the file for all but the data."""
-
 _DECIMALS = 4
 """Of what the JSON holds."""
 
@@ -81,7 +72,6 @@ class AttentionMaps(Analysis):
         between("corpus", self.corpus, 1, 1_000_000)
 
     def __call__(self, subject: Subject) -> Finding:
-        """See `Analysis`."""
         split = subject.split
         if not len(split.data):
             raise DataError(f"split: {split.name} holds no text to look at")
@@ -161,12 +151,14 @@ def _in_batches(
 ) -> Iterator[list[ReadSequence]]:
     """Yield the sequences of some rows, from short to long, so many that memory is bounded."""
     heads = subject.model.backbone.shape.heads
+    summarised = 512  # tokens of a text that summaries are made of: memory grows with their square
     sequences = [
-        one.cut(_SUMMARISED, keeps_end=_has_end(subject)) for one in sequences_of(split, rows)
+        one.cut(summarised, keeps_end=_has_end(subject)) for one in sequences_of(split, rows)
     ]
     waiting: list[ReadSequence] = []
+    at_once = 2**23  # probabilities of one place that are in memory at once
     for sequence in sorted(sequences, key=lambda sequence: len(sequence.tokens)):
-        room = _AT_ONCE // (heads * len(sequence.tokens) ** 2)
+        room = at_once // (heads * len(sequence.tokens) ** 2)
         if waiting and len(waiting) >= min(room, subject.batch):
             yield waiting
             waiting = []
@@ -244,7 +236,8 @@ def _add_maps(data: dict[str, Any], first: TextMaps) -> None:
     }
     larger = data | {"texts": [data["texts"][0] | added, *data["texts"][1:]]}
     # As it is written, by which much of it is blanks.
-    if len(json.dumps(larger, indent=2)) < MOST_BYTES - _ROOM:
+    room = 2**14  # bytes of the file for all but the data
+    if len(json.dumps(larger, indent=2)) < MOST_BYTES - room:
         data["texts"] = larger["texts"]
 
 

@@ -126,9 +126,6 @@ RANDOM = "random"
 KINDS = ("comprehensiveness", "sufficiency")
 """Of faithfulness."""
 
-_SHOWN_WORDS = 3
-"""Of a text, in a table."""
-
 _DIGITS = 6
 
 
@@ -199,7 +196,6 @@ class Attributions(Analysis):
         between("random_orders", self.random_orders, 1, 1000)
 
     def __call__(self, subject: Subject) -> Finding:
-        """See `Analysis`."""
         explainer = Explainer(subject, self.removal, self.baseline)
         texts = ChosenTexts(subject, explainer, self.label)
         chosen = texts.wrong(self.most) if self.only_wrong else texts.spread(self.most)
@@ -330,7 +326,8 @@ def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> FindingTable:
 
 
 def _strongest(words: Sequence[str], scores: Sequence[float]) -> str:
-    order = np.argsort(-np.abs(scores), kind="stable")[:_SHOWN_WORDS]
+    shown_words = 3  # of a text, in a table
+    order = np.argsort(-np.abs(scores), kind="stable")[:shown_words]
     return "  ".join(f"{words[at]} {scores[at]:+.3g}" for at in order)
 
 

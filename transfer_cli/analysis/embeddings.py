@@ -21,17 +21,11 @@ from transfer_cli.report.finding import Finding, FindingTable, Points
 Order = Literal["auto", "frequent", "first"]
 Vectors = npt.NDArray[np.float64]
 
-_ROWS_COUNTED = 20_000
-"""Rows of the data in which tokens are counted, evenly spread."""
-
 _MOST_POINTS = 2000
 """Of the picture, that are in the JSON."""
 
 _MOST_CHARACTERS = 200
 """Of a text beside its vector."""
-
-_LEAST_LETTERS = 4
-"""Of a word that is chosen here: shorter ones are mostly articles and the like."""
 
 _CHOSEN = 6
 _NAMED = 30
@@ -97,7 +91,6 @@ class Embeddings(Analysis):
             raise ValueError("words have neighbours among tokens; leave of=texts out")
 
     def __call__(self, subject: Subject) -> Finding:
-        """See `Analysis`."""
         if self.of == "tokens":
             tokens, extent = self._tokens(subject)
             table_VD = _token_table(subject)
@@ -154,7 +147,8 @@ class Embeddings(Analysis):
         asked = subject.asked if len(subject.asked) == 1 else ("train", *subject.asked)
         split = subject.material.split(*asked)
         counts = np.zeros(subject.tokenizer.size, np.int64)
-        for _, batch in subject.batches(split, _ROWS_COUNTED):
+        rows_counted = 20_000  # rows of the data in which tokens are counted, evenly spread
+        for _, batch in subject.batches(split, rows_counted):
             tokens_N = batch["tokens"][batch["mask"]].cpu().numpy()
             counts += np.bincount(tokens_N, minlength=len(counts))
         order = np.argsort(-counts, kind="stable")[: self.most]
@@ -242,9 +236,11 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
 
 def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
     tokenizer, words = subject.tokenizer, list[str]()
+    # Of a word that is chosen here: shorter ones are mostly articles and the like.
+    least_letters = 4
     for token in tokens.tolist():
         word = tokenizer.decode([token]).strip()
-        is_word = tokenizer.starts_word[token] and word.isalpha() and len(word) >= _LEAST_LETTERS
+        is_word = tokenizer.starts_word[token] and word.isalpha() and len(word) >= least_letters
         if is_word and token not in tokenizer.special and word not in words:
             words.append(word)
         if len(words) == _CHOSEN:

@@ -159,7 +159,6 @@ class Importance(Analysis):
         between("random_orders", self.random_orders, 0, 1000)
 
     def __call__(self, subject: Subject) -> Finding:
-        """See `Analysis`."""
         split = judged_split(subject, self.most)
         whole = scores_of(subject, split).measures
         declared = by_preference(declared_metrics({"main": subject.objective}))

@@ -6,33 +6,36 @@ Legend: L, M states of two models (layer 0 is that of the embeddings), N things,
 S sequences, T positions.
 """
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfer_cli.analysis.analysis import Analysis, Subject, spread
 from transfer_cli.analysis.cka import LEAST, cka
-from transfer_cli.analysis.moved_weights import ALL, moved_weights
 from transfer_cli.assembly.finished_run import open_to_look_into
 from transfer_cli.batch import Batch, real_sequences
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.model.added import Mergeable, added_parameters, merged_layers
+from transfer_cli.model.attention import SelfAttention
+from transfer_cli.model.block import FeedForward
 from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.model.norms import NORMS
+from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.report import formats
 from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.runs.directory import CHECKPOINTS
 
 Over = Literal["auto", "tokens", "texts"]
-
-_TOKENS_READ = 4
-"""Of so many tokens that are read one is compared, since neighbours say much the same."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -94,7 +97,9 @@ def choose_compared(
     subject: Subject, other: Subject, over: Over, pooling: Pooling, most: int
 ) -> ComparedTokens | ComparedTexts:
     """Return what two models are compared by: at most so many tokens, or texts."""
-    rows = subject.rows_of(subject.split, _TOKENS_READ * most)
+    # Of so many tokens that are read one is compared, since neighbours say much the same.
+    tokens_read = 4
+    rows = subject.rows_of(subject.split, tokens_read * most)
     are_alike = _read_alike(subject, other, rows)
     if over == "tokens" and not are_alike:
         raise ConfigError(
@@ -138,9 +143,6 @@ def _first_rows(subject: Subject) -> Numbers:
     return np.unique(example_of, return_index=True)[1]
 
 
-PLAIN_FROM = 10
-"""Things for each dimension from which on the plain estimate of CKA is close enough."""
-
 DECIMALS = 6
 
 _STEP = re.compile(r"step-(\d+)")
@@ -171,7 +173,6 @@ class Similarity(Analysis):
         at_least("most", self.most, LEAST)
 
     def __call__(self, subject: Subject) -> Finding:
-        """See `Analysis`."""
         other = subject.other
         if other is None:
             raise ConfigError("other: similarity compares two models; give other=RUN")
@@ -184,7 +185,9 @@ class Similarity(Analysis):
                 f"data: fewer than {LEAST} tokens or texts say nothing about how alike two models "
                 "are; show them more, by input=FILE or data="
             )
-        debiased = count < PLAIN_FROM * max(own_LND.shape[2], other_MND.shape[2])
+        # Things for each dimension from which on the plain estimate of CKA is close enough.
+        plain_from = 10
+        debiased = count < plain_from * max(own_LND.shape[2], other_MND.shape[2])
         matrix = cka(own_LND, other_MND, debiased=debiased)
         moved = moved_weights(subject.model, other.model)
         data: dict[str, Any] = {
@@ -317,3 +320,88 @@ def _moved_table(moved: Sequence[Mapping[str, Any]]) -> FindingTable:
     rows = [[group, *(by_place.get((group, kind)) for kind in kinds)] for group in groups]
     columns = ["group", *(kind.replace("_", "-") for kind in kinds)]
     return FindingTable(columns, rows, "How far weights have moved, %")
+
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class MovedWeights:
+    """How far some weights have moved.
+
+    Args:
+        group: Their layer group (`model.transfer_model`), or `ALL`.
+        kind: attention, feed_forward, norms, embeddings, head, added; or `ALL`.
+        parameters: How many there are.
+        compared: How many the other model has in the same shape.
+        relative: The norm of their change by that of the other's weights, of those that are
+            compared; None: there are none, or all of the other's are 0.
+    """
+
+    group: str
+    kind: str
+    parameters: int
+    compared: int
+    relative: float | None
+
+
+def moved_weights(model: TransferModel, start: TransferModel) -> list[MovedWeights]:
+    """Return how far each kind of weights in each layer group has moved, with all sums.
+
+    Weights are those that the model computes with: what edits have put beside them is folded in
+    where it can be (LoRA), and stands apart, too, as `added`.
+    """
+    before = {name: weight for _, name, weight in _effective(start)}
+    added, modules = added_parameters(model), dict(model.named_modules())
+    # Parameters, those that are compared, the squared norms of their change and of what they were.
+    sums: dict[tuple[str, str], npt.NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
+    for group, name, weight in _effective(model):
+        kind = "added" if name in added else _kind(modules, group, name)
+        keys = [(group, ALL), (group, kind)]
+        keys += [] if name in added else [(ALL, ALL), (ALL, kind)]
+        for key in keys:
+            sums[key] += _change(weight, before.get(name))
+    return [
+        MovedWeights(*key, int(parameters), int(compared), math.sqrt(change / old) if old else None)
+        for key, (parameters, compared, change, old) in sorted(
+            sums.items(), key=lambda item: item[0][0] == ALL
+        )
+    ]
+
+
+def _change(weight: Tensor, before: Tensor | None) -> tuple[float, float, float, float]:
+    if before is None or before.shape != weight.shape:
+        return weight.numel(), 0, 0, 0
+    now, then = weight.detach().double(), before.detach().double()
+    change, start = float((now - then).square().sum()), float(then.square().sum())
+    return weight.numel(), weight.numel(), change, start
+
+
+def _effective(model: TransferModel) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield group, name and value of each parameter, with what can be folded into it."""
+    parameters, layers = dict(model.named_parameters()), merged_layers(model)
+    folded: dict[str, nn.Module] = {}
+    for group in layer_groups(model, inherited=frozenset()):
+        for name in group.parameters:
+            place, _, last = name.rpartition(".")
+            if place in layers:
+                if place not in folded:
+                    # One at a time: they are copies.
+                    folded = {place: cast("Mergeable", layers[place]).merged()}
+                yield group.name, name, folded[place].get_parameter(last)
+            else:
+                yield group.name, name, parameters[name]
+
+
+def _kind(modules: Mapping[str, nn.Module], group: str, name: str) -> str:
+    if group.startswith("head."):
+        return "head"
+    parts = name.split(".")[:-1]
+    owners = [modules[".".join(parts[: end + 1])] for end in range(len(parts))]
+    if isinstance(owners[-1], tuple(NORMS.values())):
+        return "norms"
+    if any(isinstance(owner, SelfAttention) for owner in owners):
+        return "attention"
+    if any(isinstance(owner, FeedForward) for owner in owners):
+        return "feed_forward"
+    return "embeddings"

@@ -48,13 +48,13 @@ from transfer_cli.assembly.optimizer import base_lr, is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.decided import with_values
 from transfer_cli.config.schema import LoopConfig, MixingConfig
-from transfer_cli.config.stored import with_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.compiling import missing_for, why_eager
 from transfer_cli.engine.precision import Precision, precision_of
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.backbone import BackboneShape
@@ -319,11 +319,7 @@ def draw(
 
 
 def _losses(
-    kind: str | None,
-    origin: StartingPoint,
-    data: RunData,
-    sizes: Sizes,
-    asked: Mapping[str, Asked],
+    kind: str | None, origin: StartingPoint, data: RunData, sizes: Sizes, asked: Mapping[str, Asked]
 ) -> list[Loss]:
     """Return the losses, told of their data; a main one of the `kind` of before goes on as it."""
     start = origin.pretrained
@@ -337,11 +333,7 @@ def _losses(
 
 
 def _course(
-    config: DictConfig,
-    loop: LoopConfig,
-    sizes: Sizes,
-    network: Network,
-    adaptation: Adaptation,
+    config: DictConfig, loop: LoopConfig, sizes: Sizes, network: Network, adaptation: Adaptation
 ) -> Course:
     """Return the stages of a run, and its rates."""
     lr_scheduler = LRScheduler(
@@ -478,10 +470,7 @@ def _decided(
 
 
 def _inherits(
-    config: DictConfig,
-    start: Pretrained | None,
-    asked: Mapping[str, Asked],
-    adaptation: Adaptation,
+    config: DictConfig, start: Pretrained | None, asked: Mapping[str, Asked], adaptation: Adaptation
 ) -> bool:
     """Return whether the run begins with the weights of `init_from`."""
     inherits = start is not None and config.get("init", "pretrained") == "pretrained"
@@ -519,7 +508,7 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
     epoch = -(-counts["main"] // loop.batch)
     if len(counts) == 1:
         return Sizes(epoch, total_steps_of(loop, epoch), None)
-    try:
+    with raised_as(ConfigError, "mixing: "):
         epoch = mixed_epoch(counts, epoch, power=mixing.power, anneal=mixing.anneal)
         total = total_steps_of(loop, epoch)
         alone = Length.parse(mixing.target_only) if mixing.target_only else None
@@ -532,8 +521,6 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
             anneal=mixing.anneal,
             target_only=(alone.resolve(epoch, total, 1) or total) if alone else 0,
         )
-    except ValueError as error:
-        raise ConfigError(f"mixing: {error}") from error
     return Sizes(epoch, total, mixture)
 
 

@@ -15,13 +15,12 @@ from transfer_cli.assembly.losses import Asked, check_task
 from transfer_cli.assembly.model import block_length, direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
-from transfer_cli.data.catalog import cache_folder, data_folder
-from transfer_cli.data.cloze import ClozeTexts
+from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
 from transfer_cli.data.documents import LineRule, TextSplit
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
+from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.labelled import LabelledData, Rest, TaskData, rest_of
-from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import cached_tokenizer
@@ -29,7 +28,7 @@ from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSourc
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
-from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least, raised_as
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.seeds import derive
@@ -586,10 +585,8 @@ def task(
     splits = {}
     for name in (each for each in only if each in data.splits):
         examples = data.splits[name]
-        try:
+        with raised_as(DataError, f"{data.source(name)}, ", DataError):
             encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
-        except DataError as error:
-            raise DataError(f"{data.source(name)}, {error}") from error
         warn_of_cuts(encoded.num_cut, len(examples), *found.kept(longest))
         warn_of_empty(sum(is_empty(found.texts(each)) for each in examples), len(examples))
         splits[name] = Split(

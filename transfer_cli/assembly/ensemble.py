@@ -10,10 +10,10 @@ import numpy as np
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.data.columns import Wanted
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.labelled import Submission, TaskData
 from transfer_cli.data.sampler import shard
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import batch_of, predictions, row_by_row
 from transfer_cli.engine.precision import Precision
@@ -23,12 +23,7 @@ from transfer_cli.tasks.base import Answer, Task, by_example
 
 
 class Ensemble:
-    """Runs that answer examples together, on however many processes there are.
-
-    Raises:
-        CheckpointError: One of them is not there, is not finished, was trained for no task, or its
-            answers cannot be combined with those of the first.
-    """
+    """Runs that answer examples together, on however many processes there are."""
 
     def __init__(
         self, paths: Sequence[str], precision: Precision, base: str | None, batch: int | str

@@ -17,7 +17,7 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.data.split import Split
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, raised_as
 from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.beside_main_head import SliceHeads
 from transfer_cli.objectives.of_main_head import Distillation
@@ -132,8 +132,6 @@ def members_of(
     texts = [task.texts(example) for example in encoded_of(split).examples]
     found = {}
     for name, part in slices.items():
-        try:
+        with raised_as(DataError, f"{key}.{name}: ", DataError):
             found[name] = part.members(split.name, texts, split.column)
-        except DataError as error:
-            raise DataError(f"{key}.{name}: {error}") from error
     return found

@@ -78,9 +78,6 @@ def ours_of(
         head: Whether its head is to be written.
         texts: See `Ours`; None: by what it was trained on.
         length: See `Ours`.
-
-    Raises:
-        CheckpointError: Nobody else knows such a head.
     """
     kind, classifier = published_head(description, task) if head else (None, None)
     labels = description.labels if kind else ()

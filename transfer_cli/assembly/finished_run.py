@@ -12,7 +12,7 @@ from transfer_cli.assembly.model import block_length
 from transfer_cli.config.build import build
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import read_stored
-from transfer_cli.data.columns import Wanted, typed
+from transfer_cli.data.wanted import Wanted, typed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.published_folder import is_published
@@ -113,12 +113,9 @@ def _placed(
     else:
         model = load_trained(start, objective, tensors)
     model.to(precision.device).eval()
-    config = config_of(start) or _without_data()
+    without_data = {"data": {"length": None}, "data_dir": "", "seed": 0}
+    config = config_of(start) or OmegaConf.create(without_data)
     return Opened(path, config, start, objective, model, longest_input(start, config))
-
-
-def _without_data() -> DictConfig:
-    return OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
 
 
 def config_of(start: Pretrained) -> DictConfig | None:

@@ -15,13 +15,8 @@ from transfer_cli.config.build import build
 from transfer_cli.data.documents import LineRule
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.tokenizer_recipes import (
-    FromFile,
-    Inherited,
-    TokenizerRecipe,
-    sentinel_names,
-)
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.data.tokenizer_recipes import FromFile, Inherited, TokenizerRecipe, sentinel_names
+from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
@@ -363,11 +358,9 @@ def pick_layers(
             "a run without edits, or one that was stored with adaptation.store=merged"
         )
     shape = start.description.shape
-    try:
+    with raised_as(ConfigError, f"{key}: "):
         picked = spread(shape.depth, depth or 0) if layers is None else tuple(layers)
         description = replace(start.description, shape=shape_of_blocks(shape, picked))
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
     return replace(start, description=description, layers=picked)
 
 

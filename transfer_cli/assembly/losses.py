@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from transfer_cli.config.build import build, plain
-from transfer_cli.errors import ConfigError, at_least, nearest
+from transfer_cli.errors import ConfigError, at_least, nearest, raised_as
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
@@ -60,10 +60,8 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
                 f"decides){_cure(name, asked[name].objective, direction)}"
             )
-    try:
+    with raised_as(ConfigError, "model: "):
         return BackboneShape(**{**vars(shape), "direction": direction})
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from error
 
 
 def _cure(name: str, objective: Objective, direction: str) -> str:

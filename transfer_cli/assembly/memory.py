@@ -5,7 +5,7 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.config.stored import with_values
+from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.fitting import FILLED, fitting, free_bytes

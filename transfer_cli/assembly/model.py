@@ -10,7 +10,7 @@ import torch
 from transfer_cli.adaptation.edit import Edit, make_edit
 from transfer_cli.config.build import build, plain
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LoadReport
@@ -60,10 +60,8 @@ def make_edits(
     for name, node in nodes.items():
         key = f"adaptation.edits.{name}"
         edit: Edit = built[name] if built and name in built else build(node, key, Edit)
-        try:
+        with raised_as(ConfigError, f"{key}: "):
             fresh |= make_edit(edit, name, model, special_tokens(tokenizer))
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
         if edit.structural:
             structure[name] = node
     return frozenset(fresh), structure

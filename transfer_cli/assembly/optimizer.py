@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from transfer_cli.config.build import class_of
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
@@ -44,11 +44,7 @@ def is_solver(node: Mapping[str, Any]) -> bool:
 
 
 def parameter_groups(
-    model: nn.Module,
-    groups: Sequence[LayerGroup],
-    scale: LayerScale,
-    *,
-    weight_decay: bool = True,
+    model: nn.Module, groups: Sequence[LayerGroup], scale: LayerScale, *, weight_decay: bool = True
 ) -> list[dict[str, Any]]:
     """Return one parameter group for each layer group, more where decay or rates differ.
 
@@ -64,11 +60,9 @@ def parameter_groups(
         scale: Multiplies the learning rate of a layer group.
         weight_decay: Whether matrices decay; not where a penalty replaces weight decay.
     """
-    try:
+    with raised_as(ConfigError, "adaptation.layer_scale: "):
         if hasattr(scale, "check"):
             scale.check([group.name for group in groups])
-    except ValueError as error:
-        raise ConfigError(f"adaptation.layer_scale: {error}") from error
     parameters, rates = dict(model.named_parameters()), added_rates(model)
     top = max(group.depth for group in groups)
     made: list[dict[str, Any]] = []

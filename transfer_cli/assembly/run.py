@@ -125,10 +125,7 @@ class TrainingRun:
 
 
 def build_run(
-    config: DictConfig,
-    command: str,
-    typed: Sequence[str] = (),
-    origins: Origins | None = None,
+    config: DictConfig, command: str, typed: Sequence[str] = (), origins: Origins | None = None
 ) -> TrainingRun:
     """Build every part of a run from its config, in the order in which data flows.
 

@@ -21,13 +21,12 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import AnalyzeConfig
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.data.cloze import ClozeTexts
-from transfer_cli.data.columns import Wanted
+from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import Split
 from transfer_cli.data.text import TextData
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.weights import DESCRIPTION

@@ -14,8 +14,7 @@ from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.generation.decoding import TokenSampler
 from transfer_cli.objectives.replies import replies
-from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
+from transfer_cli.tasks.dialog.task import DialogExample, DialogTask, NextUtterance
 from transfer_cli.terminal import flush_out
 
 
@@ -26,11 +25,8 @@ def chat(config: ChatConfig) -> None:
     persona, history = texts_of(config.persona, "persona"), list[str]()
     precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
-    task, objective, room = (
-        trained.start.task,
-        trained.objective,
-        trained.length - config.max_tokens,
-    )
+    task, objective = trained.start.task, trained.objective
+    room = trained.length - config.max_tokens
     if not isinstance(task, DialogTask) or not isinstance(objective, NextUtterance):
         what = "a language model" if task is None else f"a model of {task.name}"
         raise CheckpointError(

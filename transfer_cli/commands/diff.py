@@ -8,11 +8,10 @@ from typing import Any
 
 from transfer_cli.config.flags import MANY, SWITCH, read
 from transfer_cli.config.flat import flat
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.metrics import by_preference
 from transfer_cli.report import formats
-from transfer_cli.report.best_of_sweep import run_of
-from transfer_cli.report.collect import check_there, read_run
+from transfer_cli.report.collect import check_there, read_run, run_of
 from transfer_cli.report.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
 from transfer_cli.report.grouping import canonical, shown_values
 from transfer_cli.report.outcomes import OutcomeReader, compare
@@ -33,9 +32,6 @@ from transfer_cli.terminal import (
     TextTable,
     print_out,
 )
-
-_MOST_MEASURES = 40
-"""Measures that are shown: a task of 50 labels has an accuracy for each."""
 
 _MISSING = "-"
 """A value that one of the runs does not have."""
@@ -86,10 +82,8 @@ def _run(path: Path) -> Run:
     check_there(path)
     if not RunDirectory.holds_run(path):
         raise CheckpointError(f"{path} is no run directory: it holds no config.yaml")
-    try:
+    with raised_as(CheckpointError, f"{path} cannot be read: ", UnreadableError):
         return read_run(path)
-    except UnreadableError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _heads(**runs: Run) -> Iterator[Renderable]:
@@ -101,10 +95,11 @@ def _heads(**runs: Run) -> Iterator[Renderable]:
 
 
 def _tables(parts: Mapping[str, Sequence[DiffRow]]) -> Iterator[Renderable]:
+    most_measures = 40  # measures that are shown: a task of 50 labels has an accuracy for each
     for title, rows in parts.items():
         yield BLANK
         if rows:
-            yield _table(title, rows[:_MOST_MEASURES] if title == "measures" else rows)
+            yield _table(title, rows[:most_measures] if title == "measures" else rows)
         else:
             alike = "nothing is known" if title in ("measures", "costs") else "no difference"
             yield Line(Piece(title, "heading"), f": {alike}")

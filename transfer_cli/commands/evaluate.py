@@ -23,7 +23,13 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import EachExample, Scores, batch_of
 from transfer_cli.engine.evaluation import evaluate as score
 from transfer_cli.engine.precision import Precision, precision_of
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, count_or_auto
+from transfer_cli.errors import (
+    ConfigError,
+    DataError,
+    NotFiniteError,
+    count_or_auto,
+    raised_as,
+)
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
@@ -128,7 +134,8 @@ def _check_input(config: EvaluateConfig) -> None:
     other = "data" if config.data is not None else "baseline"
     if config.data is not None or config.baseline != "none":
         raise ConfigError(f"{other}: does not go with input=, whose rows are all that is scored")
-    readers.check_readable(Path(config.input).expanduser())
+    with raised_as(DataError, "input: ", DataError):
+        readers.check_readable(Path(config.input).expanduser())
 
 
 def _with_context(
@@ -280,10 +287,8 @@ def _of_file(config: EvaluateConfig, file: str, trained: Trained) -> Mapping[str
         raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")
     own = trained.config.data
     chosen |= {name: own[name] for name in table.read_as_trained if name in own}
-    try:
+    with raised_as(ConfigError, ""):
         source = table(train=file, **chosen)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     data = _for_run(source.whole(trained.columns), trained)
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
     return datasets.task(

@@ -17,7 +17,7 @@ from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.config.schema import GenerateConfig, SamplingConfig
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least, raised_as
 from transfer_cli.generation import decoding
 from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.generation.prompt_layout import PromptLayout
@@ -92,10 +92,8 @@ def generate(config: GenerateConfig) -> None:
 
 def sampling_of(config: SamplingConfig) -> Sampling:
     """Return how tokens are drawn."""
-    try:
+    with raised_as(ConfigError, ""):
         return Sampling(config.temperature, config.top_k, config.top_p)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str) -> None:

@@ -62,7 +62,9 @@ def inspect(config: InspectConfig) -> None:
         if isinstance(split.data, SentencePairs):
             print_line(f"{name}: {split.data.describe()}")
             for number in range(min(config.samples, len(split.data))):
-                _pair(split.data.batch(np.array([number])), tokenizer)
+                batch = split.data.batch(np.array([number]))
+                pieces = tokenizer.pieces(batch["tokens"][0].tolist())
+                print_line(f"  {int(batch['pair'])}: {' '.join(pieces)}")
         if isinstance(split.data, TextBlocks):
             _summary(name, split.data)
             for number in range(min(config.samples, len(split.data))):
@@ -132,11 +134,6 @@ def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
     print_line(f"  tokens   {' '.join(tokenizer.pieces(tokens))}")
     named = (tokenizer.pieces([t])[0] if t != IGNORE else "." for t in target)
     print_line(f"  targets  {' '.join(named)}")
-
-
-def _pair(batch: Batch, tokenizer: Tokenizer) -> None:
-    pieces = tokenizer.pieces(batch["tokens"][0].tolist())
-    print_line(f"  {int(batch['pair'])}: {' '.join(pieces)}")
 
 
 def _lengths(lengths: np.ndarray) -> None:

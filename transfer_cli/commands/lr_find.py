@@ -24,8 +24,9 @@ from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.decided import with_values
 from transfer_cli.config.schema import LrFindConfig, RunConfig
-from transfer_cli.config.stored import as_yaml, with_values
+from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
 from transfer_cli.errors import ConfigError, above_zero, at_least, pip_install
@@ -57,7 +58,9 @@ def find(config: DictConfig, command: str) -> None:
     seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
     step = steepest(seen)
     groups = _rates_of_groups(run, seen.rates[step])
-    words = [*_typed_flags(typed), *_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
+    configs = typed.config_dir
+    flags = [] if configs is None else ["--config-dir", str(configs.resolve())]
+    words = [*flags, *_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
     line = f"transfer {command} {shlex.join(words)}"
     picture = as_png(seen, step, groups, f"transfer lr-find {command}")
     files = {
@@ -141,12 +144,6 @@ def _kept(typed: Sequence[str]) -> list[str]:
     return [word for word in typed if not word.lstrip("+~").startswith(ours)]
 
 
-def _typed_flags(typed: CommandLine) -> list[str]:
-    """Return the flag that names a folder of the user's own configs, where one was given."""
-    folder = typed.config_dir
-    return [] if folder is None else ["--config-dir", str(folder.resolve())]
-
-
 def _place(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
     """Return the folder to make: the one asked for, or a new one named by time and choices."""
     if run.dir is not None:
@@ -212,9 +209,6 @@ def _page(
     return Page(*blocks, *copied_lines({"files": folder, "next": line}))
 
 
-_HEADROOM = 0.6
-"""How much of the loss's fall is shown above where it began; explosions are cut off."""
-
 _DOTS = 110
 """Dots an inch of the picture."""
 
@@ -259,7 +253,9 @@ def _draw_curve(axes: "Axes", seen: RangeTest, suggested: int) -> None:
         label=f"lowest, at {seen.rates[lowest]:.2g}",
     )  # fmt: skip
     axes.set_xlim(seen.rates[0], seen.rates[-1])
-    axes.set_ylim(low - 0.1 * fall, first + _HEADROOM * fall)
+    # How much of the loss's fall is shown above where it began; explosions are cut off.
+    headroom = 0.6
+    axes.set_ylim(low - 0.1 * fall, first + headroom * fall)
     axes.set_xlabel("learning rate (optimizer.lr)")
     axes.set_ylabel("training loss (nats a target)")
     axes.grid(visible=True, which="major", alpha=0.3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.data.readers import check_readable
-from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.errors import ConfigError, DataError, RunError, raised_as
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import HUB, check_is_folder, find_folder
 from transfer_cli.safe_files import in_one_line
@@ -114,7 +114,8 @@ def _file(path: str, key: str) -> None:
     if path == STANDARD_OUTPUT or glob.has_magic(path) or "://" in path:
         return
     if place.is_file() or place.is_dir() or not place.exists():  # else a device or a pipe
-        check_readable(place)
+        with raised_as(DataError, f"{key}: ", DataError):
+            check_readable(place)
 
 
 def _data(path: str, key: str) -> None:

@@ -30,7 +30,7 @@ from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.stored import with_values
+from transfer_cli.config.decided import with_values
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of

@@ -20,9 +20,6 @@ from transfer_cli.runs.slices import Slice
 from transfer_cli.runs.sweep import SweepDirectory
 from transfer_cli.terminal import Line, is_colourful, print_err, print_out
 
-_DEEPEST = 3
-"""Folders from a file of a run, such as of a checkpoint, up to the run directory."""
-
 FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "csv": (as_csv, ".csv"),
     "markdown": (as_markdown, ".md"),
@@ -59,7 +56,8 @@ def report(words: list[str]) -> None:
     )
     written = {name: FORMATS[name][0](made) for name in targets}
     if STANDARD_OUTPUT not in targets.values():
-        print_out(as_page(made, _width()))
+        width = shutil.get_terminal_size().columns if is_colourful(sys.stdout) else None
+        print_out(as_page(made, width))
     for name, text in written.items():
         if targets[name] == STANDARD_OUTPUT:
             sys.stdout.write(text)
@@ -116,7 +114,8 @@ def check_targets(targets: Mapping[str, str]) -> None:
 
 def _is_of_a_run(path: Path, ending: str) -> bool:
     """Return whether a file is, or is called like, one that a run or a sweep writes."""
-    folders = path.resolve().parents[:_DEEPEST]
+    deepest = 3  # folders from a file of a run, such as of a checkpoint, up to the run directory
+    folders = path.resolve().parents[:deepest]
     if not any(
         SweepDirectory.is_at(each)
         or (RunDirectory.holds_run(each) and RunDirectory(each).status.is_file())
@@ -125,11 +124,6 @@ def _is_of_a_run(path: Path, ending: str) -> bool:
         return False
     # None of theirs is called `report...`, or ends as a page or a table does.
     return path.suffix != ending or (ending == ".json" and not path.name.startswith("report"))
-
-
-def _width() -> int | None:
-    """Return the columns of the terminal; None where the table goes elsewhere."""
-    return shutil.get_terminal_size().columns if is_colourful(sys.stdout) else None
 
 
 def _html(report: Report) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, nearest, raised_as
 
 T = TypeVar("T")
 
@@ -123,11 +123,9 @@ def _construct(node: Mapping[str, Any], key: str, kind: Any, extra: Mapping[str,
         name: _convert(value, annotations.get(name, Any), f"{key}.{name}")
         for name, value in arguments.items()
     }
-    try:
+    # Ours raise the first alone; those of torch any of them.
+    with raised_as(ConfigError, f"{key}: ", ValueError, TypeError, LookupError, ArithmeticError):
         return maker(**arguments, **extra)
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        # Ours raise the first alone; those of torch any of them.
-        raise ConfigError(f"{key}: {error}") from error
 
 
 # --- the class ---------------------------------------------------------------------------------

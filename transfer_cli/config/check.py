@@ -11,6 +11,7 @@ from transfer_cli.config.check_training import check_training
 from transfer_cli.config.commands import CHOICES, DECLARED
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
+from transfer_cli.earlier_runs import with_new_names
 from transfer_cli.errors import ConfigError, nearest, one_of
 
 MAX_NUMBER = 2**62
@@ -21,12 +22,13 @@ def check(config: DictConfig, command: str) -> None:
     """Resolve interpolations, refuse what cannot be, and freeze the config: it is composed.
 
     Keys that do not exist are refused, and values that are missing. What is decided later goes into
-    a copy (`config.stored.with_values`).
+    a copy (`config.decided.with_values`).
     """
     if OmegaConf.get_type(config) is not COMMANDS[command]:
         raise ConfigError(
             f"this is no config of `{command}`; begin the defaults of your own with `- {command}`"
         )
+    _rename_moved(config)
     _refuse_undeclared(config, "")
     try:
         missing = sorted(OmegaConf.missing_keys(config))
@@ -55,6 +57,15 @@ def check(config: DictConfig, command: str) -> None:
     if "loop" in config:
         check_training(config)
     OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
+
+
+def _rename_moved(config: DictConfig) -> None:
+    """Give classes that an own file names as earlier versions called them their names of today."""
+    written: Any = OmegaConf.to_container(config, resolve=False)
+    before = dict(flat(written))
+    for key, value in flat(with_new_names(written)):
+        if before.get(key) != value:
+            OmegaConf.update(config, key, value, force_add=True)
 
 
 def _check_numbers(node: Any) -> None:

@@ -3,7 +3,7 @@
 from omegaconf import DictConfig
 
 from transfer_cli.config.variables import MOST_THREADS
-from transfer_cli.errors import ConfigError, at_least, between, count_or_auto
+from transfer_cli.errors import ConfigError, at_least, between, count_or_auto, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
 
 
@@ -36,10 +36,8 @@ def check_training(config: DictConfig) -> None:
         "loop.evaluate_every": loop.evaluate_every,
         "checkpoint.every": config.checkpoint.every,
     }.items():
-        try:
+        with raised_as(ConfigError, f"{key}: "):
             Length.parse_rhythm("1 epoch" if (key, text) == ("checkpoint.every", "auto") else text)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
     at_least("cost.pue:", config.cost.pue, 1, ConfigError)
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)

@@ -3,10 +3,25 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from transfer_cli.config.locate import conf_dir
+import transfer_cli
+from transfer_cli.errors import ConfigError
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Renderable
+
+
+def conf_dir() -> Path:
+    """Return the absolute path of the folder with the configs that come with the package."""
+    package = Path(transfer_cli.__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "pretrain.yaml").is_file():
+            return folder
+    raise ConfigError(
+        f"the configs are neither in {package / 'conf'} nor in {package.parent / 'conf'}; "
+        "install the package again"
+    )
+
 
 SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
 """Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""
@@ -341,11 +356,7 @@ def overview() -> Page:
 def about(name: str) -> Page:
     """Return the help text of a command that composes no config."""
     command = ALL[name]
-    parts: list[Renderable] = [
-        *heading(name, command, command.usage),
-        BLANK,
-        *examples(name),
-    ]
+    parts: list[Renderable] = [*heading(name, command, command.usage), BLANK, *examples(name)]
     text = guide_of(name).text
     return Page(*parts, *((BLANK, Prose(text)) if text else ()))
 

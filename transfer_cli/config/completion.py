@@ -14,25 +14,14 @@ from pathlib import Path
 
 from transfer_cli.config import commands
 from transfer_cli.config.commands import Command
-from transfer_cli.config.describe import (
-    Key,
-    Option,
-    above,
-    declared,
-    groups_of,
-    offered,
-    options,
-)
+from transfer_cli.config.describe import Key, Option, above, declared, groups_of, offered, options
 
 Found = dict[str, str]
 """Whole words -> what they mean. After one that ends in `=`, `.`, `/` or `,` more is typed."""
 
 _RUNS = ("run", "init_from", "resume", "base")
 _FILES = ("input", "output", "forgetting.data", "to", "run.dir", "run.root", "data_dir")
-_OF_FLAGS = {
-    "--cfg": "job",
-    "--info": "defaults",
-}
+_OF_FLAGS = {"--cfg": "job", "--info": "defaults"}
 _MOST = 2000
 """Entries of a folder that are looked at."""
 
@@ -104,7 +93,7 @@ def _of_kind(kind: str, last: str) -> Found:
     if kind.startswith(("RUN", "PATH")):
         return _paths(last, _is_run)
     if kind.startswith(("DIR", "FOLDER")):
-        return _paths(last, _nothing)
+        return _paths(last, lambda entry: False)
     return _paths(last, os.DirEntry.is_file) if kind.startswith("FILE") else {}
 
 
@@ -229,7 +218,7 @@ def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Found:
     base = Path(folder + slash).expanduser() if slash else Path()
     paths = {}
     for entry in _entries(base):
-        if entry.name.startswith(name or _unhidden(entry.name)):
+        if entry.name.startswith(name) if name else not entry.name.startswith("."):
             if wanted(entry):
                 paths[f"{folder}{slash}{entry.name}"] = ""
             elif entry.is_dir():
@@ -237,11 +226,6 @@ def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Found:
     if not start and wanted is _is_run:
         paths.update(dict.fromkeys(_runs(Path("runs"), 3), "a run"))
     return paths
-
-
-def _unhidden(name: str) -> str:
-    """Return a start that all names have but those of hidden files."""
-    return "" if not name.startswith(".") else "/"
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:
@@ -254,10 +238,6 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
 
 def _is_run(entry: "os.DirEntry[str]") -> bool:
     return Path(entry, "status.json").is_file() and Path(entry, "config.yaml").is_file()
-
-
-def _nothing(entry: "os.DirEntry[str]") -> bool:
-    return False
 
 
 def _runs(folder: Path, depth: int) -> Iterator[str]:

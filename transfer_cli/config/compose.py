@@ -2,15 +2,18 @@
 
 Hydra puts files and overrides together, and does nothing else: it calls no class and no callback,
 sets up no log and writes no file. The loop over jobs is ours (`sweep`), and so are the error
-messages (`config.explain`). Its loader is called directly, since its compose API finds no primary
-config in a folder of one's own.
+messages: Hydra's own take several lines, in its own terms and without a cure. Its loader is called
+directly, since its compose API finds no primary config in a folder of one's own.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os.path import lexists
 from pathlib import Path
 
+import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
@@ -18,15 +21,25 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
+from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    GrammarParseError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
-from transfer_cli.config import schema
+from transfer_cli.config import describe, schema
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.explain import explain
-from transfer_cli.config.flags import Request
-from transfer_cli.config.locate import conf_dir
-from transfer_cli.errors import ConfigError, TransferError
+from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.flags import Request, quoted, takes_one
+from transfer_cli.config.suggest import options_with, suggest
+from transfer_cli.errors import ConfigError, TransferError, listed, nearest
+from transfer_cli.safe_files import UnreadableError, read_text
 from transfer_cli.terminal import Column, Line, Page, TextTable
 
 VERSION_BASE = "1.3"
@@ -179,3 +192,238 @@ def _check(request: Request) -> None:
                 f"{key}: Hydra composes configs here and does nothing else; of its own keys, "
                 "hydra/launcher and hydra.launcher.KEY can be typed"
             )
+
+
+_TYPES = {
+    "Integer": "a whole number",
+    "Float": "a number",
+    "Boolean": "true or false",
+    "String": "text",
+}
+
+
+_OF_HYDRA = {
+    r"Sweep parameters '(.+?)' requires": r"\1: several values need -m (one run for each)",
+    r"Multiple values for ([^ ]+)\. To override": (
+        r"+\1: is chosen already; drop the + to choose another"
+    ),
+    r"force-add of config groups is not supported: '\+\+(.+?)'": (
+        r"++\1: drop the ++ to choose an option of a group"
+    ),
+    r"An item is already at '(.+?)'": r"+\1: exists already; drop the + to change it",
+    r"Did you mean to override .+?\?\nTo append to your default list use \+(.+)": (
+        r"\1: nothing is chosen there yet; write +\1"
+    ),
+    r"Could not override '(.+?)'\. No match in the defaults list": r"\1: {command} takes none",
+    r"Could not delete '(.+?)'\. No match in the defaults list": r"~\1: nothing is chosen there",
+    r"Could not delete from config\. '(.+?)' does not exist": r"~\1: no such key",
+    r"Unsupported item value in defaults : bool": (
+        "a defaults list names an option on, off, yes or no, which YAML reads as a boolean; put it "
+        "in quotes"
+    ),
+}
+"""What Hydra says, and what we say instead; the first that matches."""
+
+
+def explain(error: Exception, command: str, request: Request) -> str:
+    """Return one line: the key or file, what was found there, what to do.
+
+    Args:
+        error: What Hydra raised while it composed the config of `command`.
+        command: The name of the command.
+        request: What was typed.
+    """
+    inner = error.__cause__ or error.__context__
+    cause = inner if isinstance(inner, OmegaConfBaseException) else error  # Hydra wraps some
+    if isinstance(cause, yaml.YAMLError):
+        return _broken_yaml(cause)
+    if isinstance(cause, UnicodeDecodeError):
+        return _not_utf8(request)
+    if isinstance(error, OverrideParseException):
+        return _broken_override(error.override, command, request)
+    if isinstance(error, MissingConfigException):
+        return _missing_config(error, command, request)
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return _unknown_key(cause, error, command, request)
+    if isinstance(cause, OmegaConfBaseException):
+        return _wrong_value(cause, error)
+    return _composition(error, command, request)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def _where(error: Exception) -> str:
+    """Return " (in FILE.yaml)" where Hydra says which file it was reading."""
+    file = re.match(r"In '(.+?)':", str(error))
+    return f" (in {file[1]}.yaml)" if file else ""
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def _broken_yaml(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return f"{getattr(error, 'name', 'a config')}: broken YAML: {_first_line(error)}"
+    problem = str(error.problem or error.context).replace("\t", "a tab")
+    return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: broken YAML: {problem}"
+
+
+def _not_utf8(request: Request) -> str:
+    for file in sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []:
+        try:
+            read_text(file)
+        except UnreadableError as found:
+            return f"{file}: {found}"
+    return "a config is not UTF-8"
+
+
+def _missing_config(error: MissingConfigException, command: str, request: Request) -> str:
+    text = str(error)
+    missing = re.search(r"Could not (?:find|load) '(.+)'", text)
+    if missing is None:
+        if "primary config" not in text:
+            return _first_line(error)
+        name = error.missing_cfg_file or "?"
+        return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
+    known = [
+        option
+        for option in describe.options(request.config_dir)
+        if missing[1].startswith(f"{option.group}/")
+    ]
+    hydras = missing[1].rpartition("/")[0]
+    group = max((option.group for option in known), key=len, default=hydras)
+    name = missing[1].removeprefix(f"{group}/")
+    options = dict.fromkeys(option.name for option in known if option.group == group)
+    if not options:
+        listed = text.partition("Available options in")[2].partition("Config search path")[0]
+        options = dict.fromkeys(re.findall(r"^\t(.+)$", listed, re.MULTILINE))
+    if not options:
+        return f"{missing[1]}: there is no such config; see `transfer {command} --help`"
+    if group == "data" and Path(name).is_file():
+        return f"{group}={name}: this is a file; type {_reads(name, command)}"
+    typed = any(word.rpartition("=")[2] == name for word in request.overrides)
+    where = "" if typed else _where(error)
+    return (
+        f"{group}={name}: no such option{where}.{nearest(name, options)} "
+        f"There are {', '.join(options)}"
+    )
+
+
+def _reads(file: str, command: str) -> str:
+    option = "text" if command in ("pretrain", "prepare") else "table"
+    return f"data={option} data.train={file}"
+
+
+# --- overrides ---------------------------------------------------------------------------------
+
+
+def _broken_override(override: str, command: str, request: Request) -> str:
+    if override.endswith(","):
+        return f"{override}: several values have no space between them: KEY=A,B"
+    if "=" not in override:
+        if Path(override).is_file():
+            return f"{override}: say what it is for, such as {_reads(override, command)}"
+        close = suggest(override, command, request.config_dir)
+        named = [o for o in describe.options(request.config_dir) if o.name == override]
+        if not close and named:
+            close = f" Did you mean '{named[0].group}={override}'?"
+        if not close and Path(override).is_dir():
+            close = f" Did you mean 'init_from={override}'?"
+        rest = close.replace(" ", ". ", 1) or (
+            "; a value with a space is written in quotes, 'KEY=two words'"
+        )
+        return f"{override}: expected KEY=VALUE or a flag{rest}"
+    return (
+        f"{override}: a value with special characters needs quotes inside quotes: "
+        f"{quoted(override)}"
+    )
+
+
+def _unknown_key(
+    cause: OmegaConfBaseException, error: Exception, command: str, request: Request
+) -> str:
+    typed = re.search(r"Could not override '(.+?)'", str(error))
+    key, where = str(typed[1] if typed else cause.full_key), _where(error)
+    if "/" in str(cause.key):
+        return _unknown_group(str(cause.key), request)
+    parent = str(cause.full_key).rpartition(".")[0]
+    known = map(str, cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else ()
+    choices = [name for name in known if not name.startswith("_") and name != "hydra"]
+    inside = f" in {parent}" if parent else ""
+    owners = options_with(key, command, request.config_dir) if parent and typed else []
+    if owners and not request.multirun:
+        have = "has it" if len(owners) == 1 else "have it"
+        return f"{key}: no such key with the options that are chosen; {listed(owners)} {have}"
+    # A slip beside what is meant comes before what others call so.
+    near = 0.85 if parent else 0.8
+    close = nearest(str(cause.key), choices, near) if parent or key == cause.full_key else ""
+    close = close or ("" if owners else suggest(key, command, request.config_dir))
+    close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
+    if not close and request.multirun and "," in str(request.value_of(parent)):
+        return f"{key}: no such key with every option that is swept; leave it out, or the option"
+    if lexists(f"{key}={request.value_of(key)}"):
+        close = f" For what is here under that name type ./{key}={request.value_of(key)}"
+    if close or not parent or not choices:
+        return f"{key}: no such key{inside}{where}.{close}"
+    return (
+        f"{key}: no such key{inside}{where}. There are {', '.join(choices)}; "
+        f"an option that the preset leaves out is given as +{key}=VALUE"
+    )
+
+
+def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
+    where = _where(error)
+    key = f"{cause.full_key}: " if cause.full_key else ""
+    problem = _first_line(cause)
+    if isinstance(cause, ValidationError):
+        pattern = r"Value '(.*)' of type '(.+)' could not be converted to (\w+)"
+        converted = re.match(pattern, problem)
+        if converted:
+            value = repr(converted[1]) if converted[2] == "str" else converted[1]
+            return f"{key}expected {_TYPES.get(converted[3], converted[3])}, got {value}{where}"
+        if "is not Optional" in problem:
+            return f"{key}needs a value, got null{where}"
+        assigned = re.match(r"Invalid type assigned: .* value: (.*)", problem)
+        if assigned:
+            return f"{key}is a group of keys, got {assigned[1]}{where}; set {key[:-2]}.KEY=VALUE"
+    if isinstance(cause, InterpolationResolutionError | GrammarParseError):
+        return f"{key}cannot be filled in{where}: {problem}"
+    if "does not support deletion" in problem:
+        return f"~{cause.full_key}: cannot be left out"
+    return f"{key}{problem}{where}"
+
+
+def _composition(error: Exception, command: str, request: Request) -> str:
+    text = str(error)
+    if match := re.search(r"Ambiguous value for argument '(.+?)'", text):
+        key = match[1].partition("=")[0].lstrip("+~")
+        lists = "" if takes_one(key, command) else "; a list is written [a,b]"
+        return f"{match[1]}: several values need -m (one run for each){lists}"
+    for pattern, said in _OF_HYDRA.items():
+        if match := re.search(pattern, text):
+            return match.expand(said.format(command=command))
+    if match := re.search(r"but config group '(.+?)' does not exist", text):
+        return _unknown_group(match[1], request)
+    if "Config group override must be a string or a list" in text:
+        return _null_group(request)
+    return _first_line(error)
+
+
+def _unknown_group(group: str, request: Request) -> str:
+    groups = dict.fromkeys(option.group for option in describe.options(request.config_dir))
+    return f"{group}: no such group.{nearest(group, groups)}"
+
+
+def _null_group(request: Request) -> str:
+    for override in OverridesParser.create().parse_overrides(list(request.overrides)):
+        if not isinstance(override.value(), str | list) and "." not in override.key_or_group:
+            group = override.key_or_group
+            return (
+                f"{override.input_line}: expected the name of an option; "
+                f"to leave the group out write ~{group}"
+            )
+    return "a group needs the name of an option"

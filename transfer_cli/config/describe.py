@@ -14,8 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from transfer_cli.config.commands import ALL, CHOICES, SPOKEN, Command
-from transfer_cli.config.locate import conf_dir
+from transfer_cli.config.commands import ALL, CHOICES, SPOKEN, Command, conf_dir
 
 PACKAGED = "packaged"
 OWN = "yours"

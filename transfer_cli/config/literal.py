@@ -23,9 +23,6 @@ _PATHS = frozenset({
     "data.validation", "data.test",
 })  # fmt: skip
 
-_PATTERN = "objective.pattern"
-"""The text with braces that any command may take that composes a run."""
-
 _NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")
 """What may mean something to Hydra within a list."""
 
@@ -51,7 +48,9 @@ def _with_quotes(word: str, lists: Sequence[str]) -> str:
         return f"{key}=[{','.join(quoted(text.strip()) for text in inner.split(','))}]"
     home = expanduser(value)  # noqa: PTH111 - `Path`'s own refuses users that there are not
     is_there = key in _PATHS and not _PLAIN.fullmatch(value) and lexists(home)
-    is_text = key == _PATTERN and equals and not value.startswith(("'", '"'))
+    # The text with braces that any command may take that composes a run.
+    pattern = "objective.pattern"
+    is_text = key == pattern and equals and not value.startswith(("'", '"'))
     return f"{key}={quoted(value)}" if is_there or is_text else word
 
 

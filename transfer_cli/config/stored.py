@@ -6,7 +6,6 @@ Its last line holds a hash of the others; older configs have none. The objects t
 checked by `config.build`, like all others.
 """
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import MISSING, DictConfig, OmegaConf, read_write
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
@@ -62,19 +61,6 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
         raise CheckpointError(f"{key}: {path} is no config of {command}: {problem}")
     config: DictConfig = merged
     return config
-
-
-def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
-    """Return a frozen copy of a config in which keys have other values, such as what was decided.
-
-    No code writes into a config that is composed and checked (`config.check`).
-    """
-    changed = copy.deepcopy(config)
-    with read_write(changed):
-        for key, value in values.items():
-            OmegaConf.update(changed, key, value, merge=False)
-    OmegaConf.set_readonly(changed, True)  # noqa: FBT003 - takes no keyword
-    return changed
 
 
 def plain_values(config: Any) -> dict[str, Any]:

@@ -4,13 +4,12 @@ A file found in `data_dir` is taken as it is: copies with another article order 
 legitimate. Only a download has to match the published size and hash.
 """
 
-import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data.fetch import RemoteFile, fetch, fetch_member
+from transfer_cli.data.folders import home_cache, writable_folder
 
 _SHORT_NAMES = {"train": "train", "validation": "valid", "test": "test"}
 SPLITS = tuple(_SHORT_NAMES)
@@ -25,10 +24,7 @@ _WIKITEXT_FILES = {
     "2": (4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
     "2-raw": (4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
 }
-_TREC_ADDRESSES = (
-    "https://cogcomp.seas.upenn.edu/Data/QA/QC/",
-    "https://cogcomp.org/Data/QA/QC/",
-)
+_TREC_ADDRESSES = ("https://cogcomp.seas.upenn.edu/Data/QA/QC/", "https://cogcomp.org/Data/QA/QC/")
 _TREC_FOLDERS = ("trec", "TREC", ".")
 
 
@@ -114,40 +110,3 @@ def find_trec(split: str, data_dir: Path) -> Path:
 def _first_file(folders: Sequence[Path], places: Sequence[str]) -> Path | None:
     candidates = (folder / place for folder in folders for place in places)
     return next((path for path in candidates if path.is_file()), None)
-
-
-# --------------------------------------------------------------------------------- folders
-
-
-def data_folder(data_dir: str) -> Path:
-    """Return `data_dir` with `~` filled in."""
-    return Path(data_dir).expanduser()
-
-
-def cache_folder(data_dir: str) -> Path:
-    """Return the folder of tokenizers and encoded text.
-
-    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (if that cannot be written, as on a
-    shared read-only disk) a folder in the home.
-    """
-    folder = data_folder(data_dir)
-    usable = not os.environ.get("TRANSFER_CACHE") and writable_folder(folder) == folder
-    return folder / "cache" if usable else home_cache()
-
-
-def writable_folder(data_dir: Path) -> Path:
-    """Return the folder of files made for `data_dir`: itself, or the cache if it is read-only."""
-    existing = data_dir
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    # The administrator may write anywhere, but a folder without any write bit should not change.
-    marked_writable = bool(stat.S_IMODE(existing.stat().st_mode) & 0o222)
-    if existing.is_dir() and marked_writable and os.access(existing, os.W_OK):
-        return data_dir
-    return home_cache()
-
-
-def home_cache() -> Path:
-    """Return the folder in the home that replaces a read-only `data_dir`."""
-    named = os.environ.get("TRANSFER_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "transfer" / "cache"

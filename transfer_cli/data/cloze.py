@@ -1,5 +1,6 @@
-"""Texts with a word left out, for a language model to say."""
+"""What a language model is asked about: texts with a word left out, pairs of sentences."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,3 +80,20 @@ class ClozeTexts:
             if not answer:
                 raise DataError(f"{place}: {self.answer!r} is empty.")
             yield ClozeExample(before.rstrip(), after[0], answer)
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """Two sentences, and the phenomenon that they are about ("" if that is not said)."""
+
+    good: str
+    bad: str
+    group: str = ""
+
+
+class PairsOfSentences(ABC):
+    """A set of minimal pairs."""
+
+    @abstractmethod
+    def load(self) -> list[MinimalPair]:
+        """Return the pairs."""

@@ -7,20 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.data.records import FEW_ROWS, plain_number
+from transfer_cli.data.usual_names import USUAL_LABELS, USUAL_TEXTS, rank
+from transfer_cli.data.wanted import LABEL, TEXT, Chosen, Wanted
 from transfer_cli.errors import DataError, listed
 
-TEXT, LABEL = "text", "label"
-
-_TEXTS = (
-    "text", "texts", "sentence", "review", "comment", "content", "body", "message", "question",
-    "query", "tweet", "utterance", "post", "document", "article", "description", "phrase",
-    "abstract", "summary", "headline", "subject", "title", "input",
-)  # fmt: skip
-_LABELS = (
-    "label", "labels", "class", "classes", "category", "target", "sentiment", "intent", "topic",
-    "stars", "star", "rating", "polarity", "emotion", "score", "grade", "tag", "genre", "type",
-    "kind", "spam", "toxic", "y",
-)  # fmt: skip
 _SEVERAL_LABELS = ("tags", "categories", "topics", "genres", "emotions", "intents", "keywords")
 _PAIRS = (
     ("sentence1", "sentence2"), ("question1", "question2"), ("text1", "text2"),
@@ -53,7 +43,6 @@ _OTHER_DATA = {
 }
 """What to say for columns that are no text with a label."""
 
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _NO_TEXT = re.compile(r"[-+0-9.,:/%\s]*|https?://\S+|[0-9a-fA-F]{8}[0-9a-fA-F-]*")
 """Numbers, dates, addresses and identifiers."""
 
@@ -73,110 +62,12 @@ _NO = frozenset((
 _OF_ITSELF = ("spam", "toxic")
 """Names that are those of labels and not of what is asked."""
 
-_MOST_LABELS = 100
-"""A column of more different values is no label unless its name says so."""
 _MOST_EMPTY = 0.1
 _MOST_LISTED = 20
 _LONGEST_SHOWN = 80
 
 Sample = Sequence[Mapping[str, object]]
 """The first rows: column -> value."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The columns to read.
-
-    Args:
-        text: Of the text.
-        pair: Of a second text.
-        label: Of the label.
-        said: Those that were found under other names than the usual.
-        labels: Columns that each say of one label whether a text has it, in place of `label`.
-    """
-
-    text: str
-    pair: str | None
-    label: str
-    said: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
-
-    @property
-    def read(self) -> set[str]:
-        """The names of all."""
-        labels = self.labels or (self.label,)
-        return {self.text, *labels, *([] if self.pair is None else [self.pair])}
-
-    def asked(self) -> "Wanted":
-        """Return them as they could have been typed."""
-        label = None if self.labels else self.label
-        return Wanted(self.text, self.pair, label, self.labels)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The columns as they were typed, by name or by number from 1; None: to be found.
-
-    Args:
-        text: Of the text.
-        pair: Of a second text, which is found where a table calls both as pairs are called.
-        label: Of the label.
-        labels: Of several labels, a column each.
-        labelled: Whether a label is needed.
-        numbers: Whether labels are numbers, of which no two need be equal.
-        written: Whether labels are texts that people wrote to the others, which may all differ.
-        separator: What parts several labels of a cell; None: a cell is one label.
-        keys: What stands before the names of keys in messages.
-    """
-
-    text: str | None = None
-    pair: str | None = None
-    label: str | None = None
-    labels: tuple[str, ...] = ()
-    labelled: bool = True
-    numbers: bool = False
-    written: bool = False
-    separator: str | None = None
-    keys: str = "data."
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Those that are names."""
-        typed = (self.text, self.pair, self.label, *self.labels)
-        return tuple(column for column in typed if column is not None and not column.isdigit())
-
-    def or_like(self, other: "Wanted", names: Collection[str]) -> "Wanted":
-        """Return the same with the columns of another table where nothing was typed.
-
-        Args:
-            other: Those of the other table.
-            names: The columns that there are.
-        """
-        taken = {
-            what: name
-            for what in (TEXT, "pair", LABEL)
-            if getattr(self, what) is None
-            and (name := getattr(other, what)) is not None
-            and {name, name.partition(".")[0]} & {*names}
-        }
-        if self.label is None and not self.labels and {*other.labels} & {*names}:
-            return replace(self, **taken, labels=other.labels)
-        return replace(self, **taken)
-
-
-ANY = Wanted()
-
-
-def typed(
-    text: str | int | None,
-    pair: str | int | None,
-    label: str | int | Sequence[str | int] | None,
-) -> Wanted:
-    """Return columns as a config has them."""
-    several = isinstance(label, Sequence) and not isinstance(label, str)
-    labels = tuple(map(str, label)) if isinstance(label, Sequence) and several else ()
-    columns = [None if column is None else str(column) for column in (text, pair, label)]
-    return Wanted(columns[0], columns[1], None if several else columns[2], labels)
 
 
 def other_data(names: Collection[str]) -> str:
@@ -188,11 +79,6 @@ def other_data(names: Collection[str]) -> str:
 def source_of(names: Collection[str]) -> str | None:
     """Return the column that is called as texts are of which people made others, or None."""
     return next((source for source, _ in _WRITTEN if source in names), None)
-
-
-def is_known(name: str) -> bool:
-    """Return whether people call columns of texts or labels so, in one word."""
-    return max(_rank(name, _TEXTS), _rank(name, _LABELS)) > 1
 
 
 def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> Chosen:
@@ -275,7 +161,7 @@ class _Search:
         """Return the column whose name is most usual for texts."""
         if TEXT in self.columns:
             return TEXT
-        ranks = {column: _rank(column, _TEXTS) for column in self._others(taken)}
+        ranks = {column: rank(column, USUAL_TEXTS) for column in self._others(taken)}
         named = [column for column, rank in ranks.items() if rank and _is_text(self._cells(column))]
         return max(named, key=ranks.__getitem__, default=None)
 
@@ -288,8 +174,8 @@ class _Search:
         others = self._others(taken)
         if LABEL in others:
             return LABEL
-        known = _LABELS if self.asked.separator is None else (*_LABELS, *_SEVERAL_LABELS)
-        ranks = {column: _rank(column, known) for column in others}
+        known = USUAL_LABELS if self.asked.separator is None else (*USUAL_LABELS, *_SEVERAL_LABELS)
+        ranks = {column: rank(column, known) for column in others}
         may_be = _are_mostly_numbers if self.asked.numbers else _may_be_label
         ends = [column for column in others if ranks[column] and may_be(self._labels(column))]
         named = [column for column in ends if ranks[column] > 1] or ends
@@ -325,10 +211,11 @@ class _Search:
     def repeated(self, *taken: str | None) -> str:
         """Return the column with few values, each of which is there several times."""
         fitting = []
+        most_labels = 100  # a column of more different values is no label unless its name says so
         for column in self._others(taken):
             cells = self._labels(column)
             values = set(cells)
-            is_repeated = 2 <= len(values) <= min(_MOST_LABELS, len(cells) / 2)
+            is_repeated = 2 <= len(values) <= min(most_labels, len(cells) / 2)
             may_be_empty = self.asked.separator is not None
             is_full = may_be_empty or len(cells) >= (1 - _MOST_EMPTY) * len(self.sample)
             is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
@@ -436,14 +323,6 @@ def _at(typed: str | None, columns: Sequence[str]) -> str | None:
     if typed is None or typed in columns or not typed.isdigit():
         return typed
     return columns[int(typed) - 1] if 0 < int(typed) <= len(columns) else typed
-
-
-def _rank(name: str, known: Sequence[str]) -> int:
-    """Return 0 for a name that is not known, 1 if it ends with a known word, more if it is one."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    if not words or words[-1] not in known:
-        return 0
-    return 1 if len(words) > 1 else 1 + len(known) - known.index(words[0])
 
 
 def _pair(columns: Sequence[str]) -> tuple[str | None, str | None]:

@@ -16,7 +16,7 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Literal
 
-from transfer_cli.data import json_tables, readers, sheets
+from transfer_cli.data import json_tables, parquet, readers
 from transfer_cli.data.hub_client import located
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.readers import LastLine, text_lines
@@ -186,7 +186,7 @@ def _row_texts(path: Path, field: str) -> Iterator[str] | None:
         case "jsonl":
             return json_tables.texts(path, field)
         case "parquet":
-            records = sheets.parquet_records(path, field)
+            records = parquet.parquet_records(path, field)
             return (text_of(record, field, str(path)) for record in records)
         case _:
             return None

@@ -23,8 +23,6 @@ from transfer_cli.data.tokenizer import Tokenizer
 LINE_END = "\n"
 
 _BATCH_CHARACTERS = 1_000_000
-_ALONE_CHARACTERS = 250_000
-"""Of a batch that one thread encodes: to gain by many lines there need not be so many."""
 
 _MAX_TABLE_TOKENS = 500_000
 """Tokens in the table of words, which takes some 40 MiB.
@@ -77,7 +75,9 @@ class TextEncoder:
             return
         lines = split.lines()
         if self._threads == 1:
-            for batch in _batches(lines, _ALONE_CHARACTERS):
+            # Of a batch that one thread encodes: to gain by many lines there need not be so many.
+            alone_characters = 250_000
+            for batch in _batches(lines, alone_characters):
                 yield batch, self._looked_up(batch)
             return
         batches = _batches(lines, _BATCH_CHARACTERS)

@@ -84,10 +84,6 @@ _WRONG = 3
 _NEAR = 0.9
 _LIKE_A_LANGUAGE, _SURE = 0.6, 0.8
 """The least score that is taken, and one from which on others must be near to be told of."""
-_MESS = 0.3
-"""What charset-normalizer may find wrong with a reading; by default it leaves right ones out."""
-_DAMAGED = 2
-"""So many bytes that are in no encoding may be a fault of a file in UTF-8."""
 _SAMPLE_CHARACTERS = 40
 _LOOKED_AT = 2**16
 
@@ -155,8 +151,10 @@ def _old_pages(start: bytes) -> tuple[PageReading, ...]:
     from charset_normalizer import from_bytes  # takes a while to import, and few files ask for it
 
     lines = _telling(start)
+    # What charset-normalizer may find wrong with a reading; by default it leaves right ones out.
+    mess = 0.3
     matches = from_bytes(
-        lines, threshold=_MESS, cp_isolation=[*_LATIN, *_OTHERS], language_threshold=0
+        lines, threshold=mess, cp_isolation=[*_LATIN, *_OTHERS], language_threshold=0
     )
     readings = [
         PageReading(encoding, str(match), _score(encoding, str(match)))
@@ -172,7 +170,8 @@ def _old_pages(start: bytes) -> tuple[PageReading, ...]:
     enough = max(_LIKE_A_LANGUAGE, best * (_NEAR if best >= _SURE else _NEAR**2))
     near = [reading for reading in readings if reading.score >= enough]
     western = [reading for reading in near if reading.encoding == WINDOWS]
-    if not near and len(readings) > 1 and len(_NOT_ASCII.findall(start)) > _DAMAGED:
+    damaged = 2  # so many bytes that are in no encoding may be a fault of a file in UTF-8
+    if not near and len(readings) > 1 and len(_NOT_ASCII.findall(start)) > damaged:
         near = readings[:3]
     differing = {reading.text: reading for reading in reversed(western or near)}
     return tuple(reversed(differing.values())) or (PageReading("utf-8"),)

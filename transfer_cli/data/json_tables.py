@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TextIO
 
 from transfer_cli.data import readers
-from transfer_cli.data.columns import is_known
 from transfer_cli.data.readers import (
     LOOKED_AT_BYTES,
     MAX_LINE_BYTES,
@@ -24,6 +23,7 @@ from transfer_cli.data.readers import (
     sound_lines,
 )
 from transfer_cli.data.records import MAX_COLUMNS, Record, json_kind, text_of
+from transfer_cli.data.usual_names import is_known
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.data.catalog import cache_folder
 from transfer_cli.data.documents import TITLE, TextSplit, begins_of, file_digest
+from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.labelled import TaskData
 from transfer_cli.data.text import Only, TextData, split_of_lines, wanted
@@ -30,7 +30,6 @@ class WikiText(TextData):
     raw: bool = False
 
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; `seed` changes nothing."""
         named = catalog.WIKITEXT[self.name + ("-raw" if self.raw else "")]
         parts = {}
         with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
@@ -63,7 +62,6 @@ class SampleText(TextData):
     world: int = 0
 
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         text = sample.encyclopedia(self.world)
         return {
             name: self._told_apart(

@@ -23,19 +23,16 @@ _BETWEEN_LETTERS = re.compile(r"(?<=[^\W\d_])[-_]+(?=[^\W\d_])")
 _MARKS = re.compile("[\u0300-\u036f\ufe00-\ufe0f]")
 """Accents, and what chooses between two pictures of one character."""
 
-_MOST_STARS = 20
-"""More whole numbers than these are rather amounts than names of classes."""
 _FEWEST_RARE = 20
 _MOST_SHOWN = 5
 
 
-def look_over(counts: Mapping[str, int], where: str, column: str = "data.label") -> None:
+def look_over(counts: Mapping[str, int], where: str) -> None:
     """Warn about names of labels that were probably not meant as they are.
 
     Args:
         counts: How many training examples have each label.
         where: The name of the data in messages.
-        column: The key of the column that the labels are in.
     """
     kinds = {
         "labels that differ in no more than capitals, spaces, accents or characters without width: "
@@ -47,7 +44,7 @@ def look_over(counts: Mapping[str, int], where: str, column: str = "data.label")
     }
     for line, names in kinds.items():
         if names:
-            log.warning("%s: %s (%s)", where, line.format(listed(names, _MOST_SHOWN)), column)
+            log.warning("%s: %s (data.label)", where, line.format(listed(names, _MOST_SHOWN)))
 
 
 def say_numbers(counts: Mapping[str, int], where: str) -> None:
@@ -55,7 +52,8 @@ def say_numbers(counts: Mapping[str, int], where: str) -> None:
     wanted = [name for name in counts if not is_missing(name)]
     numbers = [float(name.replace(",", ".")) for name in wanted if _NUMBER.fullmatch(name)]
     is_decimal = any(number % 1 for number in numbers)
-    if len(wanted) == len(numbers) > (2 if is_decimal else _MOST_STARS):
+    most_stars = 20  # more whole numbers than these are rather amounts than names of classes
+    if len(wanted) == len(numbers) > (2 if is_decimal else most_stars):
         log.warning(
             "%s: the labels are numbers (%s) and are learnt as %d classes without an order; "
             "data=numbers objective=regression learns them as numbers",

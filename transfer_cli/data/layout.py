@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from transfer_cli.data.columns import is_known
 from transfer_cli.data.encodings import WINDOWS
 from transfer_cli.data.readers import MAX_LINE_BYTES
+from transfer_cli.data.usual_names import is_known
 from transfer_cli.errors import nearest
 
 QUOTES = DOUBLE, BACKSLASH, LETTERS = ("double", "backslash", "none")
@@ -34,8 +34,6 @@ _SEPARATOR = re.compile(r'"?sep=(.|\\t)"?', re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)*%?")
 _LONGEST_NAME = 40
 _MOST_WORDS = 5
-_REPEATED = 10
-"""A header that is not known comes once in so many rows at most, where files were put together."""
 _MOST_ABOVE = 20
 """Rows that may stand above a header."""
 
@@ -189,7 +187,9 @@ def has_header(rows: Sequence[Sequence[str]], wanted: Collection[str]) -> bool |
     first, *others = rows
     if _num_known(first, others, wanted):
         return True
-    if _REPEATED * sum(list(other) == list(first) for other in others) > len(others):
+    # A header that is not known comes once in so many rows at most, where files were put together.
+    repeated = 10
+    if repeated * sum(list(other) == list(first) for other in others) > len(others):
         return False
     # Columns without a name say nothing: numbers of rows, or nothing at all.
     below = _below(first, others)

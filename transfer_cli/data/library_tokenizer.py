@@ -1,24 +1,187 @@
-"""Tokenizers of the tokenizers library, and what is refused of a stranger's `tokenizer.json`."""
+"""Tokenizers of the tokenizers library, and what is refused of a stranger's `tokenizer.json`.
 
+Before the library takes memory for it: each normalizer of a chain may replace a letter by many, a
+template may repeat the text, and a chain of forty would make more of a line than any memory holds.
+"""
+
+import base64
+import binascii
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+from tokenizers.normalizers import Normalizer
 
-from transfer_cli.data.text_growth import TextGrowth, check_growth
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
 from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.safe_files import UnreadableError, parse_json, read_text
 
 log = logging.getLogger(__name__)
+
+MAX_PARTS = 100
+"""Of a chain of normalizers, of pre-tokenizers, of decoders, of a template."""
+
+MAX_CHAIN = 4096
+"""What the parts of a chain may make of one character together: those of ALBERT's, 648, if there
+were a letter that all of them lengthen."""
+
+MAX_GROWTH = 4
+"""How many bytes a batch of texts may become for each of its own, beside `_SMALL`. The library
+takes some forty for each that they become."""
+
+_SMALL = 2**24
+"""Characters that texts may become without being measured: some hundred MiB at most."""
+
+_PART = 1024
+"""Characters of a text that are measured at once."""
+
+_UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12}
+"""What Unicode makes of one character at most; BERT's may put spaces around it, too."""
+
+_BYTES_OF_CHARACTER = 4
+
+
+@dataclass(frozen=True)
+class TextGrowth:
+    """The normalizer of a tokenizer, and how many characters it makes of one at most."""
+
+    normalizer: Normalizer | None
+    most: int
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer, data: Mapping[str, Any]) -> "TextGrowth":
+        """Return that of a tokenizer whose file `check_growth` has let through."""
+        return cls(backend.normalizer, _product(list(_parts(data.get("normalizer")))))
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Refuse texts that would become too long.
+
+        Raises:
+            UnreadableError: They would.
+        """
+        if self.normalizer is None or sum(map(len, texts)) * self.most <= _SMALL:
+            return
+        size = grown = 0
+        for text in texts:
+            for start in range(0, len(text), _PART):
+                part = text[start : start + _PART].encode("utf-8", "replace")
+                size += len(part)
+                grown += len(self.normalizer.normalize_str(part.decode()).encode())
+                if grown > MAX_GROWTH * size + _SMALL:
+                    raise UnreadableError(
+                        f"its normalizers make {grown:,} bytes of {size:,}, in a text of "
+                        f"{len(text):,} characters; leave that text out, or break it"
+                    )
+
+
+def check_growth(data: Mapping[str, Any]) -> None:
+    """Refuse the content of a `tokenizer.json` that would make too much of a text.
+
+    Raises:
+        UnreadableError: It would.
+    """
+    chains = {
+        name: list(_parts(data.get(name)))
+        for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")
+    }
+    # How many characters a part may put in place of one. The longest that Unicode has are 18.
+    max_step = 64
+    for name, nodes in chains.items():
+        if len(nodes) > MAX_PARTS:
+            raise UnreadableError(f"its {name} has {len(nodes):,} parts, expected {MAX_PARTS}")
+        most = _product(nodes)
+        if most > MAX_CHAIN or max(map(_most, nodes), default=1) > max_step:
+            raise UnreadableError(
+                f"its {name} makes up to {most:,} characters of one; no text is encoded with it"
+            )
+    kinds = [node.get("type") for node in (*chains["normalizer"], *chains["pre_tokenizer"])]
+    max_byte_levels = 2  # one makes characters of bytes, which are bytes again to the next one
+    if kinds.count("ByteLevel") > max_byte_levels:
+        raise UnreadableError("it makes bytes of a text more than twice")
+    for node in chains["post_processor"]:
+        for kind in ("single", "pair"):
+            _check_template(node.get(kind))
+    added = data.get("added_tokens")
+    names = [token for token in added or () if isinstance(token, dict) and token.get("normalized")]
+    size = sum(len(str(token.get("content"))) for token in names)
+    if size * _product(chains["normalizer"]) > _SMALL:
+        raise UnreadableError("its normalizers make too much of its added tokens")
+
+
+def _check_template(pieces: Any) -> None:
+    if not isinstance(pieces, list):
+        return
+    parts = [piece.get("Sequence") for piece in pieces if isinstance(piece, dict)]
+    names = [str(piece.get("id")) for piece in parts if isinstance(piece, dict)]
+    if len(pieces) > MAX_PARTS or len(set(names)) < len(names):
+        raise UnreadableError(
+            f"its post_processor repeats the text, or has more than {MAX_PARTS} parts"
+        )
+
+
+def _parts(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a chain, also of chains in it, in order."""
+    if not isinstance(node, dict):
+        return
+    inside = [node[key] for key in ("normalizers", "pretokenizers", "decoders", "processors")
+              if isinstance(node.get(key), list)]  # fmt: skip
+    if inside:
+        for part in chain.from_iterable(inside):
+            yield from _parts(part)
+    else:
+        yield node
+
+
+def _product(nodes: Sequence[Mapping[str, Any]]) -> int:
+    product = 1
+    for node in nodes:
+        product *= _most(node)
+    return product
+
+
+def _most(node: Mapping[str, Any]) -> int:
+    """Return how many characters a part makes of one at most."""
+    kind = node.get("type")
+    if kind == "Replace":
+        return _most_replaced(node.get("pattern"), str(node.get("content")))
+    if kind == "Precompiled":
+        return _longest_entry(node.get("precompiled_charsmap"))
+    if kind == "Prepend":  # once for each text
+        return max(1, len(str(node.get("prepend"))))
+    if kind == "ByteLevel":
+        return _BYTES_OF_CHARACTER
+    return _UNICODE.get(str(kind), 1)
+
+
+def _most_replaced(pattern: Any, content: str) -> int:
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(text, str) and text:
+        return max(1, -(-len(content) // len(text)))
+    return 1 + len(content)  # an expression may match nothing, before each character
+
+
+def _longest_entry(charsmap: Any) -> int:
+    """Return the length of the longest text in SentencePiece's table of replacements.
+
+    After the size of an index and the index, it holds texts with a zero byte after each.
+    """
+    try:
+        raw = base64.b64decode(str(charsmap))
+    except (ValueError, binascii.Error):
+        return 1  # the library refuses it
+    texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
+    return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
+
 
 UNKNOWN = "<unk>"
 SPECIALS = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
@@ -100,7 +263,6 @@ class LibraryTokenizer(Tokenizer):
         return _of_file, (self._backend.to_str(), self._source)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`."""
         texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
             self._growth.check(texts)
@@ -117,7 +279,6 @@ class LibraryTokenizer(Tokenizer):
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """See `Tokenizer`."""
         texts = [text.encode("utf-8", "replace").decode() for text in texts]
         named = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
@@ -132,7 +293,6 @@ class LibraryTokenizer(Tokenizer):
         return encoded
 
     def units(self, line: str) -> list[str]:
-        """See `Tokenizer`."""
         if self._splits_at_spaces:
             return line.split(" ")
         # Byte-level BPE keeps spaces: a run of them is not made of its parts.
@@ -146,17 +306,14 @@ class LibraryTokenizer(Tokenizer):
         return words
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See `Tokenizer`."""
         text = self._backend.decode(list(tokens), skip_special_tokens=False)
         return text.removeprefix(" ") if self._marks_spaces else text
 
     def token(self, piece: str) -> int | None:
-        """See `Tokenizer`."""
         number: int | None = self._backend.token_to_id(piece)
         return number
 
     def with_added(self, names: Sequence[str]) -> "LibraryTokenizer":
-        """See `Tokenizer`."""
         if not names:
             return self
         data: dict[str, Any] = json.loads(self._backend.to_str())
@@ -174,11 +331,9 @@ class LibraryTokenizer(Tokenizer):
         return LibraryTokenizer(tokenizers.Tokenizer.from_str(json.dumps(data)), self._source)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """See `Tokenizer`."""
         return [self._pieces[token] for token in tokens]
 
     def save(self, path: Path) -> None:
-        """See `Tokenizer`."""
         with replaced_file(path) as temporary:
             temporary.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 

@@ -1,36 +1,15 @@
 """Minimal pairs: an acceptable sentence, and one that differs in what makes it unacceptable."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from transfer_cli.data.cloze import MinimalPair, PairsOfSentences
 from transfer_cli.data.documents import expand
 from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.readers import numbered_lines
 from transfer_cli.data.records import text_of
 from transfer_cli.errors import DataError, between
-
-
-@dataclass(frozen=True)
-class MinimalPair:
-    """Two sentences, and the phenomenon that they are about ("" if that is not said)."""
-
-    good: str
-    bad: str
-    group: str = ""
-
-
-class PairsOfSentences(ABC):
-    """A set of minimal pairs."""
-
-    @abstractmethod
-    def load(self) -> list[MinimalPair]:
-        """Return the pairs.
-
-        Raises:
-            DataError: A file cannot be read, or a line is no pair.
-        """
 
 
 @dataclass(kw_only=True)
@@ -53,7 +32,6 @@ class MinimalPairs(PairsOfSentences):
     group: str = "UID"
 
     def load(self) -> list[MinimalPair]:
-        """See `PairsOfSentences`."""
         pairs: list[MinimalPair] = []
         for path in expand(self.files):
             read = self._objects if path.suffix == ".jsonl" else _cells
@@ -124,7 +102,6 @@ class Agreement(PairsOfSentences):
         between("pairs", self.pairs, 1, MOST_MADE)
 
     def load(self) -> list[MinimalPair]:
-        """See `PairsOfSentences`."""
         return [
             _agreeing(number, group, *AGREEMENT[group])
             for group in AGREEMENT

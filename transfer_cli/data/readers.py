@@ -266,11 +266,7 @@ def sound_lines(
 
 
 def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yield numbered lines, with a `BrokenLine` in place of each that cannot be read.
-
-    Raises:
-        DataError: The stream is empty, cannot be unpacked, or is UTF-16.
-    """
+    """Yield numbered lines, with a `BrokenLine` in place of each that cannot be read."""
     number = 0
     while raw := read_line(stream, name, number + 1):
         # Files that were put together have one where each began.

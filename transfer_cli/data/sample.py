@@ -22,9 +22,6 @@ NAMES_ASKED = {"train": 8, "validation": 4, "test": 8}
 QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
 """Wordings of the question about each of them."""
 
-PAIRS_PER_QUESTION = 4
-"""Pairs of either answer that each question is the first of."""
-
 TEXTS_ASKED = {"train": 1200, "validation": 120, "test": 300}
 """Texts of a split that are asked for the name of a kind of thing."""
 
@@ -244,12 +241,13 @@ def pairs(seed: int = 0) -> dict[str, list[tuple[str, str, bool]]]:
     """
     kinds, asked = questions(seed)
     splits = {}
+    pairs_per_question = 4  # pairs of either answer that each question is the first of
     for split, rows in asked.items():
         draw = _Draw(derive(seed, "pairs", split))
         of_kind = [[text for text, label in rows if label == kind] for kind in range(len(kinds))]
         splits[split] = [
             (text, choice[draw.number(len(choice))], is_same)
-            for _ in range(PAIRS_PER_QUESTION)
+            for _ in range(pairs_per_question)
             for text, label in rows
             for is_same in (True, False)
             for choice in [of_kind[label if is_same else _other(label, len(kinds), draw)]]

@@ -89,15 +89,11 @@ def units_of(text: EncodedText, tokenizer: Tokenizer, kind: Units) -> TextUnits:
         starts.append(begins[:-1][sizes > 0])
         lengths.append(sizes[sizes > 0])
     starts_U, lengths_U = np.concatenate(starts), np.concatenate(lengths)
-    document_U = np.searchsorted(_documents(text), starts_U, side="right")
-    first_D = np.flatnonzero(np.diff(document_U, prepend=-1, append=-1))
-    return TextUnits(starts_U, np.cumsum(np.append(0, lengths_U)), first_D)
-
-
-def _documents(text: EncodedText) -> npt.NDArray[np.int64]:
     if text.starts is None:
         raise ValueError("the documents of this text are not told apart")
-    return text.starts
+    document_U = np.searchsorted(text.starts, starts_U, side="right")
+    first_D = np.flatnonzero(np.diff(document_U, prepend=-1, append=-1))
+    return TextUnits(starts_U, np.cumsum(np.append(0, lengths_U)), first_D)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,11 +282,7 @@ def pair_text(
     seed: int,
     copies: int = 1,
 ) -> SentencePairs:
-    """Return a text as pairs; see `draw_pairs` for the other arguments.
-
-    Raises:
-        DataError: See there.
-    """
+    """Return a text as pairs; see `draw_pairs` for the other arguments."""
     if room_of(tokenizer, length) < 2:
         raise ConfigError(
             f"data.length: {length} leaves no room for two texts among their special tokens; "

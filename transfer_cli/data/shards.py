@@ -269,11 +269,7 @@ def _cache_errors(entry: Path) -> Iterator[None]:
 
 
 def _write_tokens(
-    path: Path,
-    dtype: np.dtype[Any],
-    shard: Shard,
-    encoder: "TextEncoder",
-    more: More,
+    path: Path, dtype: np.dtype[Any], shard: Shard, encoder: "TextEncoder", more: More
 ) -> dict[str, int]:
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     counts = Counter(num_tokens=1)

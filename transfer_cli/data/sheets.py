@@ -1,11 +1,9 @@
-"""The rows of Parquet files and spreadsheets, read by the libraries of the extra `tables`."""
+"""The rows of spreadsheets, read by a library of the extra `tables`."""
 
-import importlib
 import json
 import re
-import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -14,9 +12,10 @@ from typing import IO, Any
 from xml.parsers import expat
 
 from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
-from transfer_cli.data.readers import MAX_LINE_BYTES, check_length, check_readable
-from transfer_cli.data.records import MAX_COLUMNS, Record, check_columns
-from transfer_cli.errors import DataError, listed, pip_install
+from transfer_cli.data.parquet import faults, library
+from transfer_cli.data.readers import check_length
+from transfer_cli.data.records import MAX_COLUMNS
+from transfer_cli.errors import DataError, listed
 
 MAX_PART_BYTES = 16 * 2**20
 """Parts of which a library makes a tree, such as the styles, may have this size."""
@@ -27,91 +26,7 @@ _CHUNK_BYTES = 2**16
 _EMPTY_CELLS = 2**24
 """Cells that are not written may be so many beside those that are: a library makes all of them."""
 
-_ROWS_AT_ONCE, _FEWEST_AT_ONCE = 1000, 16
 _MOST_LISTED = 10
-
-
-def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
-    """Yield the rows of a Parquet file, counted from 1; what JSON cannot hold becomes text.
-
-    Numbers of classes become their names, where the `datasets` library has written them along; -1
-    is no class.
-
-    Args:
-        path: The file, or a folder of such files, which are read in the order of their names.
-        only: The column that is needed, see `value_of`; None: all.
-    """
-    before = 0
-    for part in sorted(path.glob("*.parquet")) or [path]:
-        library = _library(part, "pyarrow.parquet")
-        with _faults(part), library.ParquetFile(part) as file:
-            names = file.schema_arrow.names
-            check_columns(names, str(part))
-            classes = _class_names(file.schema_arrow.metadata or {})
-            every = set[str](names)
-            needed = every & {only, str(only).partition(".")[0]}
-            at_once = _rows_at_once(file.metadata, part, needed or every, before)
-            batches = file.iter_batches(at_once, columns=list(needed) or None)
-            for number, row in enumerate(_bounded(batches, part, before), before + 1):
-                fields = {name: _plain(value) for name, value in row.items()}
-                for name in classes.keys() & fields.keys():
-                    fields[name] = _named(fields[name], classes[name])
-                yield Record(number, fields)
-            before += file.metadata.num_rows
-
-
-def _rows_at_once(metadata: Any, path: Path, names: set[str], before: int) -> int:
-    """Return how many rows of a Parquet file to take at once.
-
-    Each may be a copy of the largest value of a dictionary, which is at most all of a column.
-    """
-    largest = 0
-    for at in range(metadata.num_row_groups):
-        group = metadata.row_group(at)
-        for column in map(group.column, range(group.num_columns)):
-            path_in_file = f"{column.path_in_schema}."
-            if group.num_rows and any(path_in_file.startswith(f"{name}.") for name in names):
-                size, packed = column.total_uncompressed_size, column.total_compressed_size
-                check_length(size // group.num_rows, path, before + 1)
-                if size > max(8 * MAX_LINE_BYTES, MAX_UNPACKED_RATIO * packed):
-                    raise DataError(f"{path} unpacks to {size:,} bytes. Is this a table?")
-                largest = max(largest, size)
-        before += group.num_rows
-    return max(_FEWEST_AT_ONCE, min(_ROWS_AT_ONCE, 8 * MAX_LINE_BYTES // max(largest, 1)))
-
-
-def _bounded(batches: Iterable[Any], path: Path, before: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of batches, of which none is too long."""
-    for batch in batches:
-        is_short = batch.nbytes <= MAX_LINE_BYTES
-        # Only now a value of a dictionary becomes as many texts as there are rows.
-        for at in range(0, len(batch), len(batch) if is_short else 1):
-            rows = batch.slice(at, None if is_short else 1)
-            check_length(0 if is_short else rows.nbytes, path, before + at + 1)
-            yield from rows.to_pylist()
-        before += len(batch)
-
-
-def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    """Return the names of the classes of each column that has some."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):  # it was not written by that library
-        return {}
-    names = {}
-    for column, feature in features.items():
-        inner = feature.get("feature", feature) if isinstance(feature, dict) else None
-        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel":
-            names[column] = [str(name) for name in inner.get("names") or ()]
-    return names
-
-
-def _named(value: object, names: list[str]) -> object:
-    if isinstance(value, list):
-        return [_named(number, names) for number in value]
-    if not isinstance(value, int):
-        return value
-    return names[value] if 0 <= value < len(names) else None
 
 
 @dataclass(frozen=True)
@@ -128,7 +43,7 @@ class Book:
 
         Empty rows are left out, and empty cells at the end of each.
         """
-        with _faults(self.path):
+        with faults(self.path):
             pages = self.book[sheet]
             pages.reset_dimensions()  # what a file says of its own size is often wrong
             for number, cells in enumerate(pages.iter_rows(values_only=True), 1):
@@ -153,10 +68,10 @@ class Book:
 @contextmanager
 def opened(path: Path) -> Iterator[Book]:
     """Open a spreadsheet."""
-    library = _library(path, "openpyxl")
-    with _faults(path):
+    openpyxl = library(path, "openpyxl")
+    with faults(path):
         check_size(path)
-        book = library.load_workbook(path, read_only=True, data_only=True)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     try:
         every = Book(path, book, [page.title for page in book.worksheets])
         if not every.sheets:
@@ -165,31 +80,6 @@ def opened(path: Path) -> Iterator[Book]:
         yield replace(every, sheets=full or every.sheets)
     finally:
         book.close()
-
-
-def _library(path: Path, name: str) -> Any:
-    check_readable(path)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"{path} needs {name.partition('.')[0]}, which is not installed: "
-            f"{pip_install('tables')}"
-        ) from error
-
-
-@contextmanager
-def _faults(path: Path) -> Iterator[None]:
-    """Have what a library raises become a `DataError`."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    except DataError:
-        raise
-    # Of a damaged file these libraries raise nearly anything.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read ({reason or type(error).__name__}).") from error
 
 
 def _as_cell(value: object) -> str:
@@ -203,12 +93,6 @@ def _as_cell(value: object) -> str:
     if isinstance(value, datetime | date):
         return value.isoformat()
     return str(value)
-
-
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    return json.loads(json.dumps(value, default=str))
 
 
 # ---------------------------------------------------------------------------------- bounds
@@ -243,7 +127,7 @@ class _Rows:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._row = self._size = self._depth = 0
+        self._row = self._size = 0
         self._width = self._num_cells = self._num_made = 0
         self._parser = expat.ParserCreate()
         self._parser.StartElementHandler = self._begin

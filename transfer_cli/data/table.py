@@ -16,12 +16,14 @@ from itertools import dropwhile, islice
 from pathlib import Path
 from typing import TypeVar
 
-from transfer_cli.data import json_tables, layout, readers, sheets
-from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose, is_known
+from transfer_cli.data import json_tables, layout, parquet, readers, sheets
+from transfer_cli.data.columns import choose
 from transfer_cli.data.layout import LETTERS, Beginning, Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, BrokenLine, LineSource, LineStream, OnError
 from transfer_cli.data.records import Record, check_columns, nested_names
 from transfer_cli.data.sheets import Book
+from transfer_cli.data.usual_names import is_known
+from transfer_cli.data.wanted import ANY, TEXT, Chosen, Wanted
 from transfer_cli.errors import DataError, listed
 from transfer_cli.safe_files import printable
 
@@ -95,7 +97,7 @@ def open_table(path: Path, table_format: str, given: Layout, asked: Wanted) -> I
     """
     name = str(path)
     if table_format == "parquet":
-        rows = partial(sheets.parquet_records, path)
+        rows = partial(parquet.parquet_records, path)
         yield _open(name, rows, _not_empty(name, lambda _: rows()), {})
     elif table_format == "xlsx":
         with sheets.opened(path) as book:
@@ -557,10 +559,7 @@ class Refuse:
 
 
 def sound_rows(
-    table: OpenTable,
-    columns: Collection[str],
-    made: Callable[[Record], T],
-    on_error: OnError,
+    table: OpenTable, columns: Collection[str], made: Callable[[Record], T], on_error: OnError
 ) -> Iterator[T]:
     """Yield what is made of each record; `on_error` receives the faults of rows."""
     for record in table.records(on_error):

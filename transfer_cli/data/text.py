@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from transfer_cli.data.catalog import cache_folder
 from transfer_cli.data.documents import (
     Begins,
     LineRule,
@@ -24,9 +23,10 @@ from transfer_cli.data.documents import (
     joined,
     path_begins,
 )
+from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.split import WeightedSource, Whole
-from transfer_cli.errors import DataError, above_zero, at_least, listed, one_of
+from transfer_cli.errors import DataError, above_zero, at_least, listed, raised_as
 from transfer_cli.runs.environment import cores
 
 Documents = Literal["cross", "separate"]
@@ -64,16 +64,11 @@ class TextData(ABC):
     lines: LineRule | None = None
 
     def __post_init__(self) -> None:
-        if self.lines is not None:
-            one_of("lines", self.lines, get_args(LineRule), ValueError)
         if self.length is not None:
             at_least("length", self.length, 2)
-        one_of("documents", self.documents, get_args(Documents), ValueError)
-        one_of("units", self.units, get_args(Units), ValueError)
         at_least("copies", self.copies, 1)
         if self.pairs is None:
             return
-        one_of("pairs", self.pairs, get_args(Pairs), ValueError)
         if self.lines not in (None, "end"):
             raise ValueError(
                 f"lines: pairs are made of lines, whose ends {self.lines} leaves out; leave out "
@@ -149,10 +144,8 @@ class TextFiles(TextData):
             )
         if not self.train:
             raise ValueError("train is empty, expected a path, folder or glob.")
-        try:
+        with raised_as(ValueError, "heading is no regular expression: ", re.error):
             re.compile(self.heading or "")
-        except re.error as error:
-            raise ValueError(f"heading is no regular expression: {error}") from error
         if self.workers is not None:
             at_least("workers", self.workers, 1)
         if self.weights is not None:
@@ -178,7 +171,10 @@ class TextFiles(TextData):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; `seed` changes nothing, and of `data_dir` the cache alone is used."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
-        files = {name: expand(paths) for name, paths in given.items() if paths}
+        files: dict[str, list[Path]] = {}
+        for name, paths in given.items():
+            with raised_as(DataError, f"data.{name}: ", DataError):
+                files |= {name: expand(paths)} if paths else {}
         check_disjoint(files)
         if self.weights is not None:
             check_disjoint({source: expand(source) for source in self._sources})

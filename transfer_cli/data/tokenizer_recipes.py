@@ -75,7 +75,6 @@ class WordPiece(TokenizerRecipe):
         at_least("sentinels", self.sentinels, 0)
 
     def key(self) -> str:
-        """Describe everything but the text that changes the tokenizer."""
         key = f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
         return key + _key_of(self.sentinels)
 
@@ -125,7 +124,6 @@ class BytePairs(TokenizerRecipe):
         at_least("sentinels", self.sentinels, 0)
 
     def key(self) -> str:
-        """Describe everything but the text that changes the tokenizer."""
         return f"bytepairs 1 size={self.size}" + _key_of(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:

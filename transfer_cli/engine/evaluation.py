@@ -7,6 +7,7 @@ a seed of the evaluation and each example's number.
 import itertools
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,9 +21,8 @@ from ignite.metrics import Metric
 from ignite.metrics.metric import reinit__is_reduced
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, to_device, with_facts
-from transfer_cli.data.portions import Portion, portions_of
-from transfer_cli.data.sampler import micro_batches
+from transfer_cli.batch import IGNORE, Batch, to_device, with_facts
+from transfer_cli.data.sampler import micro_batches, shard
 from transfer_cli.data.split import Dataset, Split, TextContext
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
@@ -34,6 +34,84 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.progress import progress
 from transfer_cli.seeds import ExampleNoise
+
+LEAST_BLOCKS = 32
+"""Blocks of a lane, at least: its first ones are read twice, to have something to remember."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Rows that pass through a model at once.
+
+    Args:
+        rows: Their numbers.
+        is_scored: Which of them count; the others are read to be remembered.
+        begins: Whether nothing before them is remembered.
+    """
+
+    rows: np.ndarray
+    is_scored: np.ndarray
+    begins: bool = True
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> "Portion":
+        """Return a portion of rows that all count."""
+        return cls(rows, np.ones(len(rows), dtype=np.bool_))
+
+    def targets_in(self, batch: Batch) -> Batch:
+        """Return their batch without targets in rows that do not count."""
+        if self.is_scored.all():
+            return batch
+        next_BT = batch["next_tokens"].clone()
+        next_BT[~self.is_scored] = IGNORE
+        return {**batch, "next_tokens": next_BT}
+
+
+def portions_of(
+    split: Split, context: TextContext | None, batch: int, world_size: int
+) -> list[list[Portion]]:
+    """Return the portions of each process, of `batch` rows at most; every row counts once.
+
+    By memory, running text is read in lanes, and which ones there are depends on the text and the
+    context alone: so do the measures, and neither on `batch` nor on processes.
+    """
+    order = np.arange(len(split.data)) if split.order is None else split.order
+    if context is None or context.by != "memory":
+        whole = [Portion.of(rows) for rows in micro_batches(order, batch)]
+        return [shard(whole, rank, world_size) for rank in range(world_size)]
+    lanes = _lanes(order, math.ceil(context.tokens / context.stride))
+    return [_side_by_side(shard(lanes, rank, world_size), batch) for rank in range(world_size)]
+
+
+def _lanes(rows: np.ndarray, read_before: int) -> list[Portion]:
+    """Cut the blocks of a text into lanes, equally long but for the last one.
+
+    All but the first begin with `read_before` blocks that the lane before has scored.
+    """
+    # Lanes in which running text is scored, so that several blocks pass through the model at once.
+    most_lanes = 16
+    count = max(1, min(most_lanes, len(rows) // max(LEAST_BLOCKS, 4 * read_before)))
+    length = math.ceil((len(rows) + (count - 1) * read_before) / count)
+    lanes = [Portion.of(rows[:length])]
+    for number in range(1, count):
+        blocks = rows[number * (length - read_before) :][:length]
+        if len(blocks) > read_before:
+            lanes.append(Portion(blocks, np.arange(len(blocks)) >= read_before))
+    return lanes
+
+
+def _side_by_side(lanes: Sequence[Portion], batch: int) -> list[Portion]:
+    """Return the n-th blocks of up to `batch` lanes, for each n, then those of the next lanes."""
+    portions = []
+    for begin in range(0, len(lanes), batch):
+        group = lanes[begin : begin + batch]
+        for number in range(max(len(lane.rows) for lane in group)):
+            there = [lane for lane in group if number < len(lane.rows)]
+            rows = np.array([lane.rows[number] for lane in there])
+            is_scored = np.array([lane.is_scored[number] for lane in there])
+            portions.append(Portion(rows, is_scored, begins=number == 0))
+    return portions
+
 
 USUAL, MOST = 32, 512
 """Rows that `batch=auto` lets pass at once: on a CPU, and on a GPU at least and at most."""
@@ -187,9 +265,7 @@ def evaluate(
         tallies = objective.metric_sums(whole, view, encoded)
         return tallies, None if each is None else objective.example_results(whole, view, encoded)
 
-    def pass_of(
-        portion: Portion,
-    ) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
+    def pass_of(portion: Portion) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
         if memory is not None:
             memory.of_first(0 if portion.begins else len(portion.rows))
         read = portion.targets_in(split.data.batch(portion.rows))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size, to_device, with_facts
-from transfer_cli.errors import one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.language_model import LanguageModel
@@ -38,11 +37,7 @@ def fisher_information(
         batches: Of any number of sequences, on the CPU, not prepared.
         kind: "true" draws each target from the model, "empirical" takes that of the text.
         seed: Of the draws and of the masks of a masked language model.
-
-    Raises:
-        ValueError: Another kind, or no sequences.
     """
-    one_of("kind", kind, ("true", "empirical"), ValueError)
     parameters = dict(model.named_parameters())
     totals = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
     sequences = 0

@@ -28,18 +28,6 @@ log = logging.getLogger(__name__)
 FEWEST_STEPS = 10
 """With fewer, the rate grows too much in a step for a slope."""
 
-EXPLODED = 4.0
-"""The loss has exploded at this multiple of its best value (fast.ai's figure)."""
-
-_STEPS_SMOOTHED = 0.03
-"""Standard deviation of the Gaussian that smooths the curve, as a share of its steps."""
-
-_WEIGHT_OF_NEWEST = 0.3
-"""Weight of the newest loss in the running average that is tested for an explosion."""
-
-_CERTAIN = 3.0
-"""The loss is falling if it falls by this multiple of its median distance from the curve."""
-
 
 class Growth(Schedule):
     """A rate, not a multiplier, that grows by a constant factor each step.
@@ -115,14 +103,18 @@ def run_range(
     with warnings.catch_warnings():
         # It warns if the loss does not explode, which is reported elsewhere.
         warnings.simplefilter("ignore", UserWarning)
+        # The loss has exploded at this multiple of its best value (fast.ai's figure).
+        exploded = 4.0
+        # Weight of the newest loss in the running average that is tested for an explosion.
+        weight_of_newest = 0.3
         with finder.attach(
             trainer,
             {"model": step.model, "optimizer": step.optimizer},
             output_transform=lambda report: float(report.total),
             start_lr=[growth.start * scale for scale in scales],
             end_lr=[growth.end * scale for scale in scales],
-            smooth_f=_WEIGHT_OF_NEWEST,
-            diverge_th=EXPLODED,
+            smooth_f=weight_of_newest,
+            diverge_th=exploded,
         ):
             try:
                 # Streams have no end; the test ignores the epochs of the run.
@@ -144,7 +136,9 @@ def smooth(losses: Sequence[float]) -> list[float]:
 
     A running average, as in Ignite, would lag: it shows at a rate the losses of smaller ones.
     """
-    width = max(1.0, _STEPS_SMOOTHED * len(losses))
+    # Standard deviation of the Gaussian that smooths the curve, as a share of its steps.
+    steps_smoothed = 0.03
+    width = max(1.0, steps_smoothed * len(losses))
     places = np.arange(len(losses))
     weights = np.exp(-0.5 * ((places[:, None] - places[None]) / width) ** 2)
     averaged: list[float] = (weights @ np.asarray(losses) / weights.sum(1)).tolist()
@@ -157,7 +151,9 @@ def steepest(seen: RangeTest) -> int:
     lowest = int(smoothed.argmin())
     # Beyond the lowest loss the curve rises, which is not noise; a median ignores outliers.
     noise = np.median(np.abs(np.asarray(seen.losses) - smoothed)[: lowest + 1])
-    if lowest < 2 or smoothed[0] - smoothed[lowest] <= _CERTAIN * noise:
+    # The loss is falling if it falls by this multiple of its median distance from the curve.
+    certain = 3.0
+    if lowest < 2 or smoothed[0] - smoothed[lowest] <= certain * noise:
         raise RunError(
             f"no rate can be suggested: between {seen.rates[0]:.2g} and {seen.rates[-1]:.2g} the "
             "loss does not fall; give more lr_find.steps, another range by lr_find.start and "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from transfer_cli.data.catalog import home_cache
+from transfer_cli.data.folders import home_cache
 from transfer_cli.engine import bf16_products, distributed
 from transfer_cli.errors import ConfigError, RunError, nearest, one_of
 

@@ -14,9 +14,6 @@ from transfer_cli.engine.distributed.replicated import full_tensor, is_sharded
 from transfer_cli.errors import DivergedError, listed
 from transfer_cli.model.transfer_model import LayerGroup
 
-_SHOWN_EXAMPLES = 16
-"""Examples that an error names."""
-
 
 def decides_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.GradScaler) -> bool:
     """Return whether the device itself can skip a step, so that the host need not wait for it.
@@ -131,4 +128,5 @@ def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
     ]
     gathered = distributed.all_gather_text("\n".join(seen_here))
     words = [word for text in gathered for word in text.splitlines()]
-    return f"examples {listed(words, _SHOWN_EXAMPLES)}"
+    shown_examples = 16  # examples that an error names
+    return f"examples {listed(words, shown_examples)}"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from transfer_cli.data.minimal_pairs import MinimalPair
+from transfer_cli.data.cloze import MinimalPair
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
 from transfer_cli.generation.likelihood import Ending, Gap, score_endings, score_gaps

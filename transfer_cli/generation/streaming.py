@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.generation.prompt_layout import PromptLayout
 
-_HALF = "\ufffd"
-"""A tokenizer decodes an incomplete character to this."""
-
 
 class StreamingDetokenizer:
     """Decodes tokens one by one. Bytes of an incomplete character are held back.
@@ -36,7 +33,8 @@ class StreamingDetokenizer:
             return text
         self._pending.append(token)
         text = self._decode_pending()
-        if not text or text.endswith(_HALF):
+        half = "\ufffd"  # a tokenizer decodes an incomplete character to this
+        if not text or text.endswith(half):
             return ""
         self._decoded, self._pending = self._pending, []
         return text

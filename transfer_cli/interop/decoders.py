@@ -120,7 +120,6 @@ class GptNeoX(CausalFamily):
         return dict.fromkeys(packed, by_head(shape.heads))
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if shape.residual not in _RESIDUALS.values():
             wrong.append(f"residual={shape.residual}, not parallel or pre")
@@ -181,7 +180,6 @@ class Llama(CausalFamily):
     }  # fmt: skip
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if shape.position_kind == "rotary" and shape.rotary.share != 1:
             wrong.append(f"rotary.share={shape.rotary.share:g}, not 1")
@@ -197,7 +195,6 @@ class Mistral(Llama):
     varies = (*Llama.varies, "attention")
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
         fields = super().shape_fields(settings)
         if settings.values.get("sliding_window", _MISTRAL_WINDOW) is None:
             return fields
@@ -205,12 +202,10 @@ class Mistral(Llama):
         return {**fields, "attention": "window", "window": window}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
         window = shape.window if any(shape.has_window) else None
         return {**super().config(shape), "sliding_window": window}
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if any(shape.has_window) and not all(shape.has_window):
             wrong.append(f"global_every={shape.global_every}, not 0")
@@ -279,7 +274,6 @@ class Gemma3(Llama):
     }  # fmt: skip
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
         fields = super().shape_fields(settings)
         return {**fields, "embedding_scale": fields["width"] ** 0.5}
 
@@ -299,7 +293,6 @@ class Gemma3(Llama):
         ]
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if shape.embedding_scale != shape.width**0.5:
             wrong.append(f"embedding_scale={shape.embedding_scale:g}, not {shape.width**0.5:g}")

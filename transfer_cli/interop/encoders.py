@@ -82,7 +82,6 @@ class EncoderFamily(Family):
     pair: ClassVar[tuple[str, str] | None] = None
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
-        """Return the rules of its heads."""
         rules: dict[str, Sequence[Rule]] = {
             SEQUENCE_CLASSIFICATION: _judge("class", *self.classifier),
             MULTIPLE_CHOICE: _judge("class", *self.choice),
@@ -98,7 +97,6 @@ class EncoderFamily(Family):
         return "gelu" if self.is_gelu_head else activation
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
         fields = super().shape_fields(settings)
         return {**fields, "output_activation": self.output_activation(fields["activation"])}
 
@@ -182,7 +180,6 @@ class Roberta(Bert):
     mask_lstrip = True
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if "segments" not in self.fixed and shape.segments != 1:
             wrong.append(f"segments={shape.segments}, not 1")
@@ -278,14 +275,12 @@ class Albert(Bert):
     }  # fmt: skip
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
         fields = super().shape_fields(settings)
         if fields["embedding_width"] is None:
             raise settings.wrong("embedding_size", "another number than hidden_size")
         return fields
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if shape.embedding_size == shape.width:
             wrong.append("embedding_width=null, not less than width")
@@ -412,21 +407,18 @@ class ModernBert(Family):
     }  # fmt: skip
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
         fields = super().shape_fields(settings)
         if fields["rotary"].scaling is not None:
             raise settings.wrong("rope_parameters", "no scaling")
         return fields
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if shape.rotary.scaling is not None or shape.rotary.share != 1:
             wrong.append("rotary positions with a scaling or a share")
         return wrong
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
-        """Return the rules of its heads."""
         output = [
             *same("heads.lm.transform", "head.dense", "weight"),
             *same("heads.lm.norm", "head.norm", "weight"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.data.hub_client import MODEL, client
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, raised_as
 from transfer_cli.model.weights import LazyTensors, open_tensors, shapes_of, without_values
 from transfer_cli.runs.checkpoint import check_unpacked
 from transfer_cli.runs.directory import HUB
@@ -109,10 +109,8 @@ def _join(
     index: Path, read: Callable[[Path], Mapping[str, Tensor]]
 ) -> dict[str, Mapping[str, Tensor]]:
     """Return the file of each tensor that an index names."""
-    try:
+    with raised_as(CheckpointError, f"{index} cannot be read: ", OSError, ValueError):
         places = read_json(index).get("weight_map")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error}") from error
     if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
         raise CheckpointError(f"{index} has no `weight_map` that names the files")
     holders: dict[str, Mapping[str, Tensor]] = {}

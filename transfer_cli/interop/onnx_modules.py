@@ -124,11 +124,7 @@ def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
 
 
 def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
-    """Return the module to export.
-
-    Raises:
-        ConfigError: The model has no head that a graph can end with, or parts that no graph has.
-    """
+    """Return the module to export."""
     for part in added_modules(model).values():
         if not part.in_graphs:
             raise ConfigError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer_cli.errors import CheckpointError, nearest
+from transfer_cli.errors import CheckpointError, nearest, raised_as
 from transfer_cli.safe_files import read_json
 
 CONFIG = "config.json"
@@ -26,10 +26,8 @@ class PublishedConfig:
     def read(cls, folder: Path, name: str = CONFIG) -> "PublishedConfig":
         """Read the config of a model's folder."""
         path = folder / name
-        try:
+        with raised_as(CheckpointError, f"{path} cannot be read: ", OSError, ValueError):
             return cls(read_json(path), path)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def value(self, key: str, default: T | None, kind: type[T]) -> T:
         """Return a whole number, a number, or true or false; without a default it must be there."""

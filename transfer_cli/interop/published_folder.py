@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transfer_cli.data.records import MAX_LABELS
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, listed
+from transfer_cli.errors import CheckpointError, listed, raised_as
 from transfer_cli.interop import files
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import (
@@ -111,10 +111,8 @@ def open_folder(folder: Path, key: str) -> Published:
         raise _adapter(folder, key)
     settings = PublishedConfig.read(folder)
     family = _family(settings, key)
-    try:
+    with raised_as(CheckpointError, f"{settings.path}: "):
         shape = family.shape(settings)
-    except ValueError as error:
-        raise CheckpointError(f"{settings.path}: {error}") from error
     tensors = files.read_tensors(folder, family.synonyms, values=False)
     there = _Folder(settings, family, shape, tensors)
     backbone = family.rules_of(settings, shape)
@@ -312,7 +310,7 @@ class _Folder:
         return _Trained(head.rules, objective, task=_node("tasks.choice.task.ChoiceTask"))
 
     def _reader(self, head: PublishedHead) -> _Trained:
-        objective = _node("tasks.span.objective.SpanExtraction")
+        objective = _node("tasks.span.task.SpanExtraction")
         return _Trained(head.rules, objective, task=_node("tasks.span.task.SpanTask"))
 
     def _classifier(self, head: PublishedHead) -> _Trained | None:

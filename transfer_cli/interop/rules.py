@@ -25,8 +25,7 @@ class Conversion(NamedTuple):
 
 
 SAME = Conversion(
-    lambda theirs: theirs[0],
-    lambda ours, count: [ours, *(ours.clone() for _ in range(count - 1))],
+    lambda theirs: theirs[0], lambda ours, count: [ours, *(ours.clone() for _ in range(count - 1))]
 )
 """The same tensor, under each of its names."""
 

@@ -205,7 +205,6 @@ class PreNormBlock(Block):
     """Norms before each sub-layer."""
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`."""
         read = self.reads(z)
         z = z + self.attend(read, inputs)
         return z + self.feed(self.feed_forward_norm(z), read, inputs)
@@ -221,7 +220,6 @@ class PostNormBlock(Block):
         return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`."""
         attended = self.kept(self.attention_norm(z + self.attend(z, inputs)))
         out: Tensor = self.feed_forward_norm(attended + self.feed(attended, z, inputs))
         return out
@@ -231,7 +229,6 @@ class TutorialBlock(Block):
     """Norms before each sub-layer, applied to the residual stream itself."""
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`."""
         read = self.kept(self.reads(z))
         z = self.kept(self.feed_forward_norm(read + self.attend(read, inputs)))
         return z + self.feed(z, read, inputs)
@@ -251,7 +248,6 @@ class ReorderedBlock(Block):
         return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`."""
         attended = z + self.attend(z, inputs)
         return attended + self.feed(attended, z, inputs)
 
@@ -275,7 +271,6 @@ class SandwichBlock(ReorderedBlock):
         self.feed_forward_first_norm = build_norm(shape, shape.width)
 
     def norms(self) -> tuple[Sequence[nn.Module | None], Sequence[nn.Module | None]]:
-        """Return the norms before both sub-layers, and those that follow them."""
         return (self.attention_first_norm, self.feed_forward_first_norm), super().norms()[1]
 
     def reads(self, z: Tensor) -> Tensor:
@@ -284,7 +279,6 @@ class SandwichBlock(ReorderedBlock):
         return read
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`."""
         read = self.reads(z)
         z = z + self.attend(read, inputs)
         return z + self.feed(self.feed_forward_first_norm(z), read, inputs)
@@ -296,7 +290,6 @@ class ParallelBlock(Block):
     parallel = True
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`."""
         read = self.reads(z)
         attended = self.attend(read, inputs)
         return z + attended + self.feed(self.feed_forward_norm(z), read, inputs)

@@ -17,9 +17,6 @@ BORROWED = (
 )  # fmt: skip
 """The tensors that it reads of another one, by the beginning of their names."""
 
-NEAR_WHOLE = 0.05
-"""How far a share of the heads may be from a whole number: a third is typed as 0.33."""
-
 
 class BorrowingBackbone(Backbone):
     """A backbone that reads the embeddings of another one, and has no tables of its own.
@@ -59,7 +56,9 @@ def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
     """
     heads = max(1, round(width * shape.heads))
     own_width = shape.width * heads // shape.heads
-    if abs(width * shape.heads - heads) > NEAR_WHOLE or own_width * shape.heads != (
+    # How far a share of the heads may be from a whole number: a third is typed as 0.33.
+    near_whole = 0.05
+    if abs(width * shape.heads - heads) > near_whole or own_width * shape.heads != (
         shape.width * heads
     ):
         raise ValueError(

@@ -75,11 +75,7 @@ class KVCache:
     """
 
     def __init__(
-        self,
-        depth: int,
-        max_length: int,
-        padding_B: Tensor | None = None,
-        keep: int | None = None,
+        self, depth: int, max_length: int, padding_B: Tensor | None = None, keep: int | None = None
     ) -> None:
         self.padding_B = padding_B
         self.layers = [LayerKVCache(max_length, keep) for _ in range(depth)]

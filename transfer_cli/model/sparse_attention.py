@@ -21,9 +21,6 @@ from torch import Tensor
 from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.shape import BackboneShape
 
-FLEX_WIDTH = 16
-"""The narrowest head that `flex_attention` takes."""
-
 FLEX_TILE = 128
 """Queries, and keys, of a tile, which it computes or leaves out as a whole."""
 
@@ -120,12 +117,10 @@ class Window(SparsePart):
         return self.sees(place, other) & ~(first & (other < 0))
 
     def pairs(self, length: int) -> int:
-        """Return how many."""
         beyond = max(0, length - self.block)
         return (length * (length + 1) - beyond * (beyond + 1)) // 2
 
     def computed(self, length: int) -> int:
-        """Return how many."""
         return length**2 if length <= self.block else 2 * self.blocks(length) * self.block**2
 
 
@@ -146,12 +141,10 @@ class Stride(SparsePart):
         return self.joined(mixed.transpose(2, 3), query.shape[2])
 
     def pairs(self, length: int) -> int:
-        """Return how many."""
         whole, rest = divmod(length, self.block)
         return (self.block * whole * (whole + 1)) // 2 + rest * (whole + 1)
 
     def computed(self, length: int) -> int:
-        """Return how many."""
         return self.block * self.blocks(length) ** 2
 
 
@@ -175,12 +168,10 @@ class OwnBlock(SparsePart):
         return self.joined(mixed.unflatten(0, (batch, -1)), length)
 
     def pairs(self, length: int) -> int:
-        """Return how many."""
         whole, rest = divmod(length, self.block)
         return (whole * self.block * (self.block + 1) + rest * (rest + 1)) // 2
 
     def computed(self, length: int) -> int:
-        """Return how many."""
         return length**2 if length <= self.block else self.blocks(length) * self.block**2
 
 
@@ -237,7 +228,6 @@ class Summary(SparsePart):
         return torch.cat(mixed, dim=2)
 
     def pairs(self, length: int) -> int:
-        """Return how many."""
         whole, rest = divmod(length, self.block)
         blocks_before = self.block * whole * (whole - 1) // 2 + rest * whole
         return min(length, self.block) + blocks_before * self.count
@@ -281,7 +271,8 @@ class SparseView:
         if self.starts is not None:
             # What is before a text comes after it, where no position of it looks.
             states = [_shifted(tensor, self.starts) for tensor in states]
-        takes_flex = query.is_cuda and query.shape[-1] >= FLEX_WIDTH
+        flex_width = 16  # the narrowest head that `flex_attention` takes
+        takes_flex = query.is_cuda and query.shape[-1] >= flex_width
         of_parts = (tensor.chunk(len(self.parts), dim=1) for tensor in states)
         mixed = [
             by_flex(part, own_query, own_key, own_value)

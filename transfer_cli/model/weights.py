@@ -273,10 +273,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def load_strictly(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    source: Path,
-    leave_out: Set[str] = frozenset(),
+    model: nn.Module, tensors: Mapping[str, Tensor], source: Path, leave_out: Set[str] = frozenset()
 ) -> None:
     """Load weights of the same model, which hold every tensor but those to leave out."""
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}

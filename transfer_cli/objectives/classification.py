@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch, size
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import one_of
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import occurrences
@@ -79,8 +78,6 @@ class Classification(SequenceObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.annealing is not None:
-            one_of("annealing", self.annealing, get_args(Annealing), ValueError)
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         self._progress = 0.0

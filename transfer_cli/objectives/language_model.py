@@ -23,9 +23,6 @@ HEAD = "lm"
 PART = 64
 """Tokens of a part of the vocabulary, in which a draw is looked for."""
 
-SHOWN_PLACES = 8
-"""Number of targets of a text in a sample."""
-
 
 def language_model_head(model: TransferModel) -> LanguageModelHead:
     """Return the head that gives a token's probability."""
@@ -48,7 +45,6 @@ class LanguageModel(Objective):
         return {"loss": int((batch["target"] != IGNORE).sum())}
 
     def head_rows(self, batch: Batch) -> dict[str, int]:
-        """Return how many rows of a batch pass through each head that reads tokens, by name."""
         return {HEAD: self.counts(batch)["loss"]}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -100,10 +96,11 @@ class LanguageModel(Objective):
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return the last few targets of each text, and the most likely token at each."""
         samples = []
+        shown_places = 8  # number of targets of a text in a sample
         for tokens_T, mask_T, target_T, top_TD in zip(
             batch["tokens"], batch["mask"], batch["target"], encoded.top, strict=True
         ):
-            places = (target_T != IGNORE).nonzero().squeeze(1)[-SHOWN_PLACES:]
+            places = (target_T != IGNORE).nonzero().squeeze(1)[-shown_places:]
             logits_NV = model.heads[HEAD](top_TD[places], model.backbone.token_embedding.weight)
             wanted, predicted = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
             samples.append(Sample(tokens_T[mask_T].tolist(), wanted, predicted))

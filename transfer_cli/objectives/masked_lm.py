@@ -6,7 +6,7 @@ Legend: B batch, T positions, W words.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError, at_least, one_of
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel, exponential
@@ -58,7 +58,6 @@ class MaskedLM(LanguageModel):
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
-        one_of("masks", self.masks, get_args(Masks), ValueError)
         at_least("copies", self.copies, 1)
 
     def setup(self, info: TaskInfo) -> None:

@@ -180,7 +180,6 @@ class Distillation(OfMainHead):
 
     @property
     def teacher_runs(self) -> Sequence[str]:
-        """See `Objective`."""
         return self.teachers
 
     @property

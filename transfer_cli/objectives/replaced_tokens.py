@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch, at_rows, rows_compared, rows_with_target
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, one_of
+from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, raised_as
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.borrowing import borrower, narrowed
@@ -95,7 +95,6 @@ class ReplacedTokens(Objective):
     detect_weight: float = field(default=50.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        one_of("mode", self.mode, get_args(Mode), ValueError)
         for name, share in (("width", self.width), ("depth", self.depth)):
             if share is not None and not 0 < share <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, got {share}")
@@ -156,10 +155,8 @@ class ReplacedTokens(Objective):
         self.masking.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        try:
+        with raised_as(ConfigError, f"{self._key}."):
             parts = self.parts_of(backbone.shape)
-        except ValueError as error:
-            raise ConfigError(f"{self._key}.{error}") from error
         modules: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
         if self.detects:
             return {**modules, DISCRIMINATOR: TokenJudge(backbone.shape)}

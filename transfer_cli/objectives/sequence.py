@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch
-from transfer_cli.errors import CheckpointError, one_of
+from transfer_cli.errors import CheckpointError
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.added_embeddings import AddedRows
 from transfer_cli.model.backbone import Backbone
@@ -55,7 +55,6 @@ class SequenceObjective(UnitObjective):
     pooler: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        one_of("pooling", self.pooling, ("auto", *get_args(Pooling)), ValueError)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         if any(layer < 1 for layer in self.hidden):

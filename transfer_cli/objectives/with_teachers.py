@@ -69,7 +69,6 @@ class WithTeachers(Objective):
 
     @property
     def teacher_runs(self) -> Sequence[str]:
-        """See `Objective`."""
         return self.teachers
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from transfer_cli.config.plain_yaml import scalar
-from transfer_cli.errors import ConfigError, listed, nearest
+from transfer_cli.errors import ConfigError, listed, nearest, raised_as
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.progress import progress
 from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_break
@@ -211,10 +211,8 @@ def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:
 
 def _parse_words(typed: str | None) -> Words:
     """Return what `--baseline` asks for: `adaptation=full optimizer.lr=1e-3`."""
-    try:
+    with raised_as(ConfigError, f"--baseline {typed}: "):
         words = shlex.split(typed or "")
-    except ValueError as error:
-        raise ConfigError(f"--baseline {typed}: {error}") from error
     if typed is not None and (not words or not all("=" in word for word in words)):
         raise ConfigError(
             f"--baseline {typed!r}: expected KEY=VALUE, several in quotes, such as "

@@ -28,9 +28,6 @@ from transfer_cli.runs.slices import Slice, scores
 from transfer_cli.runs.untrusted import reason
 from transfer_cli.safe_files import UnreadableError
 
-MOST_SHARED = 100
-"""Shared errors that a report holds."""
-
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
@@ -107,7 +104,8 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     alike = [outcome for outcome in outcomes if outcome.sheet is sheet]
     wrong = np.sum([run.wrong > 0 for run in alike], axis=0)
     errors = []
-    for at in np.argsort(-wrong, kind="stable")[:MOST_SHARED]:
+    most_shared = 100  # shared errors that a report holds
+    for at in np.argsort(-wrong, kind="stable")[:most_shared]:
         if 2 * wrong[at] > len(alike):
             said = dict(Counter(run.predicted[at] for run in alike).most_common())
             text, label = sheet.texts[at], sheet.labels[at]
@@ -254,9 +252,6 @@ def _tested(
 
 # --- slices ------------------------------------------------------------------------------------
 
-BETWEEN = " / "
-"""Stands between the texts of an item."""
-
 
 def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> Run:
     """Return a run with the measures of slices beside its own; note what is in the way."""
@@ -282,7 +277,8 @@ def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> R
 def _scores(items: Sequence[Item], split: str, slices: Mapping[str, Slice]) -> dict[str, float]:
     if not items or not all(item.label and item.text for item in items):
         return {}  # of a language model, or too many for their texts to be kept
-    texts = [item.text.split(BETWEEN) for item in items]
+    between = " / "  # stands between the texts of an item
+    texts = [item.text.split(between) for item in items]
     return scores(
         {name: part.members(split, texts, _no_column) for name, part in slices.items()},
         [replace(item, index=number) for number, item in enumerate(items)],

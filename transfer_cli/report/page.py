@@ -32,8 +32,6 @@ from transfer_cli.report.sections import (
 
 MOST_POINTS = 400
 FEWEST_POINTS = 40
-POINTS_IN_ALL = 30_000
-"""Of the curves of one kind: more than that takes long to send and to draw."""
 
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 
@@ -153,7 +151,9 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
 
 
 def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
-    most = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_IN_ALL // max(1, len(task.runs))))
+    # Of the curves of one kind: more than that takes long to send and to draw.
+    points_in_all = 30_000
+    most = max(FEWEST_POINTS, min(MOST_POINTS, points_in_all // max(1, len(task.runs))))
     curves = {run.name: read_curves(run.path / "metrics.jsonl", most) for run in task.runs}
     charts = [validation_chart(task, names, curves), training_chart(task, names, curves)]
     return _charts(task_id, charts, names)

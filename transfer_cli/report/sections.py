@@ -64,9 +64,7 @@ def attention_viewer(data: Mapping[str, Any]) -> Html:
     """Return the viewer of what `analysis.attention_maps.attention_view` gives to it."""
     numbers = _numbers(data["heads"], data["kinds"])
     return render(
-        "attention.html",
-        data=data,
-        numbers=details("Numbers of all heads", numbers, is_open=False),
+        "attention.html", data=data, numbers=details("Numbers of all heads", numbers, is_open=False)
     )
 
 
@@ -153,9 +151,6 @@ def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
 
 # --- sections ----------------------------------------------------------------------------------
 
-MOST_RUNS = 20
-"""Of one analysis on one page."""
-
 MOST_ROWS = 500
 MOST_COLUMNS = 30
 MOST_CHARACTERS = 500
@@ -163,9 +158,6 @@ MOST_CHARACTERS = 500
 
 MOST_PICTURE_BYTES = 16 * 2**20
 """Of the pictures of one page, before they are encoded."""
-
-_OPEN = 3
-"""Runs that are open from the start; more of them open on demand."""
 
 _PICTURE = Html(
     '<figure class="picture"><img src="data:image/png;base64,{encoded}" alt="{caption}">'
@@ -201,8 +193,9 @@ def analysis_sections(
 ) -> Iterator[tuple[str, str, Html]]:
     """Yield name, title and content of the section of each analysis that runs of a task have."""
     known = {analysis.name for run in task.runs for analysis in run.analyses}
+    most_runs = 20  # of one analysis on one page
     for name in sorted(known)[:MOST_ANALYSES]:
-        analyses = list(islice(_of_runs(task, names, name, pictures), MOST_RUNS))
+        analyses = list(islice(_of_runs(task, names, name, pictures), most_runs))
         title = title_of(name, Finding.from_json(analyses[0].content))
         yield f"analysis-{name}", title, _section(name, analyses)
 
@@ -253,7 +246,8 @@ def _of_all(analyses: Sequence[RunAnalysis]) -> Html:
     ]
     if len(made) == 1:
         return made[0]
-    is_open = len(analyses) <= _OPEN
+    most_open = 3  # runs that are open from the start; more of them open on demand
+    is_open = len(analyses) <= most_open
     return joined(
         details(f"{analysis.group}: {analysis.run}", part, is_open=is_open)
         for analysis, part in zip(analyses, made, strict=True)

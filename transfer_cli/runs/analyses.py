@@ -18,11 +18,11 @@ Pictures are PNGs beside it, called `NAME-WHAT_IT_SHOWS.png`. There may be other
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.errors import RunError
+from transfer_cli.errors import RunError, raised_as
 from transfer_cli.runs.atomic import check_inside, replaced_file, write_text, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.stored_analyses import MOST_BYTES, MOST_PICTURES, NAME, check_picture
@@ -50,7 +50,9 @@ def write_analysis(
     """
     pictures, files = pictures or {}, files or {}
     text = _checked(run, name, content, pictures)
-    _check_files(name, files)
+    for ending in files:
+        if not _OTHER.fullmatch(ending) or ending.endswith(".png"):
+            raise RunError(f"analysis {name!r}: {ending!r} cannot be the end of a file's name")
     folder = RunDirectory(run).analyses
     check_inside(run, [folder], "run")
     with writing(folder):
@@ -73,12 +75,6 @@ def write_analysis(
     return path
 
 
-def _check_files(name: str, files: Iterable[str]) -> None:
-    for ending in files:
-        if not _OTHER.fullmatch(ending) or ending.endswith(".png"):
-            raise RunError(f"analysis {name!r}: {ending!r} cannot be the end of a file's name")
-
-
 def _beside(folder: Path, name: str) -> dict[str, Path]:
     """Return the pictures and other files of an analysis, by the ends of their names."""
     beside = (path for pattern in ("*", "*/*") for path in folder.glob(f"{name}-{pattern}"))
@@ -98,7 +94,7 @@ def _checked(
                 f"analysis {name!r}: {word!r} cannot be a file's name; take up to 50 lower-case "
                 "letters, digits and underscores, a letter first"
             )
-    try:
+    with raised_as(RunError, f"analysis {name!r} cannot be written: ", TypeError, ValueError):
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         parse_json(text)
         if len(text.encode()) > MOST_BYTES:
@@ -110,6 +106,4 @@ def _checked(
             check_picture(picture, shows)
         if len(pictures) > MOST_PICTURES:
             raise UnreadableError(f"more than {MOST_PICTURES} pictures")
-    except (TypeError, ValueError) as error:
-        raise RunError(f"analysis {name!r} cannot be written: {error}") from error
     return text

@@ -72,7 +72,9 @@ def kept(
             stored = sound(entry, read)  # another run may have been faster
             if stored is not None:
                 return stored
-            _clear(entry)
+            if entry.exists():
+                log.warning("%s in the cache is damaged and is made again", entry)
+                remove(entry)
             sweep(entry.parent, held=entry.name)
         except OSError as error:
             refused(error)
@@ -171,12 +173,6 @@ def locked(path: Path) -> Iterator[None]:
 
 def _lock_of(path: Path) -> Lock:
     return Lock(path.with_name(f".{path.name}.lock"))
-
-
-def _clear(entry: Path) -> None:
-    if entry.exists():
-        log.warning("%s in the cache is damaged and is made again", entry)
-        remove(entry)
 
 
 def sweep(folder: Path, held: str = "") -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from transfer_cli.errors import CheckpointError, RunError
+from transfer_cli.errors import CheckpointError, RunError, raised_as
 from transfer_cli.runs.atomic import flush, replaced_file, replaced_folder, write_json, writing
 from transfer_cli.safe_files import read_json
 
@@ -338,7 +338,7 @@ def verify(folder: Path, names: Collection[str] | None = None) -> None:
         CheckpointError: A file is missing, of another size or of other content.
     """
     files = _check_sizes(folder, names)
-    try:
+    with raised_as(CheckpointError, f"{folder} is damaged: ", OSError, SafetensorError):
         # Best weights that have no list yet are looked at as far as can be seen.
         for path in folder.glob("*.safetensors") if files is None else ():
             with safe_open(path, framework="pt"):
@@ -349,8 +349,6 @@ def verify(folder: Path, names: Collection[str] | None = None) -> None:
                     f"{folder / name} is damaged: its content is not what was written, by its hash "
                     f"in {folder / META}"
                 )
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} is damaged: {error}") from error
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -428,7 +426,7 @@ def _check_sizes(folder: Path, names: Collection[str] | None = None) -> dict[str
         if missing:
             raise CheckpointError(f"{folder / META} is damaged: it does not list {missing[0]}")
         files = {name: files[name] for name in names}
-    try:
+    with raised_as(CheckpointError, "", OSError):
         # Looked up among the files in the folder: a hostile list could name any file.
         there = dict(_files(folder))
         for name, known in (files or {}).items():
@@ -439,8 +437,6 @@ def _check_sizes(folder: Path, names: Collection[str] | None = None) -> dict[str
                 raise CheckpointError(
                     f"{folder / name} is damaged: {size} bytes instead of {known.get('bytes')}"
                 )
-    except OSError as error:
-        raise CheckpointError(str(error)) from error
     return files
 
 

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.errors import CheckpointError, RunError, nearest
+from transfer_cli.errors import CheckpointError, RunError, nearest, raised_as
 from transfer_cli.runs.atomic import check_inside, make_stamped, remove, write_json, write_text
 from transfer_cli.runs.locks import Lock, holder_of
 from transfer_cli.safe_files import read_json
@@ -252,10 +252,10 @@ class RunDirectory:
 
     def read_presets(self) -> dict[str, str]:
         """Return the option that was chosen for each config group."""
-        try:
+        with raised_as(
+            CheckpointError, f"{self.presets} is missing or damaged: ", OSError, ValueError
+        ):
             presets = read_json(self.presets)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.presets} is missing or damaged: {error}") from error
         return {group: str(option) for group, option in presets.items()}
 
     def set_status(self, status: str, reason: str | None = None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.errors import raised_as
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError
 
@@ -24,8 +25,6 @@ MOST_CHARACTERS = 500
 """A text is kept up to here: enough to recognise it."""
 
 _CUT = " ..."
-_MOST_LINE = 2**20
-"""Characters of a line that is read: texts are short, and so are names of labels."""
 
 _SPLITS = ("test", "validation")
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int)}
@@ -101,17 +100,17 @@ def read_items(path: Path, split: str) -> Iterator[Item]:
     others = tuple(f'{{"split": "{name}"' for name in _SPLITS if name != split)
     count = 0
     with path.open(encoding="utf-8", errors="replace") as file:
+        # Characters of a line that is read: texts are short, and so are names of labels.
+        most_line = 2**20
         for number in itertools.count(1):
             # Of a line that is too long no more than its beginning, which is no JSON.
-            line = file.readline(_MOST_LINE)
+            line = file.readline(most_line)
             if not line:
                 return
             if line.startswith(others):
                 continue
-            try:
+            with raised_as(UnreadableError, f"line {number}: ", UnreadableError):
                 item = _item(line)
-            except UnreadableError as error:
-                raise UnreadableError(f"line {number}: {error}") from error
             if item.split != split:
                 continue
             count += 1

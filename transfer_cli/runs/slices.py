@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.errors import DataError, one_of
+from transfer_cli.errors import DataError, one_of, raised_as
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.safe_files import UnreadableError
 
@@ -53,10 +53,8 @@ class Slice:
             least, most = self.length
             if least < 0 or (most is not None and most < least):
                 raise ValueError(f"length is {list(self.length)}, expected [LEAST, MOST]")
-        try:
+        with raised_as(ValueError, f"regex: {self.regex!r} is no regular expression: ", re.error):
             re.compile(self.regex or "")
-        except re.error as error:
-            raise ValueError(f"regex: {self.regex!r} is no regular expression: {error}") from error
 
     def members(
         self, split: str, texts: Sequence[Sequence[str]], column: Callable[[str], Sequence[str]]

@@ -70,9 +70,5 @@ def check_picture(picture: bytes, shows: str) -> None:
     """Refuse what is no PNG, or too large a one."""
     if not picture.startswith(_PNG):
         raise UnreadableError(f"the picture {shows} is no PNG")
-    _check_size(len(picture), MOST_PICTURE_BYTES)
-
-
-def _check_size(size_bytes: int, most: int) -> None:
-    if size_bytes > most:
-        raise UnreadableError(f"it is larger than {most // 2**10:,} KiB")
+    if len(picture) > MOST_PICTURE_BYTES:
+        raise UnreadableError(f"it is larger than {MOST_PICTURE_BYTES // 2**10:,} KiB")

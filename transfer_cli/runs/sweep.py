@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum, auto
 from pathlib import Path
 
+from transfer_cli.errors import raised_as
 from transfer_cli.runs.atomic import check_inside, write_json
 from transfer_cli.runs.locks import Lock, is_held
 from transfer_cli.safe_files import UnreadableError, check_kinds, escaped, read_json
@@ -118,10 +119,8 @@ class SweepDirectory:
             OSError: It is not there.
         """
         content = read_json(self.path / SWEEP)
-        try:
+        with raised_as(UnreadableError, "it is not what a sweep writes: ", KeyError, TypeError):
             request = SweepRequest(**{**content, "words": tuple(map(str, content["words"]))})
-        except (KeyError, TypeError) as error:
-            raise UnreadableError(f"it is not what a sweep writes: {error}") from error
         check_kinds(request)
         return request
 

@@ -25,9 +25,6 @@ _VERSION = "brain.Event:2"
 
 _PREFIX = "events.out.tfevents."
 
-_RGBA = 4
-"""As TensorBoard's protocol counts the colours of a pixel."""
-
 
 class SummaryWriter:
     """Writes a new event file in `folder`, which readers take after the present ones.
@@ -90,9 +87,8 @@ class SummaryWriter:
         """Show a picture, given as the content of a PNG file."""
         # Its header begins with both sizes, 4 bytes each, behind 16 bytes that all PNGs have.
         width, height = struct.unpack(">II", png[16:24])
-        image = Summary.Image(
-            encoded_image_string=png, width=width, height=height, colorspace=_RGBA
-        )
+        rgba = 4  # as TensorBoard's protocol counts the colours of a pixel
+        image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=rgba)
         self._write(Event(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)])))
 
     def close(self) -> None:

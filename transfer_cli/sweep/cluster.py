@@ -22,9 +22,6 @@ from transfer_cli.sweep.processes import SideBySide
 
 log = logging.getLogger(__name__)
 
-HERE = "basic"
-"""The launcher that is chosen where none is: that of `sweep.local`."""
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -94,7 +91,8 @@ def chosen_cluster(hydra: DictConfig) -> Cluster | None:
         hydra: The node of that name, which Hydra composes.
     """
     name = hydra.runtime.choices["hydra/launcher"]
-    if name == HERE:
+    here = "basic"  # the launcher that is chosen where none is: that of `sweep.local`
+    if name == here:
         return None
     if name not in LAUNCHERS:
         raise ConfigError(f"hydra/launcher={name}: must be one of {', '.join(LAUNCHERS)}")

@@ -22,6 +22,7 @@ from transfer_cli.errors import (
     RunError,
     SweepError,
     TransferError,
+    raised_as,
 )
 from transfer_cli.metrics import Metric
 from transfer_cli.runs.directory import RunDirectory
@@ -100,10 +101,8 @@ class Jobs:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         asked = SweepRequest(self.command, typed_words(self.request), now)
         if directory.is_at(folder):
-            try:
+            with raised_as(RunError, f"{folder / SWEEP} is damaged: ", UnreadableError):
                 asked = directory.read_request()
-            except UnreadableError as error:
-                raise RunError(f"{folder / SWEEP} is damaged: {error}") from error
         threads = asked.threads or threads
         # A search may ask for more trials now.
         directory.write_request(replace(asked, threads=threads, **of_search))

@@ -14,10 +14,7 @@ from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.runs.environment import cores, processes_of, visible_gpus
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
-from transfer_cli.sweep.processes import (
-    SECONDS_BETWEEN_LOOKS,
-    SideBySide,
-)
+from transfer_cli.sweep.processes import SECONDS_BETWEEN_LOOKS, SideBySide
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 import transfer_cli
-from transfer_cli.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_PRUNED,
-    EXIT_STOPPED,
-    StoppedError,
-)
+from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_STOPPED, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.safe_files import printable
 from transfer_cli.sweep.jobs import Jobs
@@ -36,8 +30,6 @@ OUTCOMES = {
 """What the exit code of a job means; any other one that it failed."""
 
 _WARNING = "warning: "
-_MOST_LOG_BYTES = 2**20
-"""Of what a job says, as far as it is looked through for warnings."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -184,7 +176,9 @@ class SideBySide:
         """Say what a job has warned of, but for what another one has warned of before."""
         with self.jobs.directory.log(ended.job.number).open("rb") as file:
             file.seek(ended.log_begin)
-            lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
+            # Of what a job says, as far as it is looked through for warnings.
+            most_log_bytes = 2**20
+            lines = file.read(most_log_bytes).decode(errors="replace").splitlines()
         parts = (line.partition(_WARNING) for line in lines)
         for text in dict.fromkeys(text for begin, _, text in parts if text and not begin):
             jobs = self.jobs.warned.setdefault(text, [])

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.errors import ConfigError, nearest, pip_install
+from transfer_cli.errors import ConfigError, nearest, pip_install, raised_as
 from transfer_cli.metrics import require
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.cache import locked
@@ -72,10 +72,7 @@ class Search(Planner):
         configs = self.composed(corners)
         shares = shares_of(configs[0])
         self._settings = self._directed(shares.settings, configs[0])
-        self._aim = {
-            "objective": self._settings.objective,
-            "direction": self._settings.direction,
-        }
+        self._aim = {"objective": self._settings.objective, "direction": self._settings.direction}
         self._fixed, self._space, self._shares = fixed, space, shares
         say_what_changes_the_data(configs)
         self._say_what_is_unwise()
@@ -86,7 +83,7 @@ class Search(Planner):
         from optuna import distributions
 
         value: Any = override.value()
-        try:
+        with raised_as(ConfigError, f"{override.input_line}: "):
             if not override.is_interval_sweep():
                 choices = [word.partition("=")[2] for word in self.words_of(override)]
                 return distributions.CategoricalDistribution(choices)
@@ -94,8 +91,6 @@ class Search(Planner):
             if isinstance(value.start, int) and isinstance(value.end, int):
                 kind = distributions.IntDistribution
             made: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
-        except ValueError as error:
-            raise ConfigError(f"{override.input_line}: {error}") from error
         return made
 
     def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:

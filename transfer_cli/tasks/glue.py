@@ -107,7 +107,6 @@ class Glue(LabelledSource):
         return ClassificationTask if self._files.labels else RegressionTask
 
     def given(self, data_dir: Path) -> LabelledData:
-        """See `LabelledSource`; `data_dir` changes nothing."""
         folder = Path(self.folder).expanduser()
         paths = {split: folder / file for split, file in self._files.splits.items()}
         splits = {split: tuple(self._examples(path)) for split, path in paths.items()}

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.columns import Chosen, Wanted, is_yes, parts_of
+from transfer_cli.data.columns import is_yes, parts_of
 from transfer_cli.data.encoded_task import all_known
 from transfer_cli.data.label_names import joined_by, look_over
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import DataError, listed, one_of
+from transfer_cli.data.wanted import Chosen, Wanted
+from transfer_cli.errors import DataError, listed
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
@@ -313,9 +314,6 @@ def _has_label(record: Record, column: str, name: str) -> bool:
 MOST_WEIGHT = 100.0
 """The largest weight of a label's examples: of rarer labels a single text would decide all."""
 
-_NEVER = 1e-6
-"""The probability of what a teacher is sure of not to be so."""
-
 
 @dataclass(eq=False, repr=False)
 class Multilabel(SequenceObjective):
@@ -348,8 +346,6 @@ class Multilabel(SequenceObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("pos_weight", self.pos_weight or "balanced", ("balanced",), ValueError)
-        one_of("thresholds", self.thresholds or "fit", ("fit",), ValueError)
         self.fits_answers = self.thresholds == "fit"
 
     def setup(self, info: TaskInfo) -> None:
@@ -362,7 +358,8 @@ class Multilabel(SequenceObjective):
         return len(self.info.labels)
 
     def scores_of(self, answers_BN: Tensor) -> Tensor:
-        return answers_BN.logit(eps=_NEVER)
+        never = 1e-6  # the probability of what a teacher is sure of not to be so
+        return answers_BN.logit(eps=never)
 
     def confidence(self, scores_BN: Tensor) -> Tensor:
         """Return the probability of the answer that is least sure, `[B]`."""

@@ -16,17 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_task import all_known
 from transfer_cli.data.records import Record, plain_number
-from transfer_cli.errors import DataError, one_of
+from transfer_cli.data.wanted import Chosen
+from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task, TextsTask
 from transfer_cli.tasks.table import Table, TableRow
-
-DIGITS = 7
-"""Digits of a number that is written, as many as float32 has."""
 
 _MOST = 3e38
 """The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
@@ -140,7 +137,8 @@ class RegressionTask(TextsTask):
 
 def shown(value: float) -> str:
     """Return a number as it is written."""
-    return f"{value:.{DIGITS}g}"
+    digits = 7  # digits of a number that is written, as many as float32 has
+    return f"{value:.{digits}g}"
 
 
 def correlation(
@@ -243,7 +241,6 @@ class Regression(SequenceObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("loss", self.loss, ("mse", "huber"), ValueError)
         if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
             raise ValueError(f"clip is {list(self.clip)}, expected [LOWEST, HIGHEST]")
 

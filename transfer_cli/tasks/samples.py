@@ -13,8 +13,7 @@ from transfer_cli.data import sample
 from transfer_cli.data.labelled import Example, LabelledData
 from transfer_cli.errors import one_of
 from transfer_cli.tasks.base import Task
-from transfer_cli.tasks.choice.readers import ChoiceExample
-from transfer_cli.tasks.choice.task import ChoiceTask
+from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 from transfer_cli.tasks.multilabel import LabelsExample, MultilabelTask
@@ -170,6 +169,5 @@ class EmbeddedSample(LabelledSource):
         return type(self._task)
 
     def given(self, data_dir: Path) -> LabelledData:
-        """See `LabelledSource`; `data_dir` changes nothing."""
         labels, splits = self._made(self.world)
         return LabelledData(f"sample_{self.sample}", labels, splits, self._task.as_node())

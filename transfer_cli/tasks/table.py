@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from transfer_cli.data import readers
-from transfer_cli.data.columns import ANY, Chosen, Wanted, typed
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.hub_client import located
 from transfer_cli.data.label_names import joined_by, look_over, say_numbers
@@ -20,6 +19,7 @@ from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.records import MAX_LABELS, Record, label_of, text_of, value_of
 from transfer_cli.data.split import Whole
 from transfer_cli.data.table import Refuse, Skipped, open_table, sound_rows
+from transfer_cli.data.wanted import ANY, Chosen, Wanted, typed
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.progress import progress
 from transfer_cli.runs.directory import HUB
@@ -163,7 +163,7 @@ class Table(LabelledFiles):
         return Example(row.text, numbers[0], row.pair, row.line)
 
     def cells(self, path: Path, column: str) -> dict[int, str]:
-        """See `LabelledData`."""
+        """Return what stands in a column, by line."""
         asked = replace(self.columns, keys="")
         with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped() if self.errors == "skip" else readers.refuse)

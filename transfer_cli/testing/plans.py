@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from transfer_cli.adaptation.adaptation import Adaptation, select
 from transfer_cli.adaptation.plans import Plan, Stage
-from transfer_cli.errors import TransferError
+from transfer_cli.errors import TransferError, raised_as
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import SequenceHead
@@ -35,10 +35,8 @@ def check_plan(
         steps_per_epoch: Of that run.
     """
     for what, groups in (models or example_models()).items():
-        try:
+        with raised_as(AssertionError, f"{what}: ", AssertionError, TransferError):
             _check_plan_on(plan, list(groups), total, steps_per_epoch)
-        except (AssertionError, TransferError) as error:
-            raise AssertionError(f"{what}: {error}") from error
 
 
 def example_models(depth: int = 3) -> dict[str, list[LayerGroup]]:

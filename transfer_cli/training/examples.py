@@ -21,9 +21,6 @@ BLANK = Result("", "")
 MOST_IN_WORDS = 10_000
 """Examples that the linear model on words is fitted on, and as many that it is scored on."""
 
-TO_KEEP = 7
-"""Significant digits: as many as a float32 holds."""
-
 
 def noting(split: Split) -> EachExample | None:
     """Return where an evaluation is to note what became of each example; None: too many."""
@@ -103,4 +100,5 @@ def _item(split: str, index: int, rows: Sequence[Outcome], result: Result, text:
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.{TO_KEEP}g}")
+    to_keep = 7  # significant digits: as many as a float32 holds
+    return float(f"{value:.{to_keep}g}")

@@ -88,10 +88,7 @@ def _compare(then: dict[str, Any] | None, now: dict[str, Any], *, strict: bool) 
 
 
 def restore(
-    run: TrainingRun,
-    directory: RunDirectory,
-    checkpoints: CheckpointWriter,
-    progress: Progress,
+    run: TrainingRun, directory: RunDirectory, checkpoints: CheckpointWriter, progress: Progress
 ) -> float:
     """Continue from the newest complete checkpoint; from the beginning where there is none.
 

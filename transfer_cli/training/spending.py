@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 SPENT = "spent"
 """The key of `timing.json`."""
 
-SECONDS_BETWEEN_NOTES = 30.0
-"""What a kill can keep from being counted."""
-
 JOULES_OF_KWH = 3.6e6
 
 _PART = 2**40
@@ -61,10 +58,7 @@ class Spending:
     """
 
     def __init__(
-        self,
-        meter: Meter,
-        footprint: Footprint,
-        clock: Callable[[], float] = time.perf_counter,
+        self, meter: Meter, footprint: Footprint, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._meter = meter
         self._footprint = footprint
@@ -99,7 +93,8 @@ class Spending:
 
     def is_due(self) -> bool:
         """Return whether a note of what is spent is due; reads the counters now and then."""
-        if self._clock() - self._noted < SECONDS_BETWEEN_NOTES:
+        seconds_between_notes = 30.0  # what a kill can keep from being counted
+        if self._clock() - self._noted < seconds_between_notes:
             return False
         self._noted = self._clock()
         if distributed.world_size() == 1:

@@ -1,35 +1,40 @@
-"""A run at work: the engine, its handlers, and the files that a run writes."""
+"""A run at work: the engine, its handlers, what its weights score, and the files that it writes."""
 
 import contextlib
 import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.config.decided import with_values
 from transfer_cli.config.literal import as_typed
-from transfer_cli.config.stored import as_yaml, with_values
-from transfer_cli.data.split import Split
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.distributed.watch import is_lost_connection
+from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, samples
 from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
-from transfer_cli.errors import PrunedError, RunError, StoppedError
+from transfer_cli.errors import DivergedError, NotFiniteError, PrunedError, RunError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, judge
 from transfer_cli.model.weights import WEIGHTS
+from transfer_cli.objectives.base import Loss
 from transfer_cli.runs.atomic import write_json, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
-from transfer_cli.runs.items import write_items
+from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.results import Cost, Parameters, Results, Seen
 from transfer_cli.runs.sweep import keys_in_sweep
 from transfer_cli.sweep.trial import trial_of
+from transfer_cli.tasks.base import by_example
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import (
     one_line,
@@ -39,14 +44,7 @@ from transfer_cli.training.console import (
     say_what_is_faster,
     without_details,
 )
-from transfer_cli.training.examples import by_words
-from transfer_cli.training.final_measures import (
-    FinalMeasures,
-    SplitScorer,
-    SplitScores,
-    final_measures,
-    with_fitted_answers,
-)
+from transfer_cli.training.examples import by_words, items_of, noting, of_slices
 from transfer_cli.training.measurements import (
     hyperparameters,
     layer_shares,
@@ -58,6 +56,159 @@ from transfer_cli.training.spending import SPENT, Spending
 
 log = logging.getLogger(__name__)
 
+SAMPLES = 8
+"""Predictions that TensorBoard shows at each validation."""
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """The scores of a split, and what became of its examples."""
+
+    scores: Scores
+    each: EachExample | None
+
+
+@dataclass(frozen=True)
+class FinalMeasures:
+    """What the best weights of a run do on validation and test.
+
+    Args:
+        scores: By split.
+        items: What became of their examples.
+        failed: Why the run came to nothing; None when it did not.
+    """
+
+    scores: dict[str, Scores]
+    items: list[Item]
+    failed: str | None
+
+
+class SplitScorer:
+    """Scores splits of a run by the weights that its model has now.
+
+    Args:
+        run: The run.
+        progress: How far it is, for errors.
+    """
+
+    def __init__(self, run: TrainingRun, progress: Progress) -> None:
+        self._run = run
+        self._progress = progress
+
+    def score(self, loss: Loss, split: Split, each: EachExample | None = None) -> Scores:
+        """Return what a loss measures; `each` notes what becomes of the examples."""
+        run, precision = self._run, self._run.blueprint.precision
+        with self.diverging():
+            return evaluate(
+                run.model, loss.objective, split,
+                batch=run.passing, precision=precision, each=each,
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def diverging(self) -> Iterator[None]:
+        """Blame the training where a loss is not finite."""
+        try:
+            yield
+        except NotFiniteError as error:
+            raise DivergedError(
+                f"step {self._progress.step}: {error}; try a lower optimizer.lr or a longer "
+                "schedule.warmup"
+            ) from error
+
+    def measures(self, name: str) -> dict[str, float]:
+        """Return the measures of a split: those of the main loss, of others by their names."""
+        scores = self.score(self._run.blueprint.network.losses[0], self._run.data.splits[name])
+        return scores.measures | self._further(name)
+
+    def noted(self, name: str) -> SplitScores:
+        """Return the scores of a split with the same measures, and what became of its examples."""
+        split = self._run.data.splits[name]
+        each = noting(split)
+        scores = self.score(self._run.blueprint.network.losses[0], split, each)
+        return SplitScores(replace(scores, measures=scores.measures | self._further(name)), each)
+
+    def _further(self, name: str) -> dict[str, float]:
+        measures: dict[str, float] = {}
+        for loss in self._run.blueprint.network.losses[1:]:
+            split = self._run.prepared[loss.stream].splits.get(name)
+            if split is not None:
+                of_loss = self.score(loss, split).measures
+                measures |= {f"{loss.name}/{metric}": value for metric, value in of_loss.items()}
+        return measures
+
+    def samples(self) -> str:
+        """Return a few predictions on the validation split as a table."""
+        plan = self._run.blueprint
+        shown = samples(
+            self._run.model, plan.network.losses[0].objective, self._run.data.splits["validation"],
+            count=SAMPLES, precision=plan.precision,
+        )  # fmt: skip
+
+        def cell(content: list[int] | str) -> str:
+            if not isinstance(content, str):
+                content = " ".join(plan.data.tokenizer.pieces(content))
+            return content.replace("|", "\\|")
+
+        rows = [f"| {cell(s.tokens)} | {cell(s.target)} | {cell(s.prediction)} |" for s in shown]
+        return "\n".join(["| input | wanted | predicted |", "|---|---|---|", *rows])
+
+
+def with_fitted_answers(
+    run: TrainingRun, progress: Progress, validation: SplitScores | None
+) -> TrainingRun:
+    """Return a run that answers by what its task chooses on validation; itself if it chooses none.
+
+    `validation` is what the weights did there, where that is known.
+    """
+    loss, task = run.blueprint.network.losses[0], run.data.task
+    if task is None or not loss.objective.fits_answers:
+        return run
+    split = run.data.splits["validation"]
+    each = validation.each if validation is not None else None
+    if each is None:
+        each = EachExample()
+        SplitScorer(run, progress).score(loss, split, each)
+    encoded = encoded_of(split)
+    rows = {row.index: row.predicted for row in each.gathered()}
+    fitted = task.fit(encoded, by_example(encoded, rows))
+    return run.of_task(replace(task, fitted=fitted))
+
+
+def final_measures(
+    run: TrainingRun, progress: Progress, validation: SplitScores | None
+) -> FinalMeasures:
+    """Score validation and test; `validation` is what is known of the first."""
+    scorer, data = SplitScorer(run, progress), run.data
+    scores, items = dict[str, Scores](), list[Item]()
+    for name in ("validation", "test"):
+        if name not in data.splits:
+            continue
+        scored = (validation if name == "validation" else None) or scorer.noted(name)
+        scores[name] = scored.scores
+        items_of_split = items_of(data.splits[name], data, scored.each)
+        if data.task is not None and items_of_split:
+            for loss in run.blueprint.network.losses:
+                slices, key = getattr(loss.objective, "parts", {}), f"losses.{loss.name}"
+                measures = of_slices(slices, data.splits[name], data.task, items_of_split, key)
+                scores[name].measures.update(measures)
+        items += items_of_split
+    return FinalMeasures(scores, items, _failure(run, scorer, scores.get("validation")))
+
+
+def _failure(run: TrainingRun, scorer: SplitScorer, validation: Scores | None) -> str | None:
+    """Return why the run came to nothing; what it can do on validation it has learnt."""
+    task = run.data.task
+    if task is None or not task.can_fail:
+        return None
+    if validation and not task.failure(validation.measures, validation.tables):
+        return None
+    # Asked only then: most runs have learnt something.
+    most_judged = 1000  # training examples by which a run is judged to have failed
+    some = some_of(run.data.splits["train"], most_judged)
+    scores = scorer.score(run.blueprint.network.losses[0], some)
+    return task.failure(scores.measures, scores.tables)
+
+
 SAVING = 0.02
 """The share of the time that `checkpoint.every=auto` leaves to saving."""
 
@@ -65,9 +216,6 @@ SAVING = 0.02
 FEWEST_JUDGED = 50
 """Validation examples from which on `loop.monitor=auto` keeps the weights that are best by what
 runs are judged by; with fewer the last are better (docs/results.md)."""
-
-FALLEN = 0.2
-"""The share of the peak rate below which the last weights have settled."""
 
 
 class Trainer:
@@ -248,7 +396,8 @@ class Trainer:
             stage.patience for stage in plan.course.stage_plans
         )
         total = plan.course.sizes.total_steps
-        falls = plan.course.lr_scheduler.schedule(total - 1, total) < FALLEN
+        fallen = 0.2  # the share of the peak rate below which the last weights have settled
+        falls = plan.course.lr_scheduler.schedule(total - 1, total) < fallen
         return bool(self._has_few and is_measured and not waits and falls)
 
     def _note_validation(self, step: int, measures: dict[str, float]) -> None:

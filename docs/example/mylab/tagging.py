@@ -24,8 +24,7 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging.readers import TagExample
-from transfer_cli.tasks.tagging.task import measures
-from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words, of_words
+from transfer_cli.tasks.tagging.task import EncodedWords, Reading, encode_words, measures, of_words
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,18 @@ from transfer_cli.adaptation.edit import make_edit
 from transfer_cli.adaptation.edits import Adapters, LoRA
 from transfer_cli.analysis import cka as module
 from transfer_cli.analysis.cka import cka
-from transfer_cli.analysis.edges import EdgeTarget, expected_layer, read_edges
-from transfer_cli.analysis.embeddings import principal_components
-from transfer_cli.analysis.moved_weights import ALL, moved_weights
-from transfer_cli.analysis.pictures import drawn
-from transfer_cli.analysis.probes.span_probe import Spans, micro_f1, trained
-from transfer_cli.analysis.unit_sums import (
-    PropertySums,
-    TokenProperties,
-    UnitSums,
-    contexts_of,
+from transfer_cli.analysis.edges import (
+    EdgeTarget,
+    Spans,
+    expected_layer,
+    micro_f1,
+    read_edges,
+    trained,
 )
+from transfer_cli.analysis.embeddings import principal_components
+from transfer_cli.analysis.neurons import PropertySums, TokenProperties, UnitSums, contexts_of
+from transfer_cli.analysis.pictures import drawn
+from transfer_cli.analysis.similarity import ALL, moved_weights
 from transfer_cli.batch import with_facts
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.model.added import merge

@@ -282,10 +282,7 @@ def test_queries_of_zero_look_everywhere_alike_with_an_entropy_of_ln_t():
             block.attention.packed.bias[:wide] = 0
     summaries, batch = HeadSummaries(3, 2, SEP), batch_of([7] * length)
 
-    with (
-        torch.no_grad(),
-        probed(backbone, probabilities=partial(summaries.add, batch=batch)),
-    ):
+    with torch.no_grad(), probed(backbone, probabilities=partial(summaries.add, batch=batch)):
         backbone(batch["tokens"], batch["mask"])
 
     entropy = sum(math.log(t) for t in range(1, length + 1)) / length

@@ -10,9 +10,8 @@ from torch.testing import assert_close
 
 from tests import subjects, tiny
 from transfer_cli.analysis.probes import linear, mlp
-from transfer_cli.analysis.probes.layer_probes import baselines, relabelled
+from transfer_cli.analysis.probes.layer_probes import baselines, relabelled, scores
 from transfer_cli.analysis.probes.linear import learnt_shares, solved
-from transfer_cli.analysis.probes.probe_findings import scores
 from transfer_cli.analysis.probes.sought import made
 from transfer_cli.analysis.probes.states import (
     LayersRead,

@@ -1,20 +1,36 @@
 """Config to encoded data."""
 
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+import tokenizers
+import torch
 
 from tests import configs, tiny
+from tests.published import TEXT, config_of, publish, reference, sentence_pieces
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, StreamSource
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained, usual_lines
 from transfer_cli.assembly.losses import Asked
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
-from transfer_cli.data.catalog import cache_folder
+from transfer_cli.data.corpus import encode_text
+from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
-from transfer_cli.data.text import TextData
-from transfer_cli.data.tokenizer_recipes import WordPiece
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.text import TextData, TextFiles
+from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
+from transfer_cli.engine.evaluation import evaluate
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError
+from transfer_cli.interop.vocabulary import read_tokenizer
+from transfer_cli.model.weights import ModelDescription
 from transfer_cli.objectives.classification import Classification
 
 WORDS = " ".join(configs.WORDS)
@@ -198,3 +214,293 @@ def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
     found = datasets.of_run(config, "finetune", tiny.shape(), None, Origins(), main)
 
     assert found.batches == {"main": 8, "own": 3, "none": 8}
+
+
+# --- line rules ----------------------------------------------------------------------------------
+
+
+CODE = "def f(x):\n    if x:\n\n        return 'the'\n\n\n    return [x, 1]  # the end.\n"
+LEVELS = tokenizers.pre_tokenizers.ByteLevel
+QWEN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+
+
+def byte_pairs(splitter, begin=None):
+    """Return a tokenizer of a published kind, with a token that ends texts."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer, backend.decoder = splitter, tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>", *([begin] if begin else [])],
+        initial_alphabet=sorted(LEVELS.alphabet()), show_progress=False,
+    )  # fmt: skip
+    backend.train_from_iterator([CODE * 3, *TEXT], trainer)
+    if begin:
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A {begin} $B",
+            special_tokens=[(begin, backend.token_to_id(begin))],
+        )  # fmt: skip
+    return LibraryTokenizer(backend)
+
+
+GPT2 = byte_pairs(LEVELS(add_prefix_space=False))
+OTHERS = {
+    "gpt2": GPT2,
+    "gpt2 with a beginning": byte_pairs(LEVELS(add_prefix_space=False), "<bos>"),
+    "qwen": byte_pairs(
+        tokenizers.pre_tokenizers.Sequence(
+            [
+                tokenizers.pre_tokenizers.Split(tokenizers.Regex(QWEN), "isolated"),
+                LEVELS(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    ),
+    "own": BytePairs(300).make(lambda: iter(CODE.splitlines())),
+}
+
+
+def tokens_of(tmp_path, text, rule, tokenizer=GPT2, name="a.txt", split="test", **options):
+    """Return the tokens of a file, and where documents begin in them."""
+    (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / "other.txt").write_text("x\ny\n")
+    files = {"train": str(tmp_path / "other.txt"), split: str(tmp_path / name)}
+    data = TextFiles(**{"validation_share": 0.5, **files, **options})
+    found = data.splits(tmp_path, 0)[split].by_rule(rule)
+    encoded = encode_text(found, tokenizer, tmp_path / "cache")
+    starts = None if encoded.starts is None else encoded.starts.tolist()
+    return list(encoded.tokens[:]), starts, encoded
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_file_is_its_text_between_two_ends(tmp_path, kind, end):
+    tokenizer = OTHERS[kind]
+    text = CODE.removesuffix("\n") + end
+
+    tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
+
+    assert tokens == [tokenizer.opens, *tokenizer.encode(text), tokenizer.sep]
+
+
+def test_sentence_pieces_keep_lines_and_begin_with_their_own_token(tmp_path):
+    sentence_pieces(tmp_path)
+    tokenizer = read_tokenizer(tmp_path)
+
+    tokens, _, _ = tokens_of(tmp_path, "the W\n\nthe", "keep", tokenizer)
+
+    theirs = reference().AutoTokenizer.from_pretrained(tmp_path)("the W\n\nthe")["input_ids"]
+    assert tokens == [*theirs, tokenizer.sep]
+    assert theirs[0] == tokenizer.opens == tokenizer.cls
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_text_that_is_encoded_in_pieces_has_the_tokens_of_the_whole(tmp_path, kind):
+    tokenizer = OTHERS[kind]
+    text = (Path(__file__).read_text() + CODE + "".join(TEXT) + " \t\n" * 9) * 9
+
+    tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
+
+    assert len(text) > 70_000
+    assert tokens == [tokenizer.opens, *tokenizer.encode(text), tokenizer.sep]
+
+
+def test_rows_are_documents_with_their_line_breaks(tmp_path):
+    rows = ["one\n\ntwo\n", "three", "a\r\nb"]
+    text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+
+    tokens, _, _ = tokens_of(tmp_path, text, "keep", name="a.jsonl")
+    joined, _, _ = tokens_of(tmp_path, text, "join", name="a.jsonl")
+
+    sep, encode = GPT2.sep, GPT2.encode
+    kept = [sep, *encode("one\n\ntwo\n"), sep, *encode("three"), sep, *encode("a\nb"), sep]
+    assert tokens == kept
+    assert joined[-len(encode("a b")) - 2 :] == [sep, *encode("a b"), sep]
+
+
+def test_between_documents_stands_the_beginning_too_where_there_is_one(tmp_path):
+    tokenizer = OTHERS["gpt2 with a beginning"]
+    text = "".join(json.dumps({"text": row}) + "\n" for row in ("one", "two"))
+
+    tokens, starts, _ = tokens_of(
+        tmp_path, text, "keep", tokenizer, "a.jsonl", documents="separate"
+    )
+
+    begin, end = tokenizer.opens, tokenizer.sep
+    first = [begin, *tokenizer.encode("one"), end]
+    assert tokens == [*first, begin, *tokenizer.encode("two"), end]
+    assert starts == [0, len(first)]
+
+
+def test_documents_end_where_the_heading_or_an_empty_line_says(tmp_path):
+    text = "= A =\nb\n\nc\n= D =\n"
+    sep, encode = GPT2.sep, GPT2.encode
+
+    whole, _, _ = tokens_of(tmp_path, text, "keep")
+    headed, starts, _ = tokens_of(tmp_path, text, "keep", heading="= .* =")
+    apart, begun, _ = tokens_of(tmp_path, text, "keep", documents="separate")
+
+    assert whole.count(sep) == 2
+    assert starts is None
+    assert headed == [sep, *encode("= A =\nb\n\nc\n"), sep, *encode("= D =\n"), sep]
+    first = [sep, *encode("= A =\nb\n\n")]
+    assert apart == [*first, sep, *encode("c\n= D =\n"), sep]
+    assert begun == [0, len(first)]
+
+
+def test_files_are_documents_one_after_the_other(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, text in (("a.txt", "one\ntwo"), ("b.txt", "three\n")):
+        (folder / name).write_text(text)
+    (tmp_path / "other.txt").write_text("x\n")
+    for kind in ("gpt2", "gpt2 with a beginning"):
+        tokenizer = OTHERS[kind]
+        data = TextFiles(
+            train=str(folder), validation=str(tmp_path / "other.txt"), documents="separate"
+        )
+        split = data.splits(tmp_path, 0)["train"].by_rule("keep")
+
+        encoded = encode_text(split, tokenizer, tmp_path / kind)
+
+        sep, begin = tokenizer.sep, tokenizer.opens
+        between = [sep] if begin == sep else [sep, begin]
+        first = [begin, *tokenizer.encode("one\ntwo")]
+        expected = [*first, *between, *tokenizer.encode("three\n"), sep]
+        assert list(encoded.tokens[:]) == expected
+        assert encoded.starts.tolist() == [0, len(first) + len(between) - 1]
+
+
+def test_lines_that_are_held_out_follow_each_other_and_leave_no_end_behind(tmp_path):
+    lines = [f"line {number}\n" for number in range(40)]
+    options = {"validation_share": 0.1, "lines": "keep"}
+    text = "".join(lines)
+
+    tokens, _, _ = tokens_of(tmp_path, text, "keep", split="train", **options)
+
+    (tmp_path / "a.txt").write_text(text)
+    data = TextFiles(train=str(tmp_path / "a.txt"), **options)
+    held_out = encode_text(data.splits(tmp_path, 0)["validation"].by_rule("keep"), GPT2, tmp_path)
+    kept, out = (GPT2.decode(list(each[1:-1])) for each in (tokens, held_out.tokens))
+    assert tokens.count(GPT2.sep) == 2
+    assert len(out.splitlines()) == 4
+    assert kept == text.replace(out, "")
+
+
+def test_documents_are_held_out_whole_where_there_are_enough(tmp_path):
+    rows = [f"row {number}\nof lines\n" for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+
+    found = {}
+    for share in (0.1, 0.02):
+        data = TextFiles(
+            train=str(tmp_path / "a.jsonl"), validation_share=share, lines="keep", field="text"
+        )
+        split = data.splits(tmp_path, 0)["validation"]
+        found[share] = list(split.marked_lines())
+
+    assert [begins for _, begins in found[0.1]] == [True, False, False] * 4
+    assert [line for line, _ in found[0.02]] == ["row 12", "row 37"]  # lines, of too few documents
+
+
+@pytest.mark.parametrize("text", ["a b\n\nc\n", "a b\r\n\r\nc", "a b c", "ä\nb\n"])
+def test_words_and_bytes_are_counted_alike(tmp_path, text):
+    found = [tokens_of(tmp_path, text, rule)[2] for rule in ("end", "keep", "join")]
+
+    counts = {(each.num_words, each.num_bytes, each.num_lines) for each in found}
+    assert len(counts) == 1
+
+
+def test_a_line_too_long_to_be_read_at_once_is_one_line(tmp_path):
+    text = "word and " * 200_000 + "\nend\n"
+    words = WordPiece(60).make(lambda: iter(["word and end"]))
+
+    tokens, _, encoded = tokens_of(tmp_path, text, "end", words)
+    kept, _, _ = tokens_of(tmp_path, text, "keep")
+
+    assert encoded.num_lines == 2
+    assert encoded.num_bytes == len(text)
+    assert tokens == [words.sep, *words.encode(text.splitlines()[0]), words.sep,
+                      *words.encode("end"), words.sep]  # fmt: skip
+    assert kept[1:-1] == GPT2.encode(text)
+
+
+def test_what_a_new_model_does_follows_from_its_direction_and_its_tokenizer():
+    own, words = OTHERS["own"], WordPiece(60).make(lambda: iter(["a b"]))
+
+    assert usual_lines(GPT2, "causal") == "keep"
+    assert usual_lines(GPT2, "bidirectional") == "end"
+    assert own.keeps_lines
+    assert usual_lines(own, "causal") == "end"
+    assert usual_lines(words, "causal") == "end"
+
+
+def described(tokenizer, lines):
+    shape = replace(tiny.shape(), direction="causal")
+    node = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
+    found = ModelDescription(shape, tokenizer.size, node, (), tokenizer.hash, lines=lines)
+    return Pretrained(Path(), Path(), found, tokenizer)
+
+
+def test_a_run_of_an_earlier_version_goes_on_line_by_line():
+    start = described(GPT2, None)
+
+    assert start.lines == "end"
+    # Its prompts stay as they were.
+    assert start.prompt_layout.encode("a\nb") == GPT2.encode("a\nb")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("keep", GPT2.encode("a\nb")),
+        ("join", GPT2.encode("a b")),
+        ("end", [GPT2.sep, *GPT2.encode("a"), GPT2.sep, *GPT2.encode("b")]),
+    ],
+)
+def test_a_prompt_is_read_as_the_text_was(lines, expected):
+    layout = described(GPT2, lines).prompt_layout
+
+    assert layout.encode("a\nb") == expected
+    assert layout.text_end == (None if lines == "end" else GPT2.sep)
+
+
+def llama(folder):
+    vocabulary = sentence_pieces(folder)
+    config = config_of("llama", vocabulary, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    reference().LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "gpt_neox"])
+def test_the_loss_of_a_file_is_that_of_the_reference(tmp_path, family):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if family == "llama":
+        llama(folder)
+    else:
+        publish(folder, family, "LMHeadModel" if family == "gpt2" else "CausalLM")
+    text = "the Two,\n\n  the other.\nW is\n" * 6
+    (tmp_path / "a.txt").write_text(text)
+
+    precision = device_and_precision("cpu", "fp32")
+    trained = open_trained(str(folder), precision)
+    start = trained.start
+    found = datasets.encoded_files(
+        str(tmp_path / "a.txt"), tmp_path, start.tokenizer, start.description.shape, 16,
+        lines=start.lines,
+    )  # fmt: skip
+    ours = evaluate(trained.model, trained.objective, found, batch=2, precision=precision)
+
+    theirs = reference().AutoModelForCausalLM.from_pretrained(folder).eval()
+    read = reference().AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    end = start.tokenizer.sep
+    tokens = [*read, end] if read[0] == start.tokenizer.opens else [end, *read, end]
+    losses = []
+    for first in range(0, len(tokens) - 1, 16):
+        block = torch.tensor([tokens[first : first + 17]])
+        with torch.no_grad():
+            logits = theirs(block[:, :-1]).logits
+        losses += torch.nn.functional.cross_entropy(
+            logits[0], block[0, 1:], reduction="none"
+        ).tolist()
+    assert start.lines == "keep"
+    assert ours.measures["loss"] == pytest.approx(math.fsum(losses) / len(losses), abs=1e-5)
+    assert open_pretrained(str(folder)).prompt_layout.encode(text) == read

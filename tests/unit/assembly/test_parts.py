@@ -22,7 +22,7 @@ from transfer_cli.assembly.losses import (
 )
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
 from transfer_cli.assembly.optimizer import base_lr, parameter_groups
-from transfer_cli.config.locate import conf_dir
+from transfer_cli.config.commands import conf_dir
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups

@@ -1,11 +1,20 @@
 """Paths that were typed are looked at before anything that takes seconds to import."""
 
+import itertools
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
+from transfer_cli.commands.export.export import rendered
+from transfer_cli.commands.info import info
 from transfer_cli.commands.paths import check_paths
+from transfer_cli.commands.presets import chosen_by, copy, presets
+from transfer_cli.config.describe import Option, description, options
 from transfer_cli.errors import TransferError
 
 WRONG = [
@@ -100,3 +109,237 @@ def test_neither_torch_nor_hydra_is_imported_for_a_typo():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
     assert done.returncode == 2, done.stderr
+
+
+# --- cards ---------------------------------------------------------------------------------------
+
+
+def card(**changes):
+    empty = {
+        "brings_code": False,
+        "what": {},
+        "how": {},
+        "measures": {},
+        "labels": (),
+        "command": "",
+        "left_out": (),
+    }
+    return rendered(**{"title": "x", "task": "fill-mask", "architecture": "X", **empty, **changes})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"title": "x\n---\nlicense: mit"},
+        {"what": {"size": "a\n# big"}},
+        {"labels": ["a\n# big"]},
+        {"command": "transfer\n```\n# big"},
+        {"how": {"data": "\x1b[2J"}},
+    ],
+)
+def test_a_name_does_not_leave_its_line(change):
+    text = card(**change)
+
+    lines = text.splitlines()
+    assert "# big" not in lines
+    assert "license: mit" not in lines
+    assert sum(line.startswith("# ") for line in lines) == 1
+    assert lines.count("```") == sum(line.startswith("```") and line != "```" for line in lines)
+    assert "\x1b" not in text
+
+
+def test_a_bar_does_not_end_a_cell():
+    text = card(what={"size": "a|b"})
+
+    assert "| size | a\\|b |" in text
+
+
+@pytest.mark.parametrize("mark", ["`", "``", "a`b", "```"])
+def test_what_a_card_is_told_is_no_markup(mark):
+    markdown_it = pytest.importorskip("markdown_it")
+    hostile = f"<img src=x onerror=alert(1)>{mark} <img src=x onerror=alert(2)> {mark}"
+    every = {
+        "title": hostile, "labels": [hostile, "plain"], "left_out": [hostile], "command": hostile,
+        "what": {hostile: hostile}, "how": {hostile: hostile},
+        "measures": {hostile: {hostile: 1.0}},
+    }  # fmt: skip
+
+    page = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(card(**every))
+
+    kinds = {each.type for token in page for each in (token, *(token.children or ()))}
+    assert not {kind for kind in kinds if "html" in kind or "image" in kind or "link" in kind}
+    code = [
+        each.content for token in page for each in token.children or () if each.type[:4] == "code"
+    ]
+    assert code == [hostile, "plain", hostile]
+
+
+def test_measures_stand_beside_each_other():
+    measures = {"validation": {"accuracy": 0.5, "loss": 1.0}, "test": {"accuracy": 0.25}}
+
+    text = card(measures=measures)
+
+    assert "| measure | validation | test |\n|---|---|---|\n| accuracy | 0.5 | 0.25 |" in text
+    assert "| loss | 1 |  |" in text
+
+
+def test_the_license_is_left_to_whoever_publishes():
+    text = card()
+
+    assert text.startswith("---\nlicense: other   # fill in\n")
+    assert "To be filled in by whoever publishes this model" in text
+
+
+# --- listings ------------------------------------------------------------------------------------
+
+
+EVERY = {f"{option.group}={option.name}": option for option in options()}
+
+
+@pytest.mark.parametrize("option", EVERY.values(), ids=EVERY)
+def test_a_copy_holds_the_values_of_its_original(option):
+    inside, text = copy(option, "mine", Path("configs"))
+
+    assert inside == Path(option.group) / "mine.yaml"
+    assert yaml.safe_load(text) == yaml.safe_load(option.file.read_text())
+
+
+@pytest.mark.parametrize("option", EVERY.values(), ids=EVERY)
+def test_a_copy_keeps_every_comment_of_its_original(option):
+    _, text = copy(option, "mine", Path("configs"))
+
+    flat = " ".join(re.sub(r"^ *#", "", text, flags=re.MULTILINE).split())
+    for line in option.file.read_text().splitlines():
+        _, _, comment = line.partition("# ")
+        if comment and not comment.startswith("@package"):
+            assert " ".join(comment.split()) in flat
+
+
+def test_every_line_of_every_copy_is_explained():
+    bare = []
+    for source, option in EVERY.items():
+        if option.group == "model" and option.name != "base":
+            continue  # `base`, which they extend, explains every key
+        lines = copy(option, "mine", Path("configs"))[1].splitlines()
+        for above, line in itertools.pairwise(lines):
+            said = " # " in line or above.lstrip().startswith("# ") or line.startswith("# ")
+            if line.strip() and not said:
+                bare.append(f"{source}: {line.strip()}")
+
+    assert [line for line in bare if not line.startswith("sweep=schemes: adapters,")] == []
+
+
+def test_a_copy_says_what_other_files_say_of_a_line():
+    text = copy(EVERY["adaptation=dora"], "mine", Path("configs"))[1]
+
+    assert EVERY["adaptation=lora"].line in text
+    assert EVERY["adaptation/edits=dora"].line in text
+    text = copy(EVERY["experiment=sample/pretrain"], "mine", Path("configs"))[1]
+    assert "steps: 400                     # optimizer steps. Wins over `epochs`" in text
+
+
+@pytest.mark.parametrize("option", EVERY.values(), ids=EVERY)
+def test_no_comment_of_ours_makes_a_line_longer_than_a_screen(option):
+    _, text = copy(option, "mine", Path("configs"))
+
+    longest = max(map(len, option.file.read_text().splitlines()))
+    assert max(map(len, text.splitlines())) <= max(100, longest)
+
+
+def test_the_first_line_is_the_description(tmp_path):
+    for source in ("model=tiny", "experiment=sample/finetune", "adaptation/edits=lora"):
+        file = tmp_path / "copy.yaml"
+        file.write_text(copy(EVERY[source], "mine", Path("configs"))[1])
+
+        assert description(file) == f"Mine, begun as {source}"
+
+
+def test_a_part_that_lies_under_its_own_name_gets_the_new_one():
+    option = EVERY["adaptation/edits=lora"]
+
+    _, text = copy(option, "my_lora", Path("configs"))
+
+    assert text.startswith("# @package adaptation.edits.my_lora\n")
+    assert chosen_by(option, "my_lora") == "'adaptation/edits=[my_lora]'"
+
+
+def test_a_folder_with_a_strange_name_breaks_no_comment(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    file.write_text("# It\nwidth: 1\n")
+    option = Option("model", "tiny", "It", file)
+
+    _, text = copy(option, "mine", Path("a\nwidth: 2\x1b[2J\u2028b"))
+
+    assert yaml.safe_load(text) == {"width": 1}
+    assert "\x1b" not in text
+
+
+@pytest.fixture
+def facts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRANSFER_DATA", str(tmp_path))
+    monkeypatch.delenv("TRANSFER_CACHE", raising=False)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "tokens").write_bytes(b"x" * 2048)
+    info(["--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_versions_are_listed(facts):
+    assert facts["versions"]["torch"].startswith("2.")
+    assert facts["versions"]["hydra-core"].startswith("1.3.")
+
+
+def test_caches_are_listed_with_their_sizes(facts, tmp_path):
+    folders = {folder["name"]: folder for folder in facts["folders"]}
+
+    assert folders["cache"]["path"] == str(tmp_path / "cache")
+    assert folders["cache"]["size_bytes"] == 2048
+
+
+def test_people_get_lines(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRANSFER_DATA", str(tmp_path / "nothing"))
+
+    info([])
+
+    out = capsys.readouterr().out
+    assert "torch" in out
+    assert "not there yet" in out
+
+
+def test_every_option_is_listed_with_its_line(capsys):
+    presets([])
+
+    out = capsys.readouterr().out
+    for option in options():
+        assert option.line in out
+
+
+def test_groups_can_be_named(capsys):
+    presets(["adaptation"])
+
+    out = capsys.readouterr().out
+    assert "adaptation=" in out
+    assert "adaptation/plan=" in out
+    assert "optimizer=" not in out
+
+
+def test_a_program_can_read_the_list(capsys):
+    presets(["--json"])
+
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == len(options())
+    base = next(each for each in records if (each["group"], each["option"]) == ("model", "base"))
+    assert base["origin"] == "packaged"
+    assert base["target"] == "transfer_cli.model.backbone.BackboneShape"
+
+
+def test_own_options_say_where_they_lie(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# My own\nwidth: 1\n")
+    (tmp_path / "model" / "tiny.yaml").write_text("# Hidden by ours\nwidth: 1\n")
+
+    presets(["model", "--config-dir", str(tmp_path)])
+
+    out = capsys.readouterr().out
+    assert f"My own  ({tmp_path}/model/mine.yaml)" in out
+    assert "not used: a packaged option has this name" in out

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from transfer_cli.commands.predict import reading as predict_input
 from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, rows_of, windows
 from transfer_cli.commands.predict.writing import FORMATS, format_of
-from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import all_lines
 from transfer_cli.data.table import MOST_NAMED, Refuse, Skipped, table_of_lines, table_records
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
 

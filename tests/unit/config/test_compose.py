@@ -10,8 +10,8 @@ from omegaconf.errors import ReadonlyConfigError
 from transfer_cli.config.check import check
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.compose import compose, composed, shown
+from transfer_cli.config.decided import with_values
 from transfer_cli.config.flags import parse
-from transfer_cli.config.stored import with_values
 from transfer_cli.errors import ConfigError
 
 

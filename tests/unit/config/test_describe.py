@@ -1,8 +1,16 @@
 import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
 
 import pytest
 
-from transfer_cli.config import commands
+from transfer_cli.config import bounded_yaml, commands
+from transfer_cli.config.commands import CHOICES, conf_dir
+from transfer_cli.config.completion import SCRIPTS, completions
 from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import (
     OWN,
@@ -15,7 +23,8 @@ from transfer_cli.config.describe import (
     offered,
     options,
 )
-from transfer_cli.config.flags import Request
+from transfer_cli.config.flags import Request, parse
+from transfer_cli.config.help_text import _Keys, command_help
 from transfer_cli.config.roles import LEARNS, ROLES, Role, role_of
 from transfer_cli.config.schema import COMMANDS, FinetuneConfig, PretrainConfig
 from transfer_cli.config.suggest import OTHER_NAMES, options_with, suggest
@@ -218,3 +227,404 @@ def test_what_a_resume_changes_names_no_run_and_is_no_other_commands():
     assert with_role(Role.NAMES_RUN) == {
         "resume", "run.dir", "run.root", "data_changed", "resume_strict"
     }  # fmt: skip
+
+
+# --- help text -----------------------------------------------------------------------------------
+
+
+COMPOSING = {name: each for name, each in commands.ALL.items() if each.composes}
+ABOUT = {f"{each.typed_as}": each for about in commands.ABOUT.values() for each in about.values()}
+SHOWN = {
+    **{name: (name, each) for name, each in COMPOSING.items()},
+    **{name: (name.split()[1], each) for name, each in ABOUT.items()},
+}
+
+
+@cache
+def help_of(typed, *words):
+    name, command = SHOWN[typed]
+    return str(command_help(name, command, parse(["--help", *words])))
+
+
+def fits(text):
+    lines = text.splitlines()
+    return len(lines) <= 80 and max(map(len, lines)) <= 100
+
+
+def examples_of(typed):
+    return [line for line, _ in commands.guide_of(typed.split()[0]).examples]
+
+
+def test_every_command_has_a_guide_and_there_is_no_other():
+    told = bounded_yaml.PARSER((conf_dir() / "commands.yaml").read_text()).get_single_data()
+
+    assert list(told) == list(commands.ALL)
+
+
+# --- the short text ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typed", SHOWN)
+def test_the_help_begins_with_what_is_changed_most_and_three_examples(typed):
+    text = help_of(typed)
+    command = SHOWN[typed][1]
+
+    titles = re.findall(r"^(What is .*|Examples|What can .*):$", text, re.MULTILINE)
+    assert titles[0].startswith("What is changed most")
+    assert titles[1] == "Examples"
+    assert text.splitlines()[3].startswith("What is changed most")
+    assert 3 <= len(examples_of(typed)) <= 4
+    assert 4 <= len(command.keys) <= 10
+    assert all(f"  {line}" in text for line in examples_of(typed))
+
+
+@pytest.mark.parametrize("typed", SHOWN)
+def test_the_help_fits_two_screens(typed):
+    assert fits(help_of(typed))
+
+
+@pytest.mark.parametrize("name", [name for name, each in commands.ALL.items() if not each.composes])
+def test_the_help_of_a_command_without_a_config_fits_too(name):
+    text = str(commands.about(name))
+
+    assert fits(text)
+    assert f"usage: transfer {name}" in text
+    assert all(f"  {line}" in text for line in examples_of(name))
+
+
+@pytest.mark.parametrize("word", ["data=table", "adaptation=adapters", "model=bert-large"])
+def test_the_help_fits_with_the_keys_of_an_option(word):
+    assert fits(help_of("finetune", "init=scratch", word))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", ["finetune", "pretrain"])
+def test_the_help_fits_with_any_option(typed):
+    name, command = SHOWN[typed]
+    for option in offered(name, command):
+        if option.group in ("adaptation", "data", "model", "sweep", "objective"):
+            assert fits(help_of(typed, f"{option.group}={option.name}")), option
+
+
+def test_what_has_no_room_is_counted():
+    text = help_of("pretrain", "model=tiny", "optimizer=muon", "data=text", "sweep=lr")
+
+    assert re.search(r"^  \.\.\. \d+ more: --help all$", text, re.MULTILINE)
+    assert fits(text)
+
+
+@pytest.mark.parametrize("typed", SHOWN)
+def test_a_group_has_one_line_with_its_default_starred(typed):
+    name, command = SHOWN[typed]
+    shown = help_of(typed).partition("What can be chosen")[2].splitlines()
+
+    for group in {option.group for option in offered(name, command)}:
+        lines = [line for line in shown if line.startswith(f"  {group}=")]
+        assert len(lines) <= 1
+
+
+def test_the_default_stands_first():
+    assert re.search(r"^  model= +\*base, bert-base, ", help_of("pretrain"), re.MULTILINE)
+
+
+def test_models_are_offered_where_they_mean_something():
+    assert "  with init=scratch       model=, tokenizer=\n" in help_of("finetune")
+    assert "  model= " not in help_of("finetune")
+    assert "  model= " in help_of("finetune", "init=scratch")
+    assert "  model= " in help_of("pretrain")
+    assert "  model= " not in help_of("pretrain", "init_from=runs/first")
+
+
+def test_schemes_are_offered_where_there_is_something_to_adapt():
+    assert "  adaptation= " not in help_of("pretrain")
+    assert "  adaptation= " in help_of("pretrain", "init_from=runs/first")
+    assert "  adaptation= " in help_of("finetune")
+
+
+def test_the_keys_of_what_is_chosen_are_shown():
+    text = help_of("finetune", "data=table", "adaptation=lora")
+
+    assert re.search(r"^  data\.train=\(needed\) +a file, or hf:", text, re.MULTILINE)
+    assert "  adaptation.edits.lora.rank=8    r, the rank of an update\n" in text
+    assert "data.label=" not in help_of("finetune").partition("What can be")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["adaptation/plan=top_k"], "adaptation.plan.count=2"),
+        (["+adaptation/edits=[scalar_mix]"], "adaptation.edits.scalar_mix."),
+        (["+objective@losses.lm=mlm"], "losses.lm.rate=0.15"),
+        (["+data@streams.more.data=text"], "streams.more.data.train=(needed)"),
+        (["data=trec6,table", "-m"], "data.fine=false"),
+        (["adaptation=lora", "nonsense=1"], "adaptation.edits.lora.rank=8"),
+    ],
+)
+def test_the_keys_of_a_part_are_shown_however_it_is_chosen(words, key):
+    assert f"\n  {key}" in help_of("finetune", *words)
+
+
+def test_the_help_lists_own_options(own):
+    short = help_of("pretrain", "--config-dir", str(own))
+    text = help_of("pretrain", "all", "--config-dir", str(own))
+
+    assert "*base, huge, " in short
+    assert "Too large for you" in text
+    assert "Smaller than ours" not in text
+
+
+def test_the_help_shows_values_under_the_overrides_given():
+    assert "loop.batch=7 " in help_of("pretrain", "loop.batch=7")
+
+
+def test_the_help_shows_in_spite_of_wrong_overrides():
+    assert "transfer pretrain" in help_of("pretrain", "nonsense=1")
+
+
+def test_a_wrong_option_has_no_keys():
+    assert "Keys of" not in help_of("finetune", "data=tabel")
+
+
+def test_the_usage_speaks_of_options_where_there_are_some():
+    assert "transfer evaluate RUN FILE [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of("evaluate")
+    assert "transfer predict RUN FILE [KEY=VALUE ...] [FLAGS]\n" in help_of("predict")
+
+
+def test_a_plan_has_its_own_examples_and_keys():
+    text = help_of("plan finetune")
+
+    assert text.startswith("transfer plan finetune: show what a run would train")
+    assert "  plan.steps=null " in text
+    assert "run.dir" not in text
+
+
+# --- the whole of it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typed", SHOWN)
+def test_the_whole_help_says_what_every_key_means(typed):
+    text = help_of(typed, "all")
+    listed = text.partition("Every key")[2].partition("\n\n")[0].splitlines()[1:]
+
+    assert max(map(len, text.splitlines())) <= 100
+    for line, below in zip(listed, [*listed[1:], ""], strict=True):
+        if line[2:3] != " ":
+            assert re.search(r" {2}\S", line[3:]) or below.startswith(" " * 34), line
+
+
+@pytest.mark.parametrize("typed", SHOWN)
+def test_the_whole_help_names_every_option_that_makes_sense(typed):
+    name, command = SHOWN[typed]
+    text = help_of(typed, "all", *(["init=scratch"] if name == "finetune" else []))
+
+    for option in offered(name, command):
+        if f"\n  {option.group}=" in text and option.group not in ("experiment", "sweep"):
+            assert re.search(rf"^  [* ] {option.name}\b", text, re.MULTILINE), option
+
+
+def test_keys_that_a_command_ignores_are_not_listed():
+    assert "plan.steps" not in help_of("finetune", "all")
+    assert "plan.steps" in help_of("plan finetune", "all")
+    assert "lr_find" not in help_of("plan finetune", "all")
+    assert "lr_find.start" in help_of("lr-find finetune", "all")
+
+
+@pytest.mark.parametrize("words", [["--help", "all"], ["--help=all"], ["all", "-h"]])
+def test_all_is_asked_for_in_several_ways(words):
+    found = parse(["data=table", *words])
+
+    assert (found.asks_help, found.asks_all, found.overrides) == (True, True, ("data=table",))
+
+
+def test_every_option_is_of_a_group_that_some_command_takes():
+    taken = {option.group for name, each in COMPOSING.items() for option in offered(name, each)}
+
+    assert {option.group for option in options()} == taken
+
+
+# --- completion ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory: a run, two files, a name that would need quotes."""
+    run = tmp_path / "runs" / "finetune" / "one"
+    run.mkdir(parents=True)
+    for name in ("status.json", "config.yaml"):
+        (run / name).touch()
+    for name in ("train.csv", "two words.csv", ".hidden"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("transfer fi", "finetune fill"),
+        ("transfer plan ", "finetune pretrain"),
+        ("transfer plan fi", "finetune"),
+        ("transfer lr-find finetune schedule=cons", "schedule=constant"),
+        ("transfer help gen", "generate"),
+        ("transfer completion ", "bash zsh fish"),
+        ("transfer presets adaptation/p", "adaptation/penalty adaptation/plan"),
+        ("transfer presets model sch", "schedule"),
+        ("transfer presets --j", "--json"),
+        ("transfer init my --from schedule=c", "schedule=constant schedule=cosine"),
+        ("transfer init my --from model=tiny tok", "tokenizer="),
+        ("transfer finetune --info ", "defaults"),
+        ("transfer finetune --config-", "--config-dir --config-name"),
+        ("transfer plan finetune model=ti", "model=tiny"),
+        ("transfer finetune model=base,ti", "model=base,tiny"),
+        ("transfer finetune +adaptation/edits=[lora,sc", "+adaptation/edits=[lora,scalar_mix"),
+        ("transfer finetune +objective@losses.lm=ml", "+objective@losses.lm=mlm"),
+        ("transfer finetune objective=cla", "objective=classification"),
+        ("transfer pretrain loop.b", "loop.batch= loop.bf16_residual= loop.bucket="),
+        ("transfer pretrain loop.bucket=", "loop.bucket=true loop.bucket=false"),
+        ("transfer pretrain loop.batch=", ""),
+        ("transfer pretrain precision=b", "precision=bf16"),
+        ("transfer predict resume=", "resume=true resume=false"),
+        ("transfer predict format=t", "format=text format=tsv"),
+        ("transfer export format=", "format=hf format=onnx"),
+        ("transfer finetune resume.", "resume.strict="),
+        ("transfer finetune data=table data.lab", "data.label= data.labelled="),
+        ("transfer finetune data=trec6 data.lab", "data.labelled="),
+        ("transfer plan finetune adaptation=top_k adaptation.plan.", "adaptation.plan.count="),
+        ("transfer finetune adaptation=ulmfit schedule.c", "schedule.cut="),
+        ("transfer finetune +objective@losses.lm=mlm losses.lm.r", "losses.lm.rate="),
+        ("transfer finetune +data@streams.x.data=text streams.x.data.tr", "streams.x.data.train="),
+        ("transfer pretrain experiment=recipe/clm optimizer.mo", "optimizer.momentum="),
+        ("transfer finetune lr_find", ""),
+        ("transfer lr-find finetune lr_find.s", "lr_find.start= lr_find.steps="),
+        ("transfer nonsense ", ""),
+        ("transfer plan nonsense ", ""),
+        ("transfer finetune 'data=", ""),
+    ],
+)  # fmt: skip
+def test_a_line_is_completed(line, expected, folder):
+    assert set(completions(line)) == set(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("transfer finetune data.train=", "data.train=runs/ data.train=train.csv"),
+        ("transfer predict runs/finetune/one tr", "train.csv"),
+        ("transfer predict runs/f", "runs/finetune/"),
+        ("transfer evaluate run=", "run=runs/ run=runs/finetune/one"),
+        ("transfer finetune resume=runs/finetune/", "resume=runs/finetune/one"),
+        ("transfer predict run=[runs/x,runs/f", "run=[runs/x,runs/finetune/"),
+        ("transfer report ", "runs/ runs/finetune/one"),
+        ("transfer report runs/x runs/f", "runs/finetune/"),
+        ("transfer report runs --html t", "train.csv"),
+        ("transfer diff runs/finetune/one ", "runs/ runs/finetune/one"),
+        ("transfer diff a b ", ""),
+        ("transfer finetune --config-dir r", "runs/"),
+        ("transfer finetune init_from=nowhere/", ""),
+        ("transfer generate runs/finetune/one 'a text' max", "max_tokens="),
+    ],
+)
+def test_files_and_runs_are_completed(line, expected, folder):
+    assert set(completions(line)) == set(expected.split())
+
+
+def test_own_options_are_completed(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# My own\nwidth: 1\n")
+
+    found = completions(f"transfer pretrain --config-dir {tmp_path} model=mi")
+
+    assert found == {"model=mine": "My own"}
+
+
+@pytest.mark.parametrize("name", ["a b", "a;id", "a$(id)", "a\x1b[2J", "a\nb", "a'", "a\udcff"])
+def test_a_name_that_a_shell_or_terminal_would_obey_is_not_offered(name, folder):
+    (folder / name).touch()
+    (folder / "own" / "model").mkdir(parents=True)
+    (folder / "own" / "model" / f"{name}.yaml").write_text("# It\nwidth: 1\n")
+
+    assert not completions("transfer predict runs/finetune/one a")
+    assert not completions("transfer pretrain --config-dir own model=a")
+
+
+@pytest.mark.parametrize("name", [name for name, each in commands.ALL.items() if each.composes])
+def test_every_key_of_a_config_is_offered_and_no_other(name):
+    command = commands.ALL[name]
+    config = compose(name, Request(), return_hydra_config=True)
+    keys = _Keys(name, Request(), config).all()
+    wanted = {key for key in keys if not key.startswith(command.ignores)}
+
+    found = set()
+    for key in wanted:
+        start = commands.SPOKEN.get(key, key).rpartition(".")[0]
+        found |= set(completions(f"transfer {name} {f'{start}.' if start else ''}"))
+
+    spoken = {f"{commands.SPOKEN.get(key, key)}=" for key in wanted}
+    assert spoken <= found
+    more = {key for key in found - spoken if key.endswith("=") and "." in key}
+    assert more <= {"data.changed=", "resume.strict=", "sweep.over="}
+
+
+def test_the_words_of_a_key_are_those_that_its_meaning_names():
+    keys = [key for name in ("predict", "evaluate", "finetune", "export", "score")
+            for key in declared(name).values()]  # fmt: skip
+    keys += [key for option in options() for key in option.typed_keys()]
+    said: dict[str, str] = {}
+    for key in keys:
+        spoken = commands.SPOKEN.get(key.name, key.name)
+        said[spoken] = f"{said.get(spoken, '')} {key.line} {key.value}"
+
+    for place, words in CHOICES.items():
+        name, _, key = place.rpartition(" ")
+        text = key_help(name)[key] if name else said[key]
+        plain = words.removesuffix(" ...").split()
+        assert [word for word in plain if word not in text] == [], place
+
+
+# --- the shell ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def transfer(tmp_path):
+    """A folder with a command `transfer`."""
+    command = tmp_path / "bin" / "transfer"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m transfer_cli "$@"\n')
+    command.chmod(0o755)
+    return command.parent
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "expected"),
+    [
+        ("transfer fin", "fin", "finetune"),
+        ("transfer finetune schedule=cons", "cons", "constant"),
+        ("transfer finetune +objective@losses.x=ml", "ml", "mlm"),
+        ("transfer finetune data=tr", "tr", "trec50 trec6"),
+        ("transfer finetune optimizer=", "=", "adamw lbfgs muon sgd"),
+    ],
+)
+def test_bash_is_given_what_stands_behind_its_word_breaks(line, word, expected, transfer):
+    script = f"""
+COMP_WORDBREAKS=$' \\t\\n"\\'@><=;|&(:' COMP_LINE='{line} and more' COMP_POINT={len(line)}
+_transfer_complete transfer '{word}' ''
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", SCRIPTS["bash"] + script],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PATH": f"{transfer}:{os.environ['PATH']}"},
+    )  # fmt: skip
+
+    assert set(done.stdout.split()) == set(expected.split()), done.stderr
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_the_script_is_one_that_its_shell_can_read(shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+
+    done = subprocess.run([shell, "-n"], input=SCRIPTS[shell], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")

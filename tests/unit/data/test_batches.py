@@ -1,8 +1,13 @@
 """Which examples are in which step, and what of a split is scored at once."""
 
+import hashlib
 import itertools
+import json
+import logging
 from collections import Counter
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,9 +16,10 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data import portions
+from transfer_cli.data import sample
+from transfer_cli.data.encoded_task import encode_texts, warn_of_cuts
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.mixture import Mixture, annealed, mixed_epoch, probabilities
-from transfer_cli.data.portions import portions_of
 from transfer_cli.data.sampler import (
     LEAST_POOLS,
     POOL_BATCHES,
@@ -24,6 +30,10 @@ from transfer_cli.data.sampler import (
     shard,
 )
 from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
+from transfer_cli.data.tokenizer_recipes import WordPiece
+from transfer_cli.engine import evaluation
+from transfer_cli.engine.evaluation import portions_of
+from transfer_cli.errors import ConfigError, DataError
 
 SIZES = {
     "examples": st.integers(1, 200),
@@ -351,7 +361,7 @@ def test_what_cannot_be_is_refused(settings, message):
 
 @pytest.fixture
 def short_lanes(monkeypatch):
-    monkeypatch.setattr(portions, "LEAST_BLOCKS", 2)
+    monkeypatch.setattr(evaluation, "LEAST_BLOCKS", 2)
 
 
 @settings(max_examples=25)
@@ -424,3 +434,266 @@ def test_all_windows_of_an_example_are_scored_or_none(split):
 def test_words_are_known_of_the_whole_text_alone(split):
     assert some_of(split, 3).text == TextStats()
     assert some_of(split, 11) is split
+
+
+# --- sample --------------------------------------------------------------------------------------
+
+
+FEWEST_MENTIONS = 100
+SPLITS = ["train", "validation", "test"]
+
+encyclopedia = cache(sample.encyclopedia)
+
+
+def asked_names(seed: int) -> dict[str, list[tuple[str, int]]]:
+    """Return each split's names, in the questions' order, each with the number of its kind."""
+    _, questions = sample.questions(seed)
+    kinds = {name: label for label, names in enumerate(sample._names(seed)) for name in names}
+    return {
+        split: [(word, kinds[word]) for text, _ in asked for word in text.split() if word in kinds]
+        for split, asked in questions.items()
+    }
+
+
+def wording(text: str, seed: int) -> str:
+    names = {name for group in sample._names(seed) for name in group}
+    return " ".join("NAME" if word in names else word for word in text.split())
+
+
+def test_the_default_world_is_the_same_on_every_machine():
+    text = json.dumps([sample.encyclopedia(), sample.questions()])
+
+    assert (
+        hashlib.sha256(text.encode()).hexdigest()
+        == "c9ff313e023c21b15270d8a92727cc33c8939f2076cd66d8b249be3a79f251d7"
+    )
+
+
+def test_another_seed_makes_another_world():
+    assert sample.questions(1) != sample.questions(0)
+    assert sample.encyclopedia(1) != sample.encyclopedia(0)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_question_holds_one_name_and_its_label_is_the_kind_of_the_name(seed):
+    _, questions = sample.questions(seed)
+
+    for split, names in asked_names(seed).items():
+        assert [label for _, label in names] == [label for _, label in questions[split]]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_name_is_asked_about_in_two_splits(seed):
+    names = [{name for name, _ in asked} for asked in asked_names(seed).values()]
+
+    assert len(set.union(*names)) == sum(map(len, names))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_label_has_equally_many_questions(split):
+    labels, questions = sample.questions()
+
+    counts = Counter(label for _, label in questions[split])
+
+    assert sorted(counts) == list(range(len(labels)))
+    assert len(set(counts.values())) == 1
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_wording_says_nothing_about_the_label(split):
+    labels, questions = sample.questions()
+
+    wordings = [
+        Counter(wording(text, 0) for text, label in questions[split] if label == number)
+        for number in range(len(labels))
+    ]
+
+    assert all(one == other for one, other in pairwise(wordings))
+
+
+def test_no_question_is_asked_twice():
+    _, questions = sample.questions()
+
+    texts = [text for asked in questions.values() for text, _ in asked]
+
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_encyclopedia_mentions_every_asked_name_often(seed):
+    words = Counter(word for line in encyclopedia(seed)["train"] for word in line.split())
+
+    fewest = min(words[name] for asked in asked_names(seed).values() for name, _ in asked)
+
+    assert fewest >= FEWEST_MENTIONS
+
+
+def test_the_encyclopedia_knows_every_word_of_the_questions_but_no_question():
+    whole = "\n".join(encyclopedia(0)["train"])
+    _, questions = sample.questions()
+    texts = [text for asked in questions.values() for text, _ in asked]
+
+    unknown = {word for text in texts for word in text.split()} - set(whole.split())
+
+    assert not unknown
+    assert not any(text in whole for text in texts)
+
+
+def test_an_article_keeps_to_one_kind():
+    kinds = {name: label for label, names in enumerate(sample._names(0)) for name in names}
+    articles = "\n".join(encyclopedia(0)["test"]).split("\n= ")
+
+    for article in articles:
+        assert len({kinds[word] for word in article.split() if word in kinds}) == 1
+
+
+def test_lines_have_the_form_of_tokenised_wikitext():
+    for lines in encyclopedia(0).values():
+        for line, following in pairwise(lines):
+            assert (line == "") != (following == "")
+            assert line == " ".join(line.split())
+            assert line == "" or line.endswith((".", "?")) or line == f"= {line[2:-2]} ="
+
+
+# --- encoded task --------------------------------------------------------------------------------
+
+
+WORDS = ["who", "is", "the", "mayor", "of", "Lomta"]
+TOKENIZER = WordPiece(300).make(lambda: iter([" ".join(WORDS)] * 3))
+CLS, SEP, PAD = TOKENIZER.cls, TOKENIZER.sep, TOKENIZER.pad
+
+
+def words(number):
+    """A text of as many tokens."""
+    return " ".join(WORDS[i % len(WORDS)] for i in range(number))
+
+
+def tokens(number):
+    return TOKENIZER.encode(words(number))
+
+
+def row(example, direction, length=50):
+    return (
+        encode_texts([example], TOKENIZER, length, direction)
+        .batch(np.array([0]))["tokens"]
+        .tolist()[0]
+    )
+
+
+def test_a_causal_text_ends_with_cls():
+    assert row(Example(words(3)), "causal") == [*tokens(3), CLS]
+
+
+def test_a_bidirectional_text_stands_between_cls_and_sep():
+    assert row(Example(words(3)), "bidirectional") == [CLS, *tokens(3), SEP]
+
+
+def test_two_texts_have_sep_between_them():
+    pair = Example(words(3), pair=words(2))
+
+    assert row(pair, "causal") == [*tokens(3), SEP, *tokens(2), CLS]
+    assert row(pair, "bidirectional") == [CLS, *tokens(3), SEP, *tokens(2), SEP]
+
+
+def test_a_batch_is_padded_to_its_own_longest_example():
+    examples = [Example(words(2), 1), Example(words(4), 0), Example(words(9), 2)]
+
+    batch = encode_texts(examples, TOKENIZER, 50, "causal").batch(np.array([1, 0]))
+
+    assert batch["tokens"].tolist() == [[*tokens(4), CLS], [*tokens(2), CLS, PAD, PAD]]
+    assert batch["mask"].sum(1).tolist() == [5, 3]
+    assert batch["index"].tolist() == [1, 0]
+    assert batch["label"].tolist() == [0, 1]
+
+
+def test_examples_without_labels_give_batches_without_labels():
+    batch = encode_texts([Example("who")], TOKENIZER, 50, "causal").batch(np.array([0]))
+
+    assert set(batch) == {"tokens", "mask", "index"}
+
+
+def test_labels_for_some_examples_only_are_refused():
+    with pytest.raises(DataError, match="Example 2 of 2"):
+        encode_texts([Example("who", 1), Example("is")], TOKENIZER, 50, "causal")
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_cut_texts_are_counted_in_one_warning(direction, caplog):
+    examples = [Example(words(n)) for n in (3, 30, 40)]
+    task = encode_texts(examples, TOKENIZER, 10, direction)
+
+    warn_of_cuts(task.num_cut, len(task), 10)
+
+    assert task.lengths.max() == 10
+    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "Cut 2 of 3 examples to 10 tokens" in record.getMessage()
+
+
+def test_texts_that_fit_exactly_are_not_cut():
+    one = encode_texts([Example(words(9))], TOKENIZER, 10, "causal")
+    two = encode_texts([Example(words(4), pair=words(3))], TOKENIZER, 10, "bidirectional")
+
+    assert (one.num_cut, two.num_cut) == (0, 0)
+
+
+@given(
+    first=st.integers(0, 30),
+    second=st.integers(0, 30),
+    length=st.integers(5, 40),
+    direction=st.sampled_from(["causal", "bidirectional"]),
+)
+def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
+    found = row(Example(words(first), pair=words(second)), direction, length)
+    num_special = 2 if direction == "causal" else 3
+    room = length - num_special
+    # The definition, one token at a time; of texts as long, the one that was longer keeps more.
+    kept = [first, second]
+    while sum(kept) > room:
+        kept[0 if kept[0] > kept[1] or (kept[0] == kept[1] and first <= second) else 1] -= 1
+
+    expected = [*tokens(kept[0]), SEP, *tokens(kept[1])]
+    body = found[:-1] if direction == "causal" else found[1:-1]
+    assert body == expected
+
+
+@pytest.mark.parametrize(
+    ("truncate", "first", "second", "kept"),
+    [
+        ("first", 9, 3, (3, 3)), ("first", 9, 5, (1, 5)), ("second", 3, 9, (3, 3)),
+        ("second", 5, 9, (5, 1)), ("first", 0, 6, (0, 6)), ("second", 6, 0, (6, 0)),
+    ],
+)  # fmt: skip
+def test_one_text_alone_is_cut_where_it_is_asked(truncate, first, second, kept):
+    example = Example(words(first), pair=words(second))
+
+    found = encode_texts([example], TOKENIZER, 8, "causal", truncate=truncate)
+
+    expected = [*tokens(kept[0]), SEP, *tokens(kept[1]), CLS]
+    assert found.batch(np.array([0]))["tokens"].tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "first", "second", "message"),
+    [
+        ("first", 9, 6, "line 7: the second text has 6 tokens, and data.length=8 leaves 6 for"),
+        ("second", 60, 3, "the first text has 60 tokens, .* data.truncate=second makes no room"),
+        ("second", 8, None, "line 7: the first text has 8 tokens, and data.length=8 leaves 7 for"),
+    ],
+)  # fmt: skip
+def test_a_text_that_would_be_gone_is_refused(truncate, first, second, message):
+    example = Example(words(first), pair=None if second is None else words(second), line=7)
+
+    with pytest.raises(DataError, match=message):
+        encode_texts([Example("who"), example], TOKENIZER, 8, "causal", truncate=truncate)
+
+
+def test_lengths_count_the_special_tokens():
+    task = encode_texts([Example(words(n)) for n in (0, 2)], TOKENIZER, 10, "bidirectional")
+
+    assert task.lengths.tolist() == [2, 4]
+    assert len(task) == 2
+
+
+def test_a_length_without_room_for_text_is_refused():
+    with pytest.raises(ConfigError, match=r"data\.length is 3"):
+        encode_texts([Example("who")], TOKENIZER, 3, "causal")

@@ -315,11 +315,7 @@ def test_a_block_that_is_not_there_is_refused(index):
         TextBlocks(stream(13), 4, pad=999).batch(np.array([index]))
 
 
-@given(
-    num_tokens=st.integers(2, 60),
-    length=st.integers(1, 20),
-    history=st.integers(0, 20),
-)
+@given(num_tokens=st.integers(2, 60), length=st.integers(1, 20), history=st.integers(0, 20))
 def test_in_a_window_every_token_is_a_target_once_after_as_much_history(
     num_tokens, length, history
 ):

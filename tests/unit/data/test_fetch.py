@@ -15,8 +15,8 @@ import pytest
 
 from transfer_cli.data import catalog
 from transfer_cli.data import fetch as fetching
-from transfer_cli.data.catalog import writable_folder
 from transfer_cli.data.fetch import RemoteFile, fetch, fetch_member
+from transfer_cli.data.folders import writable_folder
 from transfer_cli.errors import DataError
 
 CONTENT = bytes(range(256)) * 4096

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from transfer_cli.data.cloze import ClozeExample, ClozeTexts
-from transfer_cli.data.minimal_pairs import AGREEMENT, Agreement, MinimalPair, MinimalPairs
+from transfer_cli.data.cloze import ClozeExample, ClozeTexts, MinimalPair
+from transfer_cli.data.minimal_pairs import AGREEMENT, Agreement, MinimalPairs
 from transfer_cli.errors import DataError
 
 

@@ -230,8 +230,6 @@ def test_what_gives_no_pairs_is_refused(encoded, many):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pairs": "nsq"}, "pairs: 'nsq' is not one of nsp, sop"),
-        ({"pairs": "sop", "units": "word"}, "units: 'word' is not one of sentence, line"),
         ({"copies": 0}, "copies"),
         ({"pairs": "sop", "documents": "separate"}, "with pairs leave it at cross"),
     ],

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import tried
 from transfer_cli.data import readers, sheets
-from transfer_cli.data.columns import Wanted, choose
+from transfer_cli.data.columns import choose
 from transfer_cli.data.documents import path_lines
 from transfer_cli.data.encodings import encoding_of
 from transfer_cli.data.labelled import INPUT, Example
@@ -27,6 +27,7 @@ from transfer_cli.data.layout import Layout, delimiter_of, has_header
 from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.data.records import Record, label_of, text_of
 from transfer_cli.data.table import table_records
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.table import Table
 
@@ -484,7 +485,7 @@ def test_a_long_text_below_the_limit_is_read(packed):
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from transfer_cli.data import sheets
+from transfer_cli.data import parquet, sheets
 from transfer_cli.errors import DataError
 
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
@@ -494,7 +495,7 @@ try:
         with sheets.opened(path) as book:
             list(book.rows(book.sheets[0]))
     else:
-        list(sheets.parquet_records(path))
+        list(parquet.parquet_records(path))
 except DataError as error:
     print(error)
 """
@@ -520,7 +521,7 @@ def test_copies_of_one_value_of_parquet_are_made_one_by_one(tmp_path):
     library.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
 
     code = LIMITED.replace(
-        "list(sheets.parquet_records(path))", "[0 for _ in sheets.parquet_records(path)]"
+        "list(parquet.parquet_records(path))", "[0 for _ in parquet.parquet_records(path)]"
     )
     typed = [sys.executable, "-c", code, str(tmp_path / "a.parquet"), str(200 * MAX_LINE_BYTES)]
     ended = subprocess.run(typed, capture_output=True, text=True, check=False)

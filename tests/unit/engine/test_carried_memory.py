@@ -7,11 +7,10 @@ import torch
 from torch.testing import assert_close
 
 from tests import several, tiny
-from transfer_cli.data import portions
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.sampler import LaneSampler
 from transfer_cli.data.split import Split, TextContext
-from transfer_cli.engine import distributed
+from transfer_cli.engine import distributed, evaluation
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.evaluation import EachExample, evaluate
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -85,7 +84,7 @@ def test_the_memory_of_other_lanes_is_refused():
 
 @pytest.fixture
 def short_lanes(monkeypatch):
-    monkeypatch.setattr(portions, "LEAST_BLOCKS", 8)
+    monkeypatch.setattr(evaluation, "LEAST_BLOCKS", 8)
 
 
 def scored(by, tokens, stride, batch=4, **changes):
@@ -123,7 +122,7 @@ def test_a_score_by_memory_does_not_depend_on_the_batch(short_lanes, batch):
 
 def of_processes():
     """Return what two processes have after some steps, and what they score."""
-    portions.LEAST_BLOCKS = 8
+    evaluation.LEAST_BLOCKS = 8
     return {**trained(4, micro_batch=2), "loss": scored("memory", 20, 12)}
 
 

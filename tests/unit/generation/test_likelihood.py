@@ -11,16 +11,10 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.data.minimal_pairs import MinimalPair
+from transfer_cli.data.cloze import MinimalPair
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError
-from transfer_cli.generation.likelihood import (
-    Ending,
-    Gap,
-    ReadBeginning,
-    score_endings,
-    score_gaps,
-)
+from transfer_cli.generation.likelihood import Ending, Gap, ReadBeginning, score_endings, score_gaps
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.prompts import (
     Template,

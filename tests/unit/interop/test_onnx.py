@@ -57,7 +57,7 @@ FAST = {
         Classification("concat", hidden=(8,), batch_norm=True),
         {"residual": "tutorial", "position_kind": "sinusoidal"},
         (Adapters(4), LoRA(2), MixLayers()),
-    ),
+    )
 }
 
 SLOW = {

@@ -28,8 +28,7 @@ from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression, RegressionTask
 from transfer_cli.tasks.scoring import rouge_l
-from transfer_cli.tasks.span.objective import SpanExtraction
-from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.span.task import SpanExtraction, SpanTask
 from transfer_cli.tasks.span.windows import owned_pieces
 
 DRAW = np.random.default_rng(7)

@@ -22,8 +22,7 @@ from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression, RegressionTask
 from transfer_cli.tasks.tagging.objective import TokenTagging
-from transfer_cli.tasks.tagging.task import TaggingTask
-from transfer_cli.tasks.tagging.windows import EncodedWords
+from transfer_cli.tasks.tagging.task import EncodedWords, TaggingTask
 from transfer_cli.testing.objectives import check_objective
 
 KEY = "teacher_further"

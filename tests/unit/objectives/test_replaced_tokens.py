@@ -16,11 +16,7 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.language_model import PART, draw_tokens
-from transfer_cli.objectives.replaced_tokens import (
-    ReplacedTokens,
-    area_under_curve,
-    entropy,
-)
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens, area_under_curve, entropy
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing import objectives as contract
 
@@ -322,8 +318,6 @@ def test_what_cannot_be_is_refused_with_a_cure():
         ConfigError, match=r"^objective\.width=0\.25 of 2 heads are 0\.5; give .*0\.5"
     ):
         tiny.model(ReplacedTokens(), direction="bidirectional")
-    with pytest.raises(ValueError, match=r"^mode: 'detct' is not one of .*'detect'"):
-        ReplacedTokens("detct")
     with pytest.raises(ValueError, match=r"^keep must be in"):
         ReplacedTokens(keep=1.0)
     with pytest.raises(ValueError, match=r"^depth must be above 0"):

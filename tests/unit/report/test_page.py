@@ -382,11 +382,7 @@ def test_fuzz_numbers_of_groups(data):
     groups = tuple(
         Group(
             f"group {at}",
-            {
-                "data.labelled": data.draw(SETTINGS),
-                "optimizer.lr": data.draw(SETTINGS),
-                "seed": at,
-            },
+            {"data.labelled": data.draw(SETTINGS), "optimizer.lr": data.draw(SETTINGS), "seed": at},
             (replace(run, name=f"run {at}"),),
             {"test/loss": data.draw(spreads)} if data.draw(st.booleans()) else {},
             trained=data.draw(COUNTS),

@@ -32,7 +32,7 @@ WRITERS = {
     "commands/export/export.py": NEW,
     "commands/presets.py": NEW,
     "commands/lr_find.py": NEW,
-    "commands/predict/output.py": "beside what was typed: `opened` asks `check_inside`",
+    "commands/predict/predict.py": "beside what was typed: `_opened` asks `check_inside`",
     "data/fetch.py": OWN,
     "data/known_files.py": OWN,
     "data/library_tokenizer.py": NEW,

@@ -13,11 +13,7 @@ from transfer_cli.runs.environment import processes_of, visible_gpus
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
 from transfer_cli.sweep import processes
 from transfer_cli.sweep.jobs import Jobs
-from transfer_cli.sweep.processes import (
-    OUTCOMES,
-    SideBySide,
-    environment_of,
-)
+from transfer_cli.sweep.processes import OUTCOMES, SideBySide, environment_of
 
 
 @pytest.fixture

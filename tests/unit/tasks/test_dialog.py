@@ -20,8 +20,14 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.replies import replies
 from transfer_cli.seeds import ExampleNoise
-from transfer_cli.tasks.dialog.objective import NextUtterance
-from transfer_cli.tasks.dialog.task import DialogExample, Dialogs, DialogTask, read_turns, turn_of
+from transfer_cli.tasks.dialog.task import (
+    DialogExample,
+    Dialogs,
+    DialogTask,
+    NextUtterance,
+    read_turns,
+    turn_of,
+)
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.testing.claims import randomize
 

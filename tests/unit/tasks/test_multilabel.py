@@ -337,12 +337,3 @@ def test_fitted_thresholds_decide_what_an_evaluation_counts():
 
     assert bound(task).predicted(logits).tolist() == [[False, True, True]]
     assert bound().predicted(logits).tolist() == [[True, True, False]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"pos_weight": "equal"}, "pos_weight: 'equal'"), ({"thresholds": "0.3"}, "thresholds: '0")],
-)
-def test_options_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Multilabel(**options)

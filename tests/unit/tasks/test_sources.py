@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
-from transfer_cli.data.drawing import hold_out, keep_few
 from transfer_cli.data.labelled import Example, TaskData
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks import trec
 from transfer_cli.tasks.multilabel import LabelsTable
 from transfer_cli.tasks.regression import NumberTable
 from transfer_cli.tasks.samples import EmbeddedSample
+from transfer_cli.tasks.sources import hold_out, keep_few
 from transfer_cli.tasks.table import Table
 from transfer_cli.tasks.trec import Trec
 

@@ -276,9 +276,7 @@ def test_scores_of_windows_are_merged_and_no_answer_has_the_lowest(tokenizer):
     task, data = encoded(tokenizer, [example], 90, question_length=2)
     batch = data.batch(np.array([0]))
     at = int(batch["window"][0, FIRST])
-    rows = {
-        0: {"start": [at, at + 1], "end": [at, at + 1], "score": [1.0, 0.0], "null": 3.0},
-    }
+    rows = {0: {"start": [at, at + 1], "end": [at, at + 1], "score": [1.0, 0.0], "null": 3.0}}
 
     found = task.answer(data, 0, rows)
 

@@ -18,8 +18,7 @@ from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.files import TaggedFiles
 from transfer_cli.tasks.tagging.readers import TagColumns, sentences
 from transfer_cli.tasks.tagging.schemes import may_follow, viterbi
-from transfer_cli.tasks.tagging.task import TagExample, TaggingTask, measures
-from transfer_cli.tasks.tagging.windows import owners, windows_of
+from transfer_cli.tasks.tagging.task import TagExample, TaggingTask, measures, owners, windows_of
 
 PERSON = ("O", "B-PER", "I-PER")
 TYPES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")

@@ -8,8 +8,9 @@ import torch
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.columns import Wanted, choose
+from transfer_cli.data.columns import choose
 from transfer_cli.data.tokenizer_recipes import WordPiece
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel

@@ -35,9 +35,6 @@ ROUGH_TOLERANCE, ROUGH_OF_PENALTY = 1e-4, 1.0
 EVALUATIONS = 2000
 """Of loss and gradient, for one fit."""
 
-_LEAST_SHARE = 1e-6
-"""Where a label does not occur in training."""
-
 
 @dataclass(frozen=True)
 class LinearProbe:
@@ -84,7 +81,8 @@ def solved(
         bias_penalty: How much of the penalty counts for the bias, too.
     """
     count_C = torch.bincount(train.label, minlength=classes).double()
-    bias_C = (count_C / count_C.sum()).clamp(min=_LEAST_SHARE).log()
+    least_share = 1e-6  # where a label does not occur in training
+    bias_C = (count_C / count_C.sum()).clamp(min=least_share).log()
     parameters = [count_C.new_zeros(classes, train.states.shape[1]), bias_C]
     best, chosen, lowest = parameters, max(strengths), float("inf")
     given = Probed(train.states.contiguous(), train.label)

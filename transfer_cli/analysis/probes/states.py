@@ -25,9 +25,6 @@ MOST_BYTES = 2**29
 
 _ROUNDING = 1e-7
 
-SHARE_HELD_OUT = 0.1
-"""Of the training units, where no other units are there to choose by."""
-
 
 @dataclass(frozen=True)
 class LayersRead:
@@ -111,7 +108,8 @@ def parts_of(
         train = parts["train"]
         generator = torch.Generator().manual_seed(derive(subject.seed, "probes", "held out"))
         order_N = torch.randperm(len(train), generator=generator)
-        held_out = math.ceil(SHARE_HELD_OUT * len(train))
+        share_held_out = 0.1  # of the training units, where no other units are there to choose by
+        held_out = math.ceil(share_held_out * len(train))
         parts["chosen_on"] = train.some(order_N[:held_out])
         parts["train"] = train.some(order_N[held_out:])
     standardise(parts)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.data import readers
-from transfer_cli.data.columns import Wanted
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError
 from transfer_cli.data.records import Record
 from transfer_cli.data.table import OpenTable, open_table, sound_rows, table_of_lines
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 

@@ -23,9 +23,6 @@ from transfer_cli.tasks.base import Answer
 SUBMITTED = "glue"
 """The format of answers that are handed in to that benchmark."""
 
-_INPUT = "input/"
-"""Stands before the name of a column of the input that is the name of one of ours."""
-
 
 class Answers(ABC):
     """Writes answers, in columns of ours (`ours`) and those kept of the input."""
@@ -46,10 +43,12 @@ class Answers(ABC):
         if not row.kept.keys() & set(self.ours):
             return row
         kept: dict[str, object] = {}
+        # Stands before the name of a column of the input that is the name of one of ours.
+        input = "input/"
         for column, value in row.kept.items():
             name = column
             while name in self.ours or (name != column and name in row.kept):
-                name = f"{_INPUT}{name}"
+                name = f"{input}{name}"
             kept[name] = value
         return replace(row, kept=kept)
 
@@ -99,7 +98,6 @@ class JsonLines(Answers):
         self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
     def around(self, row: Row) -> tuple[str, str]:
-        """See `Answers`."""
         text, *others = self.task.texts(row.example)
         pair = {"pair": others[0]} if others and self.columns.pair is not None else {}
         after = self._members({**pair, **row.kept})
@@ -107,11 +105,9 @@ class JsonLines(Answers):
         return f"{begin}, ", f"{', ' if after else ''}{after}}}\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        """See `Answers`."""
         return self._members(self.task.written(answer))
 
     def may_be_answer(self, written: str) -> bool:
-        """See `Answers`."""
         try:
             return list(STRICT_JSON.decode(f"{{{written}}}")) == list(self.task.fields)
         except (ValueError, RecursionError):
@@ -133,7 +129,6 @@ class Csv(Answers):
         self._kept: list[str] | None = None
 
     def problem_of(self, row: Row) -> str | None:
-        """See `Answers`."""
         if self._kept is None:
             self._kept = list(row.kept)
         other = [column for column in row.kept if column not in self._kept]
@@ -145,17 +140,14 @@ class Csv(Answers):
         return super().problem_of(row)
 
     def names(self) -> str:
-        """See `Answers`."""
         return self._row([*self.ours, *(self._kept or [])]) + "\n"
 
     def around(self, row: Row) -> tuple[str, str]:
-        """See `Answers`."""
         texts = self.task.texts(row.example)[: len(self._texts)]
         kept = [_cell(row.kept.get(column)) for column in self._kept or []]
         return self._row([*texts, ""]), self._row(["", *kept]) + "\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        """See `Answers`."""
         return self._row(map(str, self.task.cells(answer)))
 
     def _row(self, cells: Iterable[str]) -> str:
@@ -181,7 +173,6 @@ class Tsv(Csv):
             raise ConfigError(f"output_format: TSV cannot hold the label {split[0]!r}; take csv")
 
     def problem_of(self, row: Row) -> str | None:
-        """See `Answers`."""
         problem = super().problem_of(row)
         values = [*self.task.texts(row.example), *row.kept]
         values += map(_cell, row.kept.values())
@@ -190,7 +181,6 @@ class Tsv(Csv):
         return problem
 
     def answer(self, row: Row, answer: Answer) -> str:
-        """See `Answers`."""
         if any(map(_splits, map(str, self.task.cells(answer)))):
             raise DataError(
                 f"line {row.line}: its answer holds a tab or the end of a line, which TSV cannot "
@@ -212,21 +202,17 @@ class Submitted(Answers):
         super().__init__(out, columns, ())
 
     def problem_of(self, row: Row) -> str | None:
-        """See `Answers`."""
         if self._number(row):
             return super().problem_of(row)
         return f"no column {self.NUMBERS[0]!r} with its number, which output_format=glue writes."
 
     def names(self) -> str:
-        """See `Answers`."""
         return "index\tprediction\n"
 
     def around(self, row: Row) -> tuple[str, str]:
-        """See `Answers`."""
         return f"{self._number(row)}\t", "\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        """See `Answers`."""
         predicted, *_ = self.task.cells(answer)
         submission = self.columns.submission
         return str(submission.shown(predicted) if submission else predicted)

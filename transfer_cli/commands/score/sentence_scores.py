@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.data.cloze import GAP, ClozeExample
-from transfer_cli.data.minimal_pairs import MinimalPair
+from transfer_cli.data.cloze import GAP, ClozeExample, MinimalPair
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.likelihood import Ending, Gap, Said, say_endings, say_gaps
@@ -155,12 +154,12 @@ class WordAsker:
                     f"The text {shortened(example.before)!r} goes on after {GAP} with "
                     f"{example.after[:40]!r}; a causal model says what is at the end."
                 )
-            row = ending_of(
-                self._trained.start.prompt_layout.encode, example.before, self._spaced(example)
-            )
+            answer = f" {example.answer}" if example.before else example.answer
+            row = ending_of(self._trained.start.prompt_layout.encode, example.before, answer)
             asked = row.tokens[row.first :]
         else:
-            text = f"{self._spaced_gap(example)}{example.after}"
+            gap = f"{example.before} {GAP}" if example.before else GAP
+            text = f"{gap}{example.after}"
             tokens = encode_with_gaps(text, self._tokenizer, self._trained.start.around)
             asked = self._tokenizer.encode_within(example.answer)
             row = Gap(tokens, tokens.index(self._tokenizer.mask), asked)
@@ -174,12 +173,6 @@ class WordAsker:
         if needs_one and (len(asked) != 1 or not self._allowed_V[asked[0]]):
             return None
         return row
-
-    def _spaced(self, example: ClozeExample) -> str:
-        return f" {example.answer}" if example.before else example.answer
-
-    def _spaced_gap(self, example: ClozeExample) -> str:
-        return f"{example.before} {GAP}" if example.before else GAP
 
 
 def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
@@ -214,10 +207,7 @@ def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
         f"{100 * high:.1f})"
         + (f"; {skipped:,} skipped, whose word is not one that may be said" if skipped else "")
     ]
-    measures = {
-        "accuracy": right / len(items),
-        "answer_perplexity": math.exp(min(nats, 700.0)),
-    }
+    measures = {"accuracy": right / len(items), "answer_perplexity": math.exp(min(nats, 700.0))}
     task = {"name": "cloze", "expected": "word"}
     return Findings(
         "test", measures, GAP_METRICS, items, lines, task=task, details={"skipped": skipped}

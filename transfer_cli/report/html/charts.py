@@ -100,9 +100,6 @@ MOST_LINES = 8
 
 _MOST_TICKS = 8
 
-_ALIKE = 1.005
-"""Costs that differ by less come from how texts were drawn into batches."""
-
 
 @dataclass(frozen=True)
 class _Cost:
@@ -228,7 +225,8 @@ def label_chart(task: TaskRuns) -> Chart | None:
 def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | None:
     points = [point for point in _points(task, cost.of) if 0 < point.value < math.inf]
     points.sort(key=lambda point: (point.value, point.badness))
-    if not points or points[-1].value < _ALIKE * points[0].value:
+    alike = 1.005  # costs that differ by less come from how texts were drawn into batches
+    if not points or points[-1].value < alike * points[0].value:
         return None
     front: list[Point] = []
     for point in points:

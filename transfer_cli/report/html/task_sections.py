@@ -23,8 +23,6 @@ MOST_ERRORS = 200
 
 _MOST_PAIRS = 3
 _MOST_VALUES = 8
-_MOST_OPEN = 8
-"""Runs that did not finish which are listed from the start; more of them on demand."""
 
 _CODE = Html("<code>{}</code>")
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
@@ -115,7 +113,9 @@ def results(task: TaskRuns, names: Sequence[str]) -> Html:
                   if run.status != FINISHED or run.reason is not None]  # fmt: skip
     if not unfinished:
         return made
-    title, is_open = f"{_UNFINISHED}: {len(unfinished)}", len(unfinished) <= _MOST_OPEN
+    # Runs that did not finish which are listed from the start; more of them on demand.
+    most_open = 8
+    title, is_open = f"{_UNFINISHED}: {len(unfinished)}", len(unfinished) <= most_open
     listed = table(_UNFINISHED, ["run", "state", "reason"], unfinished)
     return made + details(title, listed, is_open=is_open)
 

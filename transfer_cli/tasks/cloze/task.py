@@ -56,7 +56,6 @@ class ClozeTask(ClassificationTask):
 
     @property
     def laid_out_as(self) -> tuple[bool, int | None]:
-        """See `Task`."""
         return self.lines, self.before_text
 
     @classmethod

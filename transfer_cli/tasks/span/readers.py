@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transfer_cli.data import readers
-from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.table import open_table
+from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 

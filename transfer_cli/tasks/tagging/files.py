@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import MAX_LABELS
+from transfer_cli.data.wanted import ANY, Wanted
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.sources import LabelledFiles
@@ -60,8 +60,6 @@ class TaggedFiles(LabelledFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("format", self.format or "conll", ("conll", "conllu", "jsonl"), ValueError)
-        one_of("scheme", self.scheme, schemes.SCHEMES, ValueError)
         if isinstance(self.tag, str):
             one_of("tag", self.tag, FIELDS, ValueError)
         self._columns = TagColumns(self.word, self.tag, self.comments, self.names)

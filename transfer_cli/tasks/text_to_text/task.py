@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.columns import Chosen, Wanted, source_of
+from transfer_cli.data.columns import source_of
 from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
@@ -109,9 +110,6 @@ class TextToTextTask(Task):
         """See `Task`; a source that is too long is cut at its end, and so is a target.
 
         The room of a source is the same whether its target is known and however long that is.
-
-        Raises:
-            DataError: Some examples have a target and some have none.
         """
         is_causal = direction == "causal"
         begin, end = ends(tokenizer, causal=is_causal)

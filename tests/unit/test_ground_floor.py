@@ -1,0 +1,347 @@
+"""What every folder uses: metrics, errors, lengths, seeds, batches."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import tiny
+from transfer_cli.batch import (
+    IGNORE,
+    at_rows,
+    is_padded,
+    rows_with_target,
+    size,
+    to_device,
+    with_facts,
+)
+from transfer_cli.errors import (
+    ConfigError,
+    above_zero,
+    at_least,
+    listed,
+    nearest,
+    one_of,
+    pip_install,
+)
+from transfer_cli.lengths import Length
+from transfer_cli.metrics import Metric, by_preference, find, require, wilson_interval
+from transfer_cli.seeds import ExampleNoise, derive
+
+ACCURACY = Metric("accuracy", higher_is_better=True, unit="fraction", headline=True)
+LOSS = Metric("loss", higher_is_better=False, unit="nats", per_example=True)
+DECLARED = (LOSS, ACCURACY, LOSS.of_loss("order"))
+
+
+def test_a_metric_is_the_same_after_json():
+    record = json.loads(json.dumps(ACCURACY.as_json()))
+
+    assert Metric.from_json(record) == ACCURACY
+    assert Metric.from_json({**record, "a later key": 1}) == ACCURACY
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None, [], {}, {"name": "x"}, {"name": 3, "higher_is_better": True},
+        {"name": "x", "higher_is_better": 1}, {"name": "", "higher_is_better": True},
+        {"name": "x", "higher_is_better": True, "unit": "metres"},
+        {"name": "x", "higher_is_better": True, "unit": []},
+    ],
+)  # fmt: skip
+def test_what_is_no_record_of_a_metric_is_refused(record):
+    with pytest.raises(ValueError, match=r"metric|metres|name"):
+        Metric.from_json(record)
+
+
+def test_an_unknown_unit_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"f1: 'percents' is not one of .* Did you mean 'percent'"):
+        Metric("f1", higher_is_better=True, unit="percents")
+
+
+def test_a_part_of_a_metric_is_as_good_as_the_metric_and_no_headline():
+    found = find("accuracy/city/north", DECLARED)
+
+    assert (found.name, found.higher_is_better, found.unit) == (
+        "accuracy/city/north", True, "fraction",
+    )  # fmt: skip
+    assert not found.headline
+
+
+def test_a_name_that_only_begins_like_a_metric_is_another():
+    assert find("accuracy_of_all", DECLARED) is None
+    assert find("order", DECLARED) is None
+
+
+def test_a_metric_of_a_further_loss_begins_with_its_name():
+    found = find("order/loss", DECLARED)
+
+    assert found.name == "order/loss"
+    assert not found.per_example
+
+
+def test_a_metric_that_is_not_declared_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError) as refused:
+        require("acuracy", DECLARED, "loop.monitor")
+
+    assert str(refused.value) == (
+        "loop.monitor: there is no measure 'acuracy'. Did you mean 'accuracy'? "
+        "This run measures loss, accuracy, order/loss"
+    )
+
+
+def test_headlines_are_preferred_and_the_others_keep_their_order():
+    assert [each.name for each in by_preference(DECLARED)] == ["accuracy", "loss", "order/loss"]
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "interval"),
+    [(81, 263, (0.2553, 0.3662)), (0, 20, (0.0, 0.1611)), (20, 20, (0.8389, 1.0))],
+)
+def test_the_interval_of_a_share_is_the_published_one(right, total, interval):
+    assert wilson_interval(right, total) == pytest.approx(interval, abs=1e-4)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_the_closest_name_is_proposed_and_none_where_none_is_close():
+    assert nearest("clss", ["cls", "mean"]) == " Did you mean 'cls'?"
+    assert nearest("cls", ["a-much-longer-name"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["a"], "a"),
+        (["a", "b", "c"], "a, b, c"),
+        (["a", "b", "c", "d"], "a, b, c and 1 more"),
+        (map(str, range(2003)), "0, 1, 2 and 2,000 more"),
+    ],
+)
+def test_of_many_names_a_few_are_listed_and_the_rest_counted(names, text):
+    assert listed(names) == text
+
+
+def test_what_is_no_choice_is_refused_with_the_choices_and_the_closest():
+    one_of("split", "test", ("test", "train"))
+
+    with pytest.raises(ConfigError) as raised:
+        one_of("split", "tst", ("test", "train"))
+
+    assert str(raised.value) == "split: 'tst' is not one of test, train. Did you mean 'test'?"
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_what_is_too_small_or_not_finite_is_refused(value):
+    at_least("size", 1, 1)
+    above_zero("rate", 1e-9)
+
+    with pytest.raises(ValueError, match=f"size must be at least 1, got {value}"):
+        at_least("size", value, 1)
+    with pytest.raises(ConfigError, match=f"rate: must be above 0, got {value}"):
+        above_zero("rate:", value, ConfigError)
+
+
+def test_a_bound_of_zero_is_said_in_words():
+    at_least("keep", 0, 0)
+
+    with pytest.raises(ValueError, match="keep must be 0 or more, got -1"):
+        at_least("keep", -1, 0)
+
+
+def test_what_an_extra_needs_is_named_by_its_packages_and_not_by_a_name_that_is_not_published():
+    assert pip_install("hf") == "pip install 'huggingface_hub>=0.30'"
+    assert "'onnx>=1.18'" in pip_install("onnx")
+    assert "transfer" not in pip_install("report")
+
+
+# --- lengths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("1 step", 1), ("500 steps", 500), ("1 epoch", 40), ("2 epochs", 80), ("0.5 epochs", 20),
+     (" 3 steps ", 3), ("0.01 epochs", 1), ("1.01 epochs", 41), ("rest", None)],
+)  # fmt: skip
+def test_lengths_are_read_as_people_write_them(text, steps):
+    assert Length.parse(text).steps(40) == steps
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "steps", "-1 steps", "0 steps", "1.5 steps", "0 epochs", "3 weeks", "1 epoch x",
+     "0%", "101%", "-5%", "% 5", "20 percent", "automatic"],
+)  # fmt: skip
+def test_what_is_no_length_is_refused_by_name(text):
+    with pytest.raises(ValueError, match="is no length") as refused:
+        Length.parse(text)
+
+    assert repr(text) in str(refused.value)
+
+
+@given(st.integers(1, 1000), st.integers(1, 10_000))
+def test_whole_epochs_are_exactly_so_many_steps(epochs, steps_per_epoch):
+    assert Length(epochs, "epochs").steps(steps_per_epoch) == epochs * steps_per_epoch
+
+
+@given(st.floats(0.001, 100), st.integers(1, 1000))
+def test_a_length_is_never_empty_and_never_a_step_too_long(epochs, steps_per_epoch):
+    steps = Length(epochs, "epochs").steps(steps_per_epoch)
+
+    assert 1 <= steps < epochs * steps_per_epoch + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("500 steps", 500), ("2 epochs", 80), ("rest", None), ("auto", 54), ("20%", 184),
+     (" 12.5 % ", 115), ("100%", 921), ("0.01%", 1)],
+)  # fmt: skip
+def test_a_stage_has_its_length_in_a_run_of_921_steps_and_17_stages(text, steps):
+    assert Length.parse(text).resolve(40, total=921, stages=17) == steps
+
+
+@given(st.integers(1, 100))
+def test_percents_of_a_hundred_steps_are_exactly_so_many(percent):
+    assert Length.parse(f"{percent}%").resolve(1, total=100, stages=1) == percent
+
+
+@given(st.integers(1, 5000), st.integers(1, 40))
+def test_equal_shares_fill_a_run_and_never_exceed_it(total, stages):
+    share = Length.parse("auto").resolve(40, total, stages)
+
+    assert share >= 1
+    if total >= stages:
+        assert total - stages < share * stages <= total
+
+
+@pytest.mark.parametrize("text", ["20%", "auto"])
+def test_a_share_has_no_length_without_a_run(text):
+    with pytest.raises(ValueError, match="use resolve"):
+        Length.parse(text).steps(40)
+
+
+@pytest.mark.parametrize(("text", "steps"), [("3 steps", 3), ("2 epochs", 80)])
+def test_a_rhythm_is_so_many_steps_or_epochs(text, steps):
+    assert Length.parse_rhythm(text).steps(40) == steps
+
+
+@pytest.mark.parametrize("text", ["20%", "auto", "rest", "0 steps", "soon"])
+def test_no_other_length_is_a_rhythm(text):
+    with pytest.raises(ValueError, match=f"'{text}' is no length"):
+        Length.parse_rhythm(text)
+
+
+# --- seeds ---------------------------------------------------------------------------------------
+
+
+def test_derived_seeds_are_the_same_on_every_machine_and_in_every_version():
+    assert derive(0, "weights") == 4283426181684004966
+    assert derive(42, "order", 3) == 8019350747492242944
+
+
+@given(st.integers(0, 2**63), st.lists(st.one_of(st.integers(), st.text())))
+def test_derived_seeds_fit_every_generator(seed, parts):
+    assert 0 <= derive(seed, *parts) < 2**63
+
+
+def test_different_purposes_get_unrelated_seeds():
+    asked = [(seed, name, step) for seed in range(5) for name in "ab" for step in range(100)]
+
+    assert len({derive(*each) for each in asked}) == len(asked)
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 4))
+def test_a_longer_length_extends_the_numbers_of_a_shorter_one(more, length, channels):
+    noise, index = ExampleNoise(0, "train", 7), torch.tensor([3, 11])
+
+    short, long = (noise.uniform(index, n, channels) for n in (length, length + more))
+
+    assert torch.equal(long[:, :length], short)
+
+
+def test_noise_belongs_to_the_example_and_not_to_its_batch():
+    noise = ExampleNoise(0, "train", 7)
+
+    together = noise.uniform(torch.tensor([5, 2, 9]), 20, 2)
+
+    assert torch.equal(noise.uniform(torch.tensor([9]), 20, 2)[0], together[2])
+
+
+def test_noise_differs_between_examples_steps_and_seeds():
+    index = torch.tensor([0])
+    drawn = [
+        ExampleNoise(seed, "train", step).uniform(index + example, 8, 1)
+        for seed in range(2)
+        for step in range(2)
+        for example in range(2)
+    ]
+
+    distinct = {tuple(each.flatten().tolist()) for each in drawn}
+
+    assert len(distinct) == 8
+
+
+def test_noise_is_uniform_between_0_and_1():
+    drawn = ExampleNoise(0).uniform(torch.arange(100), 1000, 1)
+
+    assert 0 <= drawn.min() < 0.001
+    assert 0.999 < drawn.max() < 1
+    assert abs(drawn.mean() - 0.5) < 0.005
+
+
+def test_noise_leaves_the_global_generator_alone():
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+
+    ExampleNoise(0).uniform(torch.arange(3), 5, 1)
+
+    assert torch.equal(torch.rand(1), expected)
+
+
+# --- batch ---------------------------------------------------------------------------------------
+
+
+def test_the_size_of_a_batch_is_its_number_of_examples():
+    assert size(tiny.rows_to_batch([[5], [6, 7], [8]])) == 3
+
+
+def test_moving_a_batch_keeps_every_key_and_value():
+    batch = tiny.all_of(tiny.Questions(examples=4))
+
+    moved = to_device(batch, torch.device("cpu"))
+
+    assert tiny.same(batch, moved)
+
+
+def test_what_the_host_knows_of_a_batch_stays_on_the_host():
+    nowhere = torch.device("meta")
+    full, padded = tiny.rows_to_batch([[5, 6], [7, 8]]), tiny.rows_to_batch([[5, 6], [7]])
+    target = torch.tensor([[IGNORE, 6], [7, IGNORE]])
+
+    moved = [
+        to_device(with_facts({**batch, "target": target}), nowhere) for batch in (full, padded)
+    ]
+
+    assert [is_padded(batch) for batch in moved] == [is_padded(full), is_padded(padded)]
+    assert [is_padded(batch) for batch in moved] == [False, True]
+    assert all(batch["tokens"].device == nowhere for batch in moved)
+
+
+def test_rows_with_a_target_are_counted_through_the_batch():
+    batch = {**tiny.rows_to_batch([[5, 6], [7, 8]]), "target": torch.tensor([[-100, 6], [7, -100]])}
+
+    assert rows_with_target(batch).tolist() == [1, 2]
+    assert with_facts(batch)["target_rows"].tolist() == [1, 2]
+
+
+def test_where_all_rows_are_asked_for_nothing_is_copied():
+    values = torch.randn(3, 2)
+
+    assert at_rows(values, torch.arange(3)) is values
+    assert at_rows(values, torch.tensor([0, 2])).equal(values[[0, 2]])
