@@ -52,8 +52,9 @@ from transfer_cli.config.decided import with_values
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
+from transfer_cli.engine.bf16_products import precision_of
 from transfer_cli.engine.compiling import missing_for, why_eager
-from transfer_cli.engine.precision import Precision, precision_of
+from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require

@@ -22,7 +22,7 @@ from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import EachExample, Scores, batch_of
 from transfer_cli.engine.evaluation import evaluate as score
-from transfer_cli.engine.precision import Precision, precision_of
+from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import (
     ConfigError,
     DataError,
@@ -65,7 +65,7 @@ def evaluate(config: EvaluateConfig) -> None:
             check_ending(key, file, (ending,))
     slices = {name: build(node, f"slices.{name}", Slice) for name, node in config.slices.items()}
     with in_process_group(config):
-        precision = precision_of("evaluate", config.device, config.precision)
+        precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base)
         own = data_source(config, trained) if config.input is None else None
         origins = _origins(config)

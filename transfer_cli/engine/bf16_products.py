@@ -8,13 +8,20 @@ import hashlib
 import platform
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from transfer_cli.data.folders import home_cache
+from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import RunError
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.safe_files import UnreadableError, read_json
+
+COMMANDS = ("pretrain",)
+"""Those whose `precision=auto` asks for it. With short texts casts took longer than was gained."""
 
 PAYS_FROM = 2.0
 """How many times as fast as in float32 a product in bfloat16 must be.
@@ -68,3 +75,15 @@ def _machine() -> str:
         facts = [platform.processor()]
     facts += [platform.machine(), torch.__version__]
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=8).hexdigest()
+
+
+def precision_of(command: str, device: str, precision: str) -> Precision:
+    """Return this process's device, and the precision of a command, in which processes agree.
+
+    auto is bf16 on a CPU, too, for some commands, if its products in bf16 are fast.
+    """
+    chosen = device_and_precision(device, precision)
+    if precision != "auto" or command not in COMMANDS or chosen.device.type != "cpu":
+        return chosen
+    kind = distributed.broadcast_text("bf16" if pay(home_cache()) else "fp32")
+    return replace(chosen, kind=kind)

@@ -2,20 +2,13 @@
 
 from collections.abc import Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from transfer_cli.data.folders import home_cache
-from transfer_cli.engine import bf16_products, distributed
+from transfer_cli.engine import distributed
 from transfer_cli.errors import ConfigError, RunError, nearest, one_of
-
-BF16_ON_A_CPU = ("pretrain",)
-"""Commands whose `precision=auto` is bf16 on a CPU on which that pays.
-
-Short texts are not among them: casts took longer than products gained (docs/performance.md).
-"""
 
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,7 +27,7 @@ class Precision:
     def choose(cls, name: str, device: torch.device) -> "Precision":
         """Read `auto`, `fp32`, `bf16` or `fp16`.
 
-        auto is bf16 on a GPU that computes in it, else fp32; see `precision_of`.
+        auto is bf16 on a GPU that computes in it, else fp32; see `engine.bf16_products`.
         """
         if name == "auto":
             fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -120,16 +113,3 @@ def device_and_precision(device: str, precision: str) -> Precision:
         ranks = distributed.local_rank(), distributed.local_world_size()
         place = device_of_process(device, *ranks)
     return Precision.choose(precision, place)
-
-
-def precision_of(command: str, device: str, precision: str) -> Precision:
-    """Return this process's device, and the precision of a command, in which processes agree.
-
-    auto is bf16 on a CPU, too, for some commands, if its products in bf16 are fast.
-    """
-    chosen = device_and_precision(device, precision)
-    if precision != "auto":
-        return chosen
-    if command in BF16_ON_A_CPU and chosen.device.type == "cpu":
-        chosen = replace(chosen, kind="bf16" if bf16_products.pay(home_cache()) else "fp32")
-    return replace(chosen, kind=distributed.broadcast_text(chosen.kind))

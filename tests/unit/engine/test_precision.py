@@ -8,12 +8,8 @@ from tests import tiny
 from transfer_cli.assembly.checks import check_graphs, check_residual
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import bf16_products
-from transfer_cli.engine.precision import (
-    Precision,
-    choose_device,
-    device_of_process,
-    precision_of,
-)
+from transfer_cli.engine.bf16_products import precision_of
+from transfer_cli.engine.precision import Precision, choose_device, device_of_process
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.shape import FORMS
 from transfer_cli.objectives.causal_lm import CausalLM

@@ -30,7 +30,7 @@ from transfer_cli.data.table import OpenTable, Refuse, Skipped
 from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
-from transfer_cli.engine.precision import precision_of
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import (
     ConfigError,
     DataError,
@@ -58,7 +58,7 @@ def predict(config: PredictConfig) -> None:
     """Write the label and the probabilities of every text."""
     _check(config)
     with in_process_group(config):
-        precision = precision_of("predict", config.device, config.precision)
+        precision = device_and_precision(config.device, config.precision)
         ensemble = Ensemble(_paths(config.run), precision, config.base, config.batch)
         stop = Stop()
         if not distributed.is_main():
