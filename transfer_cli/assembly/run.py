@@ -17,7 +17,7 @@ from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
-from transfer_cli.assembly.memory import with_micro_batch
+from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.assembly.origins import Origins

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
-from transfer_cli.assembly.memory import (
+from transfer_cli.assembly.memory_estimate import (
     STATES,
     halved,
     memory_parts,

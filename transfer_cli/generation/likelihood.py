@@ -168,10 +168,10 @@ def _read(
     lengths = [len(tokens) for tokens in inputs]
     width = max(lengths)
     tokens_BT = _on_device(model, [row + [padding] * (width - len(row)) for row in inputs])
-    # What a causal model sees of the padding behind a text is nothing: it is text like any other.
-    padded = not model.backbone.causal and min(lengths) < width
-    lengths_B1 = _on_device(model, lengths if padded else [width] * len(rows))[:, None]
+    lengths_B1 = _on_device(model, lengths)[:, None]
     mask_BT = torch.arange(width, device=tokens_BT.device) < lengths_B1
+    # What a causal model sees of the padding behind a text is nothing.
+    padded = not model.backbone.causal and min(lengths) < width
     places = [row * width + at - known for row, asked in enumerate(rows) for at in asked.places]
     flat_N = _on_device(model, places)
     asked_N = _on_device(model, [token for row in rows for token in row.asked])

@@ -248,9 +248,7 @@ class _GradientInForward(torch.autograd.Function):
         total = hidden_ND.new_zeros((), dtype=torch.float64)
         states_ND, matrix_CD, bias_C = _factors(hidden_ND, table_VD, bias_V, columns)
         by_hidden = torch.empty_like(states_ND) if need_hidden else None
-        # The first chunk writes, so that nothing is zeroed.
-        like = torch.empty_like if len(hidden_ND) else torch.zeros_like
-        by_table = like(table_VD) if need_table else None
+        by_table = torch.zeros_like(table_VD) if need_table else None
         by_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
         for rows in _chunks(len(hidden_ND), len(matrix_CD), hidden_ND.device.type):
             logits_RC = F.linear(states_ND[rows], matrix_CD, bias_C)
@@ -263,7 +261,7 @@ class _GradientInForward(torch.autograd.Function):
                 torch.mm(narrow_RC, matrix_CD, out=by_hidden[rows])
             if by_table is not None:
                 narrow_VR = narrow_RC[:, : len(by_table)].t()
-                _add_product(by_table, narrow_VR, states_ND[rows], int(rows.start > 0))
+                _add_product(by_table, narrow_VR, states_ND[rows])
         ctx.save_for_backward(by_hidden, by_table, by_bias)
         return total.to(torch.promote_types(hidden_ND.dtype, torch.float32))
 
@@ -288,15 +286,12 @@ def _adds_wide(device: torch.device) -> bool:
     return device.type == "cuda" and torch.__version__ >= "2.10"
 
 
-def _add_product(total_VD: Tensor, left_VR: Tensor, right_RD: Tensor, beta: int) -> None:
-    """Set a sum to beta times itself plus a product; with 0 it may hold anything before."""
+def _add_product(total_VD: Tensor, left_VR: Tensor, right_RD: Tensor) -> None:
     if left_VR.dtype == total_VD.dtype:
-        total_VD.addmm_(left_VR, right_RD, beta=beta)
+        total_VD.addmm_(left_VR, right_RD)
     elif _adds_wide(total_VD.device):
         # No part of autocast, so both factors are to be of one kind already.
         kind = total_VD.dtype
-        torch.addmm(total_VD, left_VR, right_RD, out_dtype=kind, beta=beta, out=total_VD)
-    elif beta:
-        total_VD += torch.mm(left_VR, right_RD)
+        torch.addmm(total_VD, left_VR, right_RD, out_dtype=kind, out=total_VD)
     else:
-        total_VD.copy_(torch.mm(left_VR, right_RD))
+        total_VD += torch.mm(left_VR, right_RD)

@@ -8,8 +8,8 @@ import torch
 
 from tests import configs, tiny
 from transfer_cli.adaptation.penalties import EWC, L2SP
-from transfer_cli.assembly import memory
-from transfer_cli.assembly.memory import memory_parts
+from transfer_cli.assembly import memory_estimate
+from transfer_cli.assembly.memory_estimate import memory_parts
 from transfer_cli.assembly.run import build_run
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.model.weights import backbone_hash, read_weights
@@ -37,7 +37,9 @@ def test_a_micro_batch_is_never_larger_than_the_batch(put, micro, found):
 @pytest.mark.parametrize(("share", "found"), [(2.0, None), (0.9, 4), (0.0, 1)])
 def test_a_micro_batch_is_what_fits_into_free_memory(share, found, put, monkeypatch):
     whole = sum(memory_parts(put().blueprint).values())
-    monkeypatch.setattr(memory, "free_bytes", lambda device: share * whole / memory.FILLED)
+    monkeypatch.setattr(
+        memory_estimate, "free_bytes", lambda device: share * whole / memory_estimate.FILLED
+    )
 
     run = put()
 
