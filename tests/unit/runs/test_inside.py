@@ -37,6 +37,7 @@ WRITERS = {
     "data/known_files.py": OWN,
     "data/library_tokenizer.py": NEW,
     "data/shards.py": NEW,
+    "engine/bf16_products.py": OWN,
     "engine/features/shared_states.py": OWN,
     "engine/metrics_logger.py": A_RUN,
     "interop/files.py": NEW,
