@@ -385,12 +385,12 @@ def test_half_precision_pads_a_vocabulary_to_a_multiple_of_64(kind, vocabulary, 
     assert vocabulary_loss._columns(vocabulary, kind) == columns
 
 
-def added_wide(total, left, right, *, out_dtype, beta, out):
+def added_wide(total, left, right, *, out_dtype, out):
     """Do what a GPU does: multiply in half precision and add in float32."""
     assert left.dtype == right.dtype == torch.bfloat16
     assert total is out
     assert out.dtype == out_dtype == torch.float32
-    out.copy_(left.double() @ right.double() + (out if beta else 0))
+    out.copy_(left.double() @ right.double() + out)
 
 
 def test_products_that_are_added_in_float32_are_nearer_to_float64(monkeypatch):
