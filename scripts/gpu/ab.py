@@ -21,9 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,8 +154,8 @@ class Bench:
             f"run.dir={self.folder / run}",
         ]  # fmt: skip
         options = {**turns, "words": words, "setup": way.setup}
-        paths = [self.asked.before] if way.before else []
-        env = {**material.env, "PYTHONPATH": _path(*paths)}
+        paths = [self.asked.before if way.before else "", str(ROOT), os.environ.get("PYTHONPATH")]
+        env = {**material.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return Variant(way.name, "gpu", way.function, options, env=env)
 
     def _material(self, size: Mapping[str, int], *, is_short: bool) -> product.Material:
@@ -270,20 +268,6 @@ def _drop_failed(workers: dict[str, Worker], call: Callable[[Worker], object]) -
         except BenchmarkError as error:
             del workers[name]
             yield {"way": name, "failed": str(error)[-1500:]}
-
-
-def _path(*first: str) -> str:
-    """Return where a process of ours finds modules: an earlier commit's first."""
-    rest = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.pathsep.join([*map(str, first), *rest])
-
-
-def load_before(before: str | None, path: str) -> ModuleType | None:
-    """Return a module of the earlier commit, under a name of its own."""
-    if before is None:
-        return None
-    file = Path(before) / "transfer_cli" / path
-    return SourceFileLoader(f"before_{file.stem}", str(file)).load_module()
 
 
 class _OverError(Exception):
