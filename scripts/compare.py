@@ -5,11 +5,13 @@
         [--rates 1e-4 5e-4 ...]
 
 A grid names a command of `transfer`, what all its runs are given, and a row of the table for each
-setting; `scripts/grids/` has three:
+setting; `scripts/grids/` has some:
 
     schemes      adaptation presets from one checkpoint: --with start=RUN [forgetting=TEXT]
     pretraining  ways to pretrain, and then TREC-6: --with steps=700 --equal time
     recipe       what each part of experiment=recipe/clm brings
+    tutorial     the tutorial's hands-on parts: --with start=RUN
+    gpu_*        on a GPU: the recipe by the clock, flags (--with text=FILE), sizes
 
 A word with a `{key}` that nobody has given is left out. Runs that are finished stay as they are, so
 the same line goes on where an earlier one was stopped, and prints the tables anew where nothing is
@@ -241,6 +243,7 @@ COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
     "parameters trained": mean_of("parameters.trainable", "{:,.0f}"),
     "stored": mean_of("stored_bytes", lambda mean: decimal(round(mean))),
     "seconds": mean_of("seconds", "{:.0f}"),
+    "tokens a second": mean_of("per_second.tokens", "{:,.0f}"),
     "CPU-seconds": mean_of("cpu_s", "{:.0f}"),
     "peak memory": mean_of("peak_memory_bytes", lambda mean: decimal(round(mean))),
     "forgetting: token perplexity before → after": forgetting,
@@ -525,7 +528,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run what is missing and print the tables; return 1 where a run came to nothing."""
     asked = arguments(words)
     given = {**asked.given, **({"data": asked.data_dir} if asked.data_dir else {})}
-    for key in {"start", "forgetting"} & given.keys():
+    for key in {"start", "forgetting", "text"} & given.keys():
         given[key] = whole_path(given[key])
     comparison = Comparison(asked.grid, asked.out, given, asked.jobs)
     if cut := comparison.cut(asked.data_dir):

@@ -73,7 +73,7 @@ def states(arrive: Gate, words: Sequence[str], timed: int) -> None:
     from transfer_cli.data.sampler import micro_batches
     from transfer_cli.engine.features.cached import CachedFeatures
 
-    parts = _parts(words)
+    parts = product.built(words)
     data, lengths = parts.streams["main"].data, parts.data.lengths
     portions = micro_batches(np.argsort(lengths, kind="stable"), BATCH)
     sizes = [int(len(portion) * lengths[portion].max()) for portion in portions]
@@ -104,21 +104,13 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
 
     from transfer_cli.engine.evaluation import evaluate
 
-    parts = _parts(words)
+    parts = product.built(words)
     split = parts.data.splits["test"]
     asked = split if in_order else replace(split, order=None)
     objective = parts.blueprint.network.losses[0].objective
     while True:
         arrive()
         evaluate(parts.model, objective, asked, batch=BATCH, precision=parts.blueprint.precision)
-
-
-def _parts(words: Sequence[str]) -> Any:
-    """Return what `transfer finetune WORDS` is put together from."""
-    from transfer_cli.assembly.run import build_run
-    from transfer_cli.config import compose, flags
-
-    return build_run(compose.compose("finetune", flags.parse(list(words))), "finetune")
 
 
 def _spread(sizes: Sequence[int], timed: int) -> Iterator[int]:

@@ -37,11 +37,9 @@ def features(path: str, *words: str) -> None:
     """Write the features and labels that `transfer finetune WORDS` has."""
     import numpy as np
 
-    from transfer_cli.assembly.run import build_run
-    from transfer_cli.config import compose, flags
     from transfer_cli.engine.features.cached import CachedFeatures
 
-    run = build_run(compose.compose("finetune", flags.parse(list(words), "finetune")), "finetune")
+    run = product.built(words)
     pooling = run.blueprint.network.losses[0].objective.pooling_of(run.model)
     precision, arrays = run.blueprint.precision, {}
     for name in ("train", "test"):

@@ -286,7 +286,7 @@ class Worker:
 
 def take_turns(
     variants: Sequence[Variant], *, rounds: int, threads: int = 2, steps: int = 1,
-    unmeasured: int = 1, at_once: int = 0,
+    unmeasured: int = 1,
 ) -> list[Figure]:  # fmt: skip
     """Let variants take turns; return a figure for each, in the same order.
 
@@ -296,7 +296,6 @@ def take_turns(
         threads: Of each worker.
         steps: Steps of a turn.
         unmeasured: Turns before those: the first one of a loop is like no other.
-        at_once: Steps before all turns, taken at the same time, such as those that compile.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as ending:
         workers = []
@@ -304,11 +303,6 @@ def take_turns(
             workers.append(Worker(variant, threads, Path(folder)))
             ending.callback(workers[-1].end)
             workers[-1].result()
-        if at_once:
-            for worker in workers:
-                worker.go(at_once)
-            for worker in workers:
-                worker.result()
 
         def turn(number: int) -> Turn:
             workers[number].go(steps)
@@ -484,18 +478,9 @@ class Report:
         parts += ["\n".join(f"- {goal}" for goal in self.goals)]
         return "\n\n".join(filter(None, parts)) + "\n"
 
-    def as_data(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        goals = [{**asdict(goal), "met": goal.met} for goal in self.goals]
-        return {**asdict(self), "goals": goals}
-
-
-Cell = Callable[[Figure], str]
-"""What a column of a table says of a figure."""
-
 
 def rows_of(
-    figures: Sequence[Figure], columns: Mapping[str, Cell] | None = None
+    figures: Sequence[Figure], columns: Mapping[str, Callable[[Figure], str]] | None = None
 ) -> list[list[str]]:
     """Return a table of figures, its header first, with more columns behind the name."""
     more = columns or {}
@@ -549,11 +534,6 @@ NO_PEERS = (
 )
 
 
-def whole_path(word: str) -> Path:
-    """Return a path whose `~` is filled in."""
-    return Path(word).expanduser()
-
-
 def main(
     text: str | None, measure: Callable[[argparse.Namespace, Path], Iterable[Report]],
     options: Mapping[str, Mapping[str, Any]] | None = None, *, rounds: int = 1, device: str = "cpu",
@@ -578,10 +558,11 @@ def main(
     words.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
     words.add_argument("--rounds", type=int, help="turns of each variant")
     words.add_argument("--device", default=device, help="cpu or cuda, where a case can take it")
-    words.add_argument("--data-dir", type=whole_path, default=data, help="where data sets lie")
+    words.add_argument("--data-dir", type=Path, default=data, help="where data sets lie")
     for name, settings in (options or {}).items():
         words.add_argument(name, **settings)
     asked = words.parse_args()
+    asked.data_dir = asked.data_dir.expanduser()
     if asked.device.startswith("cuda"):
         import torch  # not for a CPU: whoever measures the memory of commands must not import it
 
@@ -610,5 +591,5 @@ def show(reports: Sequence[Report], asked: argparse.Namespace) -> None:
     for report in reports:
         print(report)
     if asked.json is not None:
-        data = {"machine": facts, "reports": [report.as_data() for report in reports]}
+        data = {"machine": facts, "reports": [asdict(report) for report in reports]}
         asked.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

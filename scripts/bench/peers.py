@@ -245,32 +245,22 @@ class _TutorialModel(nn.Module):
 
 
 def tutorial(
-    arrive: Callable[[], None], size: Mapping[str, int], attention_dropout: float = 0.0
-) -> None:
-    """Train the tutorial's causal model as the tutorial did, with Adam."""
+    arrive: Callable[[], None], size: Mapping[str, int], attention_dropout: float = 0.0, *,
+    causal: bool = True,
+) -> None:  # fmt: skip
+    """Train the tutorial's model as the tutorial did: Adam, and logits at all positions."""
     s = Size(**size)
-    model = _TutorialModel(s, causal=True, attention_dropout=attention_dropout)
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-
-    def loss_of(tokens: Tensor) -> Tensor:
-        sequences = tokens.t().contiguous()
-        logits = model(sequences)
-        shifted = logits[:-1].view(-1, logits.shape[-1])
-        return F.cross_entropy(shifted, sequences[1:].view(-1), ignore_index=IGNORED)
-
-    _loop(arrive, optimizer, _batches(s), loss_of)
-
-
-def tutorial_masked(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
-    """Train the tutorial's masked model as the tutorial did: logits at all positions."""
-    s = Size(**size)
-    model = _TutorialModel(s, causal=False)
+    model = _TutorialModel(s, causal=causal, attention_dropout=attention_dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     generator = torch.Generator().manual_seed(1)
 
     def loss_of(tokens: Tensor) -> Tensor:
-        shown, wanted = _masked(tokens.t().contiguous(), generator)
+        shown = wanted = tokens.t().contiguous()
+        if not causal:
+            shown, wanted = _masked(shown, generator)
         logits = model(shown)
+        if causal:
+            logits, wanted = logits[:-1], wanted[1:]
         return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED)
 
     _loop(arrive, optimizer, _batches(s), loss_of)

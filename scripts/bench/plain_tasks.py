@@ -74,15 +74,22 @@ class Task:
         return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
 
 
-class _Labels(Task):
-    """A label for a text: accuracy."""
+class _LoRA(Task):
+    """A label for a text by low-rank updates of queries and values, by peft: accuracy."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
+        import peft
+
         super().__init__(asked, lambda path: list(_table(path))[1:])
         self.labels = sorted({label for rows in self.rows.values() for label, _ in rows})
-        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
             asked["model"], num_labels=len(self.labels)
         )
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        model.config.pad_token_id = self.tokenizer.pad_token_id
+        wanted = peft.LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, lora_dropout=0.05)
+        self.model = peft.get_peft_model(model, wanted)
 
     def batch(self, some: Sequence[Any]) -> dict[str, Any]:
         labels, texts = zip(*some, strict=True)
@@ -92,20 +99,6 @@ class _Labels(Task):
     def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
         del view["labels"]
         return [self.labels[number] for number in self.model(**view).logits.argmax(-1).tolist()]
-
-
-class _LoRA(_Labels):
-    """A label for a text by low-rank updates of queries and values, by peft: accuracy."""
-
-    def __init__(self, asked: dict[str, Any]) -> None:
-        super().__init__(asked)
-        import peft
-
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model.config.pad_token_id = self.tokenizer.pad_token_id
-        wanted = peft.LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, lora_dropout=0.05)
-        self.model = peft.get_peft_model(self.model, wanted)
 
 
 class _Tags(Task):
@@ -359,7 +352,7 @@ class _Dialog(_Choices):
 
 
 TASKS = {
-    "labels": _Labels, "lora": _LoRA, "tags": _Tags, "numbers": _Numbers, "spans": _Spans,
+    "lora": _LoRA, "tags": _Tags, "numbers": _Numbers, "spans": _Spans,
     "answers": _Answers, "choices": _Choices, "dialog": _Dialog,
 }  # fmt: skip
 

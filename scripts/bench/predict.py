@@ -5,10 +5,9 @@
 The peers' interpreter writes a folder of `BertForSequenceClassification`: 6 blocks of width 384
 with random weights (speed does not depend on them) and a vocabulary of the words that are asked
 about, or the backbone and the vocabulary of `--weights`, a folder of a published BERT; the head is
-random either way. Both label the test questions of TREC, or where DIR has none those of the
-embedded sample. A turn is all questions once: ours is the command without the start of a process
-and the reading of weights, from lines of text to JSON lines; theirs goes from a list to a list.
-Before the first turn the probabilities are compared.
+random either way. Both label the test questions of TREC. A turn is all questions once: ours is the
+command without the start of a process and the reading of weights, from lines of text to JSON lines;
+theirs goes from a list to a list. Before the first turn the probabilities are compared.
 """
 
 import argparse
@@ -116,12 +115,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure a pass over the questions by each."""
     if asked.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
-    has_trec = (asked.data_dir / "trec").is_dir()
-    questions = (
-        [question for _, question in product.trec(asked.data_dir)["test"]]
-        if has_trec
-        else [text for text, _ in sample_questions()]
-    )
+    questions = [question for _, question in product.trec(asked.data_dir)["test"]]
     texts, model = folder / "texts.txt", folder / "model"
     texts.write_text("".join(f"{question}\n" for question in questions), "utf-8")
     size = json.dumps(TRIAL if asked.quick else SIZE)
@@ -146,18 +140,10 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
         "texts a second": lambda figure: f"{len(questions) / figure.wall_s:,.0f}",
         "its wall over ours": lambda figure: f"{measuring.ratio(figure, transfer):.3g}",
     })  # fmt: skip
-    source = "TREC" if has_trec else "the embedded sample"
-    notes = [f"{len(questions)} questions of {source}; probabilities {apart:.1g} apart at most."]
+    notes = [f"{len(questions)} questions of TREC; probabilities {apart:.1g} apart at most."]
     weights = f"weights of {asked.weights.name}" if asked.weights else "random weights"
     title = f"A BertForSequenceClassification, {weights}, {asked.threads} threads"
     yield Report(title, figures, goals, rows, notes)
-
-
-def sample_questions() -> list[tuple[str, int]]:
-    """Return the test questions of the embedded sample."""
-    from transfer_cli.data import sample
-
-    return sample.questions()[1]["test"]
 
 
 def apart_at_most(ours_at: Path, peer: Path) -> float:

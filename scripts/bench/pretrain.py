@@ -44,7 +44,7 @@ SETS: dict[str, tuple[str, str, Peers]] = {
         GPT2: ("gpt2_trainer", {**AS_THEY_COME, "activation": "gelu_new"}),
     }),
     "mlm": ("masked language modelling", "mlm", {
-        TUTORIALS: ("tutorial_masked", {}), BERT: ("bert_loop", {}),
+        TUTORIALS: ("tutorial", {"causal": False}), BERT: ("bert_loop", {}),
     }),
 }  # fmt: skip
 """Of each: its title, our objective, and the peers, their functions and options."""

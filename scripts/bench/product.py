@@ -10,6 +10,7 @@ import json
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,13 +62,9 @@ class Material:
         """Where a command keeps what it makes of them."""
         return {"TRANSFER_CACHE": str(self.folder / "cache"), "TRANSFER_DATA": str(self.folder)}
 
-    def worker(
-        self, words: Sequence[str], name: str = "transfer", module: str = "product",
-        function: str = "pretrain", **options: Any,
-    ) -> Variant:  # fmt: skip
+    def worker(self, words: Sequence[str], function: str = "pretrain") -> Variant:
         """Return the variant that is `transfer pretrain WORDS` itself."""
-        given = {"words": list(words), **options}
-        return Variant(name, module, function, given, env=self.env)
+        return Variant("transfer", "product", function, {"words": list(words)}, env=self.env)
 
 
 def make_material(
@@ -198,7 +195,7 @@ class _Parts:
     """Adds up the time of parts that follow each other."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
+        self._sums = Counter[str]()
         self._now = "engine"
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
 
@@ -206,13 +203,12 @@ class _Parts:
         """End the part before, and begin one."""
         wall, cpu = time.perf_counter(), time.thread_time()
         for key, passed in (("s", wall - self._wall), ("cpu_s", cpu - self._cpu)):
-            part = f"{self._now}_{key}"
-            self._sums[part] = self._sums.get(part, 0.0) + passed
+            self._sums[f"{self._now}_{key}"] += passed
         self._now, self._wall, self._cpu = name, wall, cpu
 
     def passed(self) -> dict[str, float]:
         """Return the sums, and begin anew."""
-        sums, self._sums = self._sums, {}
+        sums, self._sums = self._sums, Counter()
         return sums
 
 
@@ -241,6 +237,14 @@ def in_place_of_engine(
 
     with patch.object(Engine, "run", run), suppress(_EnoughError):
         _command(words, command)
+
+
+def built(words: Sequence[str]) -> Any:
+    """Return what `transfer finetune WORDS` is put together from."""
+    from transfer_cli.assembly.run import build_run
+    from transfer_cli.config import compose, flags
+
+    return build_run(compose.compose("finetune", flags.parse(list(words), "finetune")), "finetune")
 
 
 def _command(words: Sequence[str], command: str) -> None:

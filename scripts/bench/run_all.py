@@ -42,7 +42,6 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
             continue
         reports = json.loads((folder / f"{name}.json").read_text("utf-8"))["reports"]
         for goal in (goal for report in reports for goal in report["goals"]):
-            del goal["met"]
             rows.append([name, *Goal(**goal).cells(), seconds])
             seconds = ""
         for report in reports:

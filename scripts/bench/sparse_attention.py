@@ -5,8 +5,7 @@
 Time and memory of a step of `transfer pretrain` on the same number of tokens, in processes of their
 own that take turns, on one thread; then whole runs of equally many tokens of WikiText-2, and their
 loss on a part of its validation text, cut into texts of the same length. Blocks have about the
-square root of a text's positions. On a GPU steps are timed of a larger model and more tokens, in
-bfloat16; memory is that of the GPU.
+square root of a text's positions. On a GPU there are the losses alone.
 """
 
 import argparse
@@ -20,15 +19,13 @@ from measuring import Command, Figure, Report, Variant
 
 KINDS = {"full": "dense", "strided": "strided", "fixed": "fixed"}
 """`model.attention`, and what tables call it."""
-BLOCKS = {512: 32, 1024: 32, 2048: 64, 4096: 64, 8192: 128, 32768: 128}
+BLOCKS = {512: 32, 1024: 32, 2048: 64, 4096: 64, 8192: 128}
 TRIAL = {32: 4, 64: 8}
 SMALL = (
     "model=small", "model.width=128", "model.heads=4", "model.depth=2", "model.feedforward=512",
     "model.dropout=0", "model.position_kind=rotary",
 )  # fmt: skip
-ON_A_GPU = ("model=base", "model.dropout=0", "model.position_kind=rotary", "precision=bf16")
-"""What is timed there, where `SMALL` would leave the GPU nothing to do."""
-TOKENS, TOKENS_ON_A_GPU, STEPS_OF_A_TURN = 8192, 65_536, 10
+TOKENS = 8192
 TO_LEARN, TO_VALIDATE = 3_000_000, 120_000
 """Characters of both texts: no run sees all of the first."""
 
@@ -45,20 +42,17 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
             (folder / file).write_text(text.read(most), encoding="utf-8")
         data.append(f"data.{name}={folder / file}")
     env = {"TRANSFER_CACHE": str(folder / "cache")}
-    if asked.part != "losses":
+    if asked.part != "losses" and asked.device == "cpu":
         yield times(blocks, asked, data, env)
     if asked.part != "times":
         yield losses(blocks, asked, data, env, folder)
 
 
-def words_of(
-    kind: str, length: int, block: int, asked: argparse.Namespace, *, timed: bool
-) -> list[str]:
+def words_of(kind: str, length: int, block: int, asked: argparse.Namespace) -> list[str]:
     """Return the overrides that make `transfer` train with an attention on texts of a length."""
-    on_gpu = timed and asked.device != "cpu"
-    tokens = max(TRIAL) if asked.quick else TOKENS_ON_A_GPU if on_gpu else TOKENS
+    tokens = max(TRIAL) if asked.quick else TOKENS
     return [
-        *(ON_A_GPU if on_gpu else SMALL), "tokenizer=bpe", "tokenizer.size=2048",
+        *SMALL, "tokenizer=bpe", "tokenizer.size=2048",
         "optimizer.lr=3e-3", f"device={asked.device}", f"model.attention={kind}",
         f"model.window={block}", f"model.positions={length}", f"loop.batch={tokens // length}",
     ]  # fmt: skip
@@ -68,35 +62,26 @@ def times(
     blocks: dict[int, int], asked: argparse.Namespace, data: Sequence[str], env: dict[str, str]
 ) -> Report:
     """Measure time and memory of a step of each setting; those of one length take turns."""
-    on_gpu = asked.device != "cpu"
     header = ["length", "block", "attention", "wall s", "CPU s", "of dense", "peak MiB", ""]
     rows, figures = [header], list[Figure]()
     for length, block in blocks.items():
         variants = []
         for kind in KINDS:
-            words = [*words_of(kind, length, block, asked, timed=True), *data]
-            words += product.ENDLESS if on_gpu else product.UNDISTURBED
+            words = [*words_of(kind, length, block, asked), *data, *product.UNDISTURBED]
             options = {"words": words}
-            options |= {"steps": STEPS_OF_A_TURN, "device": asked.device} if on_gpu else {}
-            module, function = ("gpu", "transfer_run") if on_gpu else ("product", "pretrain")
-            variants.append(Variant(f"{kind} {length}", module, function, options, env=env))
-        turns = {"unmeasured": 0, "at_once": 2} if on_gpu else {}
-        dense, *_ = of_length = measuring.take_turns(
-            variants, rounds=asked.rounds, threads=1, **turns
-        )
-        steps = STEPS_OF_A_TURN if on_gpu else 1
+            variants.append(Variant(f"{kind} {length}", "product", "pretrain", options, env=env))
+        dense, *_ = of_length = measuring.take_turns(variants, rounds=asked.rounds, threads=1)
         for kind, figure in zip(KINDS.values(), of_length, strict=True):
-            share = measuring.ratio(figure, dense, "wall_s" if on_gpu else "cpu_s")
-            mib = figure.noted("gpu_mib") if on_gpu else figure.peak_mib
+            share = measuring.ratio(figure, dense, "cpu_s")
             rows.append([
-                str(length), str(block), kind, f"{figure.wall_s / steps:.4f}",
-                f"{figure.cpu_s / steps:.4f}", f"{share:.2f}", f"{mib:,.0f}",
+                str(length), str(block), kind, f"{figure.wall_s:.4f}",
+                f"{figure.cpu_s:.4f}", f"{share:.2f}", f"{figure.peak_mib:,.0f}",
                 "disturbed" if figure.disturbed else "",
             ])  # fmt: skip
             print(*rows[-1], flush=True)
         figures += of_length
-    tokens = f"{TOKENS_ON_A_GPU if on_gpu else TOKENS:,} tokens a step, one thread"
-    return Report(f"Sparse and dense attention by length, {tokens}", figures, rows=rows)
+    title = f"Sparse and dense attention by length, {TOKENS:,} tokens a step, one thread"
+    return Report(title, figures, rows=rows)
 
 
 def losses(
@@ -110,7 +95,7 @@ def losses(
         for kind in KINDS:
             run = folder / f"{kind}-{length}"
             words = [
-                *words_of(kind, length, block, asked, timed=False), *data, "schedule.warmup=0.1",
+                *words_of(kind, length, block, asked), *data, "schedule.warmup=0.1",
                 f"loop.steps={asked.steps}", f"loop.evaluate_every={asked.steps} steps",
                 f"run.dir={run}",
             ]  # fmt: skip
@@ -126,7 +111,7 @@ def losses(
 
 if __name__ == "__main__":
     part = {"choices": ["times", "losses"], "help": "one of the two tables alone"}
-    lengths = {"type": int, "nargs": "+", "choices": BLOCKS, "default": list(BLOCKS)[:-1]}
+    lengths = {"type": int, "nargs": "+", "choices": BLOCKS, "default": list(BLOCKS)}
     steps = {"type": int, "default": 24, "help": "of the runs whose loss is compared"}
     options = {"--part": part, "--lengths": lengths, "--steps": steps}
     measuring.main(__doc__, measure, options, rounds=3)

@@ -1,30 +1,27 @@
 """Fifteen minutes on one large GPU: what this commit does faster than an earlier one, and why.
 
-    python scripts/gpu/ab.py [--before FOLDER] [--text FILE] [--parts turns ceilings ...]
+    python scripts/gpu/ab.py [--before FOLDER] [--parts turns ceilings ...]
 
-FOLDER holds `transfer_cli/` and `conf/` of the earlier commit (`git archive`), FILE is real text
-for whole commands. Parts run in the order of what they tell; each has a limit, and none begins that
-`--seconds` have run out for. `OUT/ab.jsonl` gets a line for each figure as it comes, so
-what was measured stays whatever comes after. Kinds of one part take turns of twenty steps, having
-compiled at the same time. `--quick --device cpu` tries all of it in about a minute; its figures
-mean nothing. `docs/gpu.md` says what is expected.
+FOLDER holds `transfer_cli/` and `conf/` of the earlier commit (`git archive`). Parts run in the
+order of what they tell; each has a limit, and none begins that `--seconds` have run out for.
+`OUT/ab.jsonl` gets a line for each figure as it comes, so what was measured stays whatever comes
+after. Kinds of one part take turns of twenty steps, having compiled at the same time. `--quick
+--device cpu` tries all of it in about a minute; its figures mean nothing.
 """
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
+import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,11 +41,8 @@ LEAST_S = 15.0
 """No part begins with less than this left."""
 
 NO_CUDNN = "import torch; torch.backends.cuda.enable_cudnn_sdp(False)"
-CUDA_GRAPHS = """
-from transfer_cli.model.backbone import Backbone
-plain = Backbone.compile
-Backbone.compile = lambda self, **options: plain(self, mode="reduce-overhead", **options)
-"""
+CUDA_GRAPHS = ("loop.cuda_graphs=true",)
+RESIDUAL = ("loop.bf16_residual=true",)
 MUON = ("optimizer=muon", "schedule=trapezoid")
 SAME_WORK = ("model.activation=relu", "model.output_bias=false")
 """What makes a step ours that of the plain loop."""
@@ -69,7 +63,6 @@ class Way:
         before: Whether the earlier commit does it.
         is_short: Whether the last batch of an epoch is short.
         setup: Python that is run first in its process.
-        env: Environment variables.
     """
 
     name: str
@@ -80,7 +73,6 @@ class Way:
     before: bool = False
     is_short: bool = False
     setup: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Bench:
@@ -92,7 +84,6 @@ class Bench:
         self.rounds, self.steps = (1, 2) if asked.quick else (ROUNDS, STEPS)
         self._materials: dict[tuple[int, bool], product.Material] = {}
         self.part = ""
-        self._commands: list[subprocess.Popen[bytes]] = []
         self.peak_tflops = 1.0
         if self.is_gpu:
             import torch
@@ -106,7 +97,12 @@ class Bench:
 
     def take_turns(self, ways: Sequence[Way]) -> Iterator[Record]:
         """Let ways take turns; yield what a step of each takes. One that fails is left out."""
-        known = [way for way in ways if self.asked.before is not None or not way.before]
+        known = [
+            way
+            for way in ways
+            if (self.asked.before is not None or not way.before)
+            and (self.is_gpu or way.words[-1:] != CUDA_GRAPHS)
+        ]
         with contextlib.ExitStack() as ending:
             workers = {}
             for way in known:
@@ -148,19 +144,18 @@ class Bench:
             options = {**turns, "size": size, "compiled": not quick}
             return Variant(way.name, "gpu", way.function, options)
         material = self._material(size, is_short=way.is_short)
-        preset = way.model or (
-            "base" if quick else way.size.removesuffix("-odd").removesuffix("-two")
-        )
+        run = re.sub(r"\W+", "-", f"{self.part} {way.name}")
+        preset = way.model or re.sub("-(odd|two)$", "", way.size)
         words = [
             f"model={preset}", *product.model_words(size), "model.attention_dropout=0",
             f"loop.compile={str(not quick).lower()}", "loop.log_every=50", *material.words,
             *product.ENDLESS, f"device={self.asked.device}",
             "precision=bf16", *way.words,
-            f"run.dir={self._run(way.name)}",
+            f"run.dir={self.folder / run}",
         ]  # fmt: skip
         options = {**turns, "words": words, "setup": way.setup}
-        paths = [self.asked.before] if way.before else []
-        env = {**material.env, **way.env, "PYTHONPATH": _path(*paths)}
+        paths = [self.asked.before if way.before else "", str(ROOT), os.environ.get("PYTHONPATH")]
+        env = {**material.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return Variant(way.name, "gpu", way.function, options, env=env)
 
     def _material(self, size: Mapping[str, int], *, is_short: bool) -> product.Material:
@@ -184,10 +179,10 @@ class Bench:
             Way("now"),
             Way("now, short batch", is_short=True),
             Way("now, same work", SAME_WORK),
-            Way("now, B1", ("loop.bf16_residual=true",)),
-            Way("now, B1 to B3", ("loop.bf16_residual=true",), model=LEAN),
-            Way("now, C4", setup=CUDA_GRAPHS),
-            Way("now, same work, C4", SAME_WORK, setup=CUDA_GRAPHS),
+            Way("now, B1", RESIDUAL),
+            Way("now, B1 to B3", RESIDUAL, model="lean"),
+            Way("now, C4", CUDA_GRAPHS),
+            Way("now, same work, C4", SAME_WORK + CUDA_GRAPHS),
             Way("now, Muon", MUON),
             Way("plain loop", function="plain_loop"),
             *([Way("Trainer", function="trainer")] if has_trainer else []),
@@ -209,7 +204,7 @@ class Bench:
         yield from self.take_turns([
             Way("before", size="base-two", before=True),
             Way("now", size="base-two"),
-            Way("now, C4", size="base-two", setup=CUDA_GRAPHS),
+            Way("now, C4", CUDA_GRAPHS, size="base-two"),
             Way("plain loop", size="base-two", function="plain_loop"),
         ])  # fmt: skip
 
@@ -218,10 +213,10 @@ class Bench:
         yield from self.take_turns([
             Way("before", size="bert-base", before=True),
             Way("now", size="bert-base"),
-            Way("now, B1", ("loop.bf16_residual=true",), size="bert-base"),
+            Way("now, B1", RESIDUAL, size="bert-base"),
             Way("plain loop", size="bert-base", function="plain_loop"),
             Way("now, large", size="bert-large"),
-            Way("now, large, B1", ("loop.bf16_residual=true",), size="bert-large"),
+            Way("now, large, B1", RESIDUAL, size="bert-large"),
         ])  # fmt: skip
 
     def ceilings(self) -> Iterator[Record]:
@@ -230,107 +225,6 @@ class Bench:
 
         yield from ceilings.measure(self.asked.device, self.asked.before, quick=self.asked.quick)
 
-    def typed(self) -> Iterator[Record]:
-        """`transfer pretrain` with no flag but its data, and with the best flags."""
-        words = self._real_words()
-        self._command("fill caches", "pretrain", *words, "model=toy", "loop.steps=2", "device=cpu")
-        best = ("precision=bf16", *(() if self.asked.quick else ("loop.compile=true",)))
-        for name, flags in (("as typed", ()), ("best flags", best)):
-            yield self._command(name, "pretrain", *words, *flags, *self._steps(600))
-
-    def lengths(self) -> Iterator[Record]:
-        """Whether attention by cuDNN pays where lengths vary: generation, and fine-tuning."""
-        run = self._run("as typed", part="typed")
-        tuned = ("data=sample_questions", f"init_from={run}", *self._steps(50))
-        written = (f"run={run}", "prompt=The", "max_tokens=400", f"device={self.asked.device}")
-        for name, setup in (("cuDNN", ""), ("no cuDNN", NO_CUDNN)):
-            yield self._command(f"fine-tuning, {name}", "finetune", *tuned, setup=setup)
-            yield self._command(f"generation, {name}", "generate", *written, setup=setup)
-
-    def seeds(self) -> Iterator[Record]:
-        """The loss of `base` on real text with B1, and with B2 and B3: three seeds, at once."""
-        words = (*self._real_words(), *self._steps(600), "precision=bf16")
-        kinds = {"as it is": (), "B1": ("loop.bf16_residual=true",), "B2, B3": (f"model={LEAN}",)}
-        started = {
-            f"{name}, {seed}": [*more, f"seed={seed}"]
-            for seed in range(1 if self.asked.quick else 3)
-            for name, more in kinds.items()
-        }
-        running = {n: self._start(n, "pretrain", *words, *more) for n, more in started.items()}
-        for name, process in running.items():
-            yield self._ended(name, process)
-
-    # ---------------------------------------------------------------------------- whole commands
-
-    def _real_words(self) -> list[str]:
-        if self.asked.quick or self.asked.text is None:
-            return ["data=sample_text", "tokenizer.size=600"]
-        return ["data=text", f"data.train={self.asked.text}", "tokenizer.size=29056"]
-
-    def _steps(self, steps: int) -> list[str]:
-        return [f"loop.steps={4 if self.asked.quick else steps}", f"device={self.asked.device}"]
-
-    def _run(self, name: str, part: str = "") -> Path:
-        """Return the run directory of something of a part."""
-        return self.folder / f"{part or self.part}-{name.replace(',', '').replace(' ', '-')}"
-
-    def _start(self, name: str, *words: str, setup: str = "") -> subprocess.Popen[bytes]:
-        run = self._run(name)
-        where = [] if words[0] == "generate" else [f"run.dir={run}"]
-        code = (
-            f"{setup}\nimport sys\nfrom transfer_cli.cli import main\nsys.exit(main(sys.argv[1:]))"
-        )
-        with run.with_suffix(".log").open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own words
-                [sys.executable, "-c", code, *words, *where], stdout=log, stderr=log,
-                env={
-                    **os.environ, "PYTHONPATH": _path(),
-                    "TRANSFER_CACHE": str(self.folder / "cache"),
-                },
-            )  # fmt: skip
-        self._commands.append(process)
-        return process
-
-    def end_commands(self) -> None:
-        """End what a part has left running."""
-        for process in self._commands:
-            process.kill()
-            process.wait()
-        self._commands.clear()
-
-    def _ended(self, name: str, process: subprocess.Popen[bytes]) -> Record:
-        """Wait for a command; return what it reached, and how fast."""
-        began, run = time.monotonic(), self._run(name)
-        first_s = None
-        while process.poll() is None:
-            if first_s is None and (run / "speed.jsonl").exists():
-                first_s = round(time.monotonic() - began, 2)
-            time.sleep(0.02)
-        waited_s = round(time.monotonic() - began, 2)
-        said = run.with_suffix(".log").read_text("utf-8", errors="replace")
-        record: Record = {
-            "command": name, "code": process.returncode, "s": waited_s, "first record s": first_s,
-        }  # fmt: skip
-        if process.returncode or not (run / "results.json").exists():
-            return {**record, "said": said[-600:]}
-        results, timing = (
-            json.loads((run / f"{n}.json").read_text()) for n in ("results", "timing")
-        )
-        lines = [json.loads(line) for line in (run / "speed.jsonl").read_text().splitlines()]
-        speeds = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
-        return {
-            **record, "measures": results["measures"].get("validation"),
-            "training s": timing["seconds"], "tokens/s": statistics.median(speeds[-20:]),
-            "MiB": round(timing["peak_memory_bytes"] / 2**20),
-            "said": [line for line in said.splitlines() if "tokens a second" in line],
-        }  # fmt: skip
-
-    def _command(self, name: str, *words: str, setup: str = "") -> Record:
-        return self._ended(name, self._start(name, *words, setup=setup))
-
-
-LEAN = "lean"
-"""The preset with B2 and B3: no output bias, and no biases in blocks."""
 
 WITHOUT = {
     "A2 off": """
@@ -362,9 +256,6 @@ PARTS: dict[str, tuple[float, Callable[[Bench], Iterator[Record]]]] = {
     "host": (60.0, Bench.host),
     "steps": (150.0, Bench.steps_alone),
     "large": (150.0, Bench.large),
-    "typed": (110.0, Bench.typed),
-    "lengths": (70.0, Bench.lengths),
-    "seeds": (200.0, Bench.seeds),
 }
 """Each part's limit in seconds, and what it does."""
 
@@ -377,25 +268,6 @@ def _drop_failed(workers: dict[str, Worker], call: Callable[[Worker], object]) -
         except BenchmarkError as error:
             del workers[name]
             yield {"way": name, "failed": str(error)[-1500:]}
-
-
-def _path(*first: str) -> str:
-    """Return where a process of ours finds modules: an earlier commit's first."""
-    rest = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.pathsep.join([*map(str, first), *rest])
-
-
-def load_before(before: str | None, path: str) -> ModuleType | None:
-    """Return a module of the earlier commit, under a name of its own."""
-    if before is None:
-        return None
-    name = f"before_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, Path(before) / "transfer_cli" / path)
-    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - a path has both
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class _OverError(Exception):
@@ -428,7 +300,6 @@ def run_parts(bench: Bench, out: Path) -> Iterator[Record]:
             ending = {"failed": f"{type(error).__name__}: {error}"[-1500:]}
         finally:
             signal.alarm(0)
-            bench.end_commands()
         yield _written(out, {"part": part, "s": round(time.monotonic() - began, 1), **ending})
 
 
@@ -444,7 +315,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", type=lambda word: str(Path(word).resolve()))
-    parser.add_argument("--text", type=lambda word: str(Path(word).resolve()))
     parser.add_argument("--out", type=Path, default=Path("gpu-trial"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seconds", type=float, default=700.0)

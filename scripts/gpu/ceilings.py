@@ -5,6 +5,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -106,37 +109,34 @@ def _loss_kernels(
     before: str | None, draw: Callable[..., Tensor], rows: int, vocabulary: int, *, compiled: bool
 ) -> Iterator[dict[str, Any]]:
     """Time what is computed of logits, as it is and as it was."""
-    from ab import load_before
-
     from transfer_cli.model import vocabulary_loss
 
     logits = draw(rows, vocabulary)
     target = torch.randint(vocabulary, (rows, 1), device=logits.device)
-    modules = {"now": vocabulary_loss, "before": load_before(before, "model/vocabulary_loss.py")}
-    for name, module in modules.items():
-        if module is not None:
-            work = module._compiled() if compiled else module._at_once
-            yield {
-                "what": f"loss of {rows} rows, {name}",
-                "ms": timed_ms(partial(work, logits, target)),
-            }
+    for name, module in _modules(vocabulary_loss, before).items():
+        work = module._compiled() if compiled else module._at_once
+        milliseconds = timed_ms(partial(work, logits, target))
+        yield {"what": f"loss of {rows} rows, {name}", "ms": milliseconds}
 
 
 def _muon(before: str | None, device: str, blocks: int) -> Iterator[dict[str, Any]]:
     """Time a step of Muon over the matrices of a model's blocks."""
-    from ab import load_before
-
     from transfer_cli.optim import muon
 
     shapes = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (INNER, WIDTH), (WIDTH, INNER)] * blocks
-    for name, module in {"now": muon, "before": load_before(before, "optim/muon.py")}.items():
-        if module is None:
-            continue
+    for name, module in _modules(muon, before).items():
         matrices = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
         for matrix in matrices:
             matrix.grad = torch.randn_like(matrix)
         optimizer = module.MuonWithAdamW(matrices)
-        yield {
-            "what": f"Muon, {len(matrices)} matrices, {name}",
-            "ms": timed_ms(optimizer.step, 10),
-        }
+        milliseconds = timed_ms(optimizer.step, 10)
+        yield {"what": f"Muon, {len(matrices)} matrices, {name}", "ms": milliseconds}
+
+
+def _modules(now: ModuleType, before: str | None) -> dict[str, ModuleType]:
+    """Return a module, and that of the earlier commit under a name of its own."""
+    modules = {"now": now}
+    if before is not None:
+        file = Path(before, *now.__name__.split(".")).with_suffix(".py")
+        modules["before"] = SourceFileLoader(f"before_{file.stem}", str(file)).load_module()
+    return modules

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Fill a folder with the wheels that trial.py needs where no index can be reached.
+# Fill a folder with the wheels that the project needs where no index can be reached.
 #
 #   scripts/gpu/wheels.sh FOLDER [PYTHON]     the other machine's Python, such as 3.12 (the default)
+#   python -m pip install --no-index --no-deps FOLDER/*.whl                  # on the other machine
 #
 # Torch and numpy have to be there already; name packages in SKIP that are there as well.
 set -euo pipefail

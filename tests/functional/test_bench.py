@@ -206,3 +206,14 @@ def test_a_script_compares_the_product_with_others(tmp_path):
     assert "transfer" in [row[0] for row in reports[0]["rows"]]
     assert [row[0] for row in goals["rows"][-3:]] == ["pretrain", "engine", "engine"]
     assert re.search(r"time over that of nanoGPT-style loop .* (met|missed)", ended.stdout)
+
+
+@pytest.mark.slow
+def test_the_comparison_with_a_commit_before_runs_on_a_cpu(tmp_path):
+    words = ["--before", FOLDER.parents[1], "--device", "cpu", "--quick", "--out", tmp_path]
+    command = [sys.executable, FOLDER.parent / "gpu" / "ab.py", *words]
+    assert subprocess.run(command, check=False).returncode == 0
+    lines = [json.loads(line) for line in (tmp_path / "ab.jsonl").read_text().splitlines()]
+    ways = {line["way"]: line["ms"] for line in lines if "way" in line}
+    assert ways.keys() >= {"before", "now", "plain loop"}
+    assert min(ways.values()) > 0

@@ -15,6 +15,10 @@ NEEDS = {
     "schemes": ("--with", "start=/runs/enwiki", "forgetting=/text.txt"),
     "pretraining": ("--with", "steps=700"),
     "recipe": (),
+    "tutorial": ("--with", "start=/runs/clm"),
+    "gpu_recipe": (),
+    "gpu_typed": ("--with", "text=/text.txt"),
+    "gpu_sizes": (),
 }
 
 
