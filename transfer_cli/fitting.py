@@ -33,15 +33,15 @@ def in_halves(
     rows: np.ndarray, work: Callable[[np.ndarray], Made]
 ) -> Iterator[tuple[np.ndarray, Made]]:
     """Yield rows and what `work` makes of them: of all, or of halves where memory runs out."""
-    made: list[Made] = []
     try:
-        made.append(work(rows))
+        made = work(rows)
     except torch.OutOfMemoryError:
         if len(rows) == 1:
             raise
-    if made:
-        yield rows, made[0]
+    else:
+        yield rows, made
         return
+    # Not within `except`: what was raised keeps what its pass has computed.
     torch.cuda.empty_cache()
     for half in np.array_split(rows, 2):
         yield from in_halves(half, work)

@@ -12,6 +12,7 @@ after. Kinds of one part take turns of twenty steps, having compiled at the same
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -27,13 +28,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 import gpu  # noqa: E402 - found by the line above
-import measuring  # noqa: E402
-import product  # noqa: E402
-from growth import flops_per_token  # noqa: E402
-from measuring import BenchmarkError, Turn, Variant, Worker  # noqa: E402
+import measuring  # noqa: E402 - the same
+import product  # noqa: E402 - the same
+import torch  # noqa: E402 - the same
+from growth import flops_per_token  # noqa: E402 - the same
+from measuring import BenchmarkError, Turn, Variant, Worker  # noqa: E402 - the same
 
-PEAK_TFLOPS = {"H100": 989.4, "H200": 989.4, "A100": 312.0}
-"""Dense bfloat16, by what the name of the GPU contains (Nvidia's data sheets)."""
+from transfer_cli.engine.precision import Precision  # noqa: E402 - the same
+from transfer_cli.training.measurements import peak_flops  # noqa: E402 - the same
+
 STEPS = 20
 """Of a turn."""
 ROUNDS = 5
@@ -84,12 +87,8 @@ class Bench:
         self.rounds, self.steps = (1, 2) if asked.quick else (ROUNDS, STEPS)
         self._materials: dict[tuple[int, bool], product.Material] = {}
         self.part = ""
-        self.peak_tflops = 1.0
-        if self.is_gpu:
-            import torch
-
-            name = torch.cuda.get_device_name()
-            self.peak_tflops = next((v for k, v in PEAK_TFLOPS.items() if k in name), 1.0)
+        precision = Precision("bf16", torch.device(asked.device))
+        self.peak_flops = peak_flops(precision) or math.inf
 
     def size(self, way: Way) -> dict[str, int]:
         """Return the size of a way, or that of a trial."""
@@ -128,7 +127,7 @@ class Bench:
         seconds = [turn.wall_s / self.steps for turn in timed]
         size, middle = self.size(way), statistics.median(seconds)
         rate = size["batch"] * size["length"] / middle
-        mfu = rate * flops_per_token(size) / (1e12 * self.peak_tflops)
+        mfu = rate * flops_per_token(size) / self.peak_flops
         profile = {name: round(value, 3) for name, value in profiled.notes.items()}
         return {
             "way": way.name, "size": way.size, "ms": round(1000 * middle, 3),
