@@ -44,7 +44,7 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise UnreadableError(f"{line}broken YAML: {reason}") from error
     if not isinstance(found, dict):
         raise UnreadableError("it is no mapping")
-    renamed: dict[str, Any] = with_new_names(config_of_today(found))
+    renamed: dict[str, Any] = config_of_today(with_new_names(found))
     return renamed
 
 

@@ -46,6 +46,7 @@ class LabelledData:
         cells: Returns what stands in a column of a table, by line, given its file and the column's
             name; None: examples are no rows of tables.
         words: Words for labels that are none themselves, for objectives that ask a language model.
+        seen: The numbers of the examples of a split, given as such, that stand in training, too.
     """
 
     name: str
@@ -56,6 +57,7 @@ class LabelledData:
     files: Mapping[str, Path] = field(default_factory=dict)
     rest: Sequence[Any] = ()
     words: Mapping[str, str] = field(default_factory=dict)
+    seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cells: Callable[[Path, str], Mapping[int, str]] | None = field(default=None, compare=False)
 
     def column(self, split: str, name: str) -> list[str]:

@@ -1,7 +1,8 @@
 """What a run made of each single example of a split: `items.jsonl`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.assembly.example_facts import members_of
 from transfer_cli.data.split import Split
-from transfer_cli.engine.evaluation import EachExample, Outcome
+from transfer_cli.engine.evaluation import EachExample, Outcome, Scores
+from transfer_cli.metrics import UNSEEN, without_details
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
 from transfer_cli.runs.slices import Slice, scores
 from transfer_cli.tasks.base import Result, Task, by_example
@@ -62,6 +64,24 @@ def of_slices(
 ) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
     return scores(members_of(slices, split, task, key), items)
+
+
+def of_unseen(split: Split, score: Callable[[Split], Scores]) -> dict[str, float]:
+    """Return how many examples of a split training has not seen, if it has seen some, and measures.
+
+    Args:
+        split: The split.
+        score: Scores a part of it; all processes call this.
+    """
+    if not split.seen:
+        return {}
+    rows = np.arange(len(split.data)) if split.order is None else split.order
+    examples = rows if split.example_of is None else split.example_of[rows]
+    is_unseen = ~np.isin(examples, split.seen)
+    measures: dict[str, float] = {"count": len(np.unique(examples[is_unseen]))}
+    if is_unseen.any():
+        measures |= without_details(score(replace(split, order=rows[is_unseen])).measures)
+    return {f"{name}{UNSEEN}": value for name, value in measures.items()}
 
 
 def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
