@@ -179,7 +179,7 @@ def _scores(
     each = EachExample() if slices or items is not None else None
     scored = partial(score, model, trained.objective, batch=batch, precision=precision)
     found = scored(split, each=each)
-    found.measures.update(of_unseen(split, scored))
+    found.measures.update(of_unseen(split, scored).measures)
     if each is not None:
         own = items_of(split, datasets.Prepared({split.name: split}, task), each)
         if items is not None:

@@ -125,7 +125,8 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
         if unseen:
             blocks.append(_entry("  unseen", f"in training: {one_line(unseen)}"))
     for split in [name for name in results.measures if name in results.tables][-1:]:
-        table = results.tables[split].get("confusion")
+        tables = results.tables[split]
+        table = tables.get(f"confusion{UNSEEN}") or tables.get("confusion")
         if table and _one_label_each(results.metrics):
             said = in_words(table, results.labels, results.more["by_words"])
             blocks.append(_entry("in words", said))

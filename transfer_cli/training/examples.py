@@ -66,33 +66,43 @@ def of_slices(
     return scores(members_of(slices, split, task, key), items)
 
 
-def of_unseen(split: Split, score: Callable[[Split], Scores]) -> dict[str, float]:
-    """Return how many examples of a split training has not seen, if it has seen some, and measures.
+def of_unseen(split: Split, score: Callable[[Split], Scores]) -> Scores:
+    """Return how many examples of a split training has not seen, and their scores.
+
+    Of a split of which it has seen nothing, there is nothing to add.
 
     Args:
         split: The split.
         score: Scores a part of it; all processes call this.
     """
     if not split.seen:
-        return {}
+        return Scores({}, {})
     rows = np.arange(len(split.data)) if split.order is None else split.order
     examples = rows if split.example_of is None else split.example_of[rows]
     is_unseen = ~np.isin(examples, split.seen)
-    measures: dict[str, float] = {"count": len(np.unique(examples[is_unseen]))}
+    part = Scores({}, {})
     if is_unseen.any():
-        measures |= without_details(score(replace(split, order=rows[is_unseen])).measures)
-    return {f"{name}{UNSEEN}": value for name, value in measures.items()}
+        part = score(replace(split, order=rows[is_unseen]))
+    count = len(np.unique(examples[is_unseen]))
+    measures = {"count": count, **without_details(part.measures)}
+    return Scores(
+        {f"{name}{UNSEEN}": value for name, value in measures.items()},
+        {f"{name}{UNSEEN}": table for name, table in part.tables.items()},
+    )
 
 
 def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
     """Return how a linear model on words does on a split; None where there is none for the task.
 
-    Of more than `MOST_IN_WORDS` examples it sees so many, evenly spread.
+    Of more than `MOST_IN_WORDS` examples it sees so many, evenly spread. What stands in training,
+    too, is not scored.
     """
     if data.task is None:
         return None
     whole, others = (encoded_of(data.splits[name]).examples for name in ("train", split))
-    train, scored = _spread(whole), _spread(others)
+    seen = frozenset(data.splits[split].seen)
+    unseen = [each for number, each in enumerate(others) if number not in seen]
+    train, scored = _spread(whole), _spread(unseen or others)
     right = data.task.right_by_words(train, scored)
     if right is None:
         return None

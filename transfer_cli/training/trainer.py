@@ -185,7 +185,9 @@ def final_measures(
         scored = (validation if name == "validation" else None) or scorer.noted(name)
         scores[name] = scored.scores
         score = partial(scorer.score, run.blueprint.network.losses[0])
-        scores[name].measures.update(of_unseen(data.splits[name], score))
+        unseen = of_unseen(data.splits[name], score)
+        scores[name].measures.update(unseen.measures)
+        scores[name].tables.update(unseen.tables)
         items_of_split = items_of(data.splits[name], data, scored.each)
         if data.task is not None and items_of_split:
             for loss in run.blueprint.network.losses:
