@@ -177,10 +177,11 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
+    from transfer_cli.config.key_files import with_files
     from transfer_cli.config.variables import check_variables
 
-    request = flags.parse(words, name)
     check_variables(os.environ)
+    request = with_files(name, command, flags.parse(words, name))
     request = replace(request, overrides=_with_quotes(request.overrides, command))
     if command.named:
         below = tuple(f"{key}." for key in command.named)
