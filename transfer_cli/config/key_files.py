@@ -6,6 +6,8 @@ The `config.yaml` of a run repeats that run. What is typed wins over what a file
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from transfer_cli.config.commands import Command
 from transfer_cli.config.flags import Request
@@ -19,18 +21,22 @@ from transfer_cli.safe_files import UnreadableError, read_text
 ENDINGS = (".yaml", ".yml")
 
 
-def with_files(name: str, command: Command, request: Request) -> Request:
+def with_files(
+    name: str, command: Command, request: Request, values: Mapping[str, Any] = MappingProxyType({})
+) -> Request:
     """Return what was typed, with the words of its files of keys before all others.
 
     Args:
         name: The name of the command.
         command: The command.
         request: What was typed.
+        values: Plain keys that were given from Python.
     """
     beside = [] if command.typed else [word for word in request.overrides if _is_file(word)]
     keys = PlainKeys(name, request.config_dir)
     typed = {word: keys.choice(word) for word in request.overrides if word not in beside}
     parts = [part for file in (*request.files, *beside) for part in _parts_of(Path(file), keys)]
+    parts += keys.parts(values)
     choices = [part for part in (*typed.values(), *parts) if isinstance(part, Choice)]
     known = keys.places(choices)
     words = [keys.word(part, known, raw={command.typed, *command.lists}) for part in parts]

@@ -15,6 +15,7 @@ from transfer_cli.config import describe
 from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.flags import ONE_OPTION
 from transfer_cli.config.literal import quoted
+from transfer_cli.errors import ConfigError
 
 _TEXTS = {"source.data", "forgetting.data"}
 """Places of data that every run has."""
@@ -159,7 +160,9 @@ class PlainKeys:
     ) -> Iterator[Choice | tuple[str, Any]]:
         options = self._options(group).keys()
         if not isinstance(value, Mapping):
-            names = ["null"] if value is None else value if isinstance(value, list) else [value]
+            names = (
+                ["null"] if value is None else value if isinstance(value, list | tuple) else [value]
+            )
             # Some texts may also be named by a path, or a word.
             is_path = key == "forgetting.data" and not set(names) <= options
             yield (key, value) if is_path else Choice(group, [str(name) for name in names], place)
@@ -188,8 +191,10 @@ def _literal(value: Any, key: str) -> str:
         names = {name: _OF_GRAMMAR.sub(r"\\\g<0>", name) for name in value}
         inside = ",".join(f"{names[name]}:{_literal(v, key)}" for name, v in value.items())
         return f"{{{inside}}}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{','.join(_literal(item, key) for item in value)}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return quoted(value) if isinstance(value, str) else repr(value)
+    if not isinstance(value, str | Path | int | float):
+        raise ConfigError(f"{key}: expected plain values, got {type(value).__name__}")
+    return repr(value) if isinstance(value, int | float) else quoted(str(value))
