@@ -271,3 +271,12 @@ def test_prepare_counts_the_texts(transfer):
     ended = transfer("prepare", TEXTS, "tokenizer.size=600").ok()
 
     assert "train      144 lines" in ended.out
+
+
+def test_the_config_of_a_run_repeats_it(transfer, finetuned, tmp_path):
+    transfer("finetune", finetuned / "config.yaml", "run.dir=again").ok()
+    transfer("finetune", "--config", finetuned / "config.yaml", "seed=7", "run.dir=other").ok()
+
+    once, again, other = map(backbone_of, (finetuned, tmp_path / "again", tmp_path / "other"))
+    assert same(once, again)
+    assert not same(once, other)

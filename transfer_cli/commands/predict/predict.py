@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from transfer_cli.assembly.ensemble import Ensemble
+from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Row
@@ -59,7 +60,8 @@ def predict(config: PredictConfig) -> None:
     _check(config)
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
-        ensemble = Ensemble(_paths(config.run), precision, config.base, config.batch)
+        runs = (open_trained(path, precision, config.base) for path in _paths(config.run))
+        ensemble = Ensemble(runs, precision, config.batch)
         stop = Stop()
         if not distributed.is_main():
             with stop.waiting(), stop.listening():  # the first process ends all of them
