@@ -139,13 +139,7 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
         path: A table or JSON lines; RACE's split is a folder of files with a passage each.
         chosen: One of `FORMATS`.
     """
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*.[tj][xs][to]*") if file.is_file())
-        if not files:
-            raise DataError(
-                f"{path} has no .txt or .json files, of which a folder of RACE is made."
-            )
+    files = files_of_race(path) if path.is_dir() else [path]
     examples: list[ChoiceExample] = []
     lines = partial(readers.count_lines, path)
     with progress(f"reading {path}", lines, "lines") as more:
@@ -154,6 +148,11 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
                 examples += _questions(record, str(file), chosen)
                 more(1)
     return examples
+
+
+def files_of_race(folder: Path) -> list[Path]:
+    """Return the files of passages in a folder, in which JSON lines are read alike."""
+    return sorted(file for file in folder.rglob("*.[tj][xs][to]*") if file.is_file())
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -341,7 +340,7 @@ class ChoiceTask(Task):
 class Choices(LabelledFiles):
     """Own questions with choices, or those of a public data set; see `ROWS`.
 
-    Each file may be a folder of RACE.
+    Each may be a folder of RACE.
 
     Args:
         format: What is in the files; auto: told by their columns.
@@ -350,6 +349,10 @@ class Choices(LabelledFiles):
     task: ClassVar[type[Task]] = ChoiceTask
 
     format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
+
+    def is_one_file(self, folder: Path) -> bool:
+        """See `LabelledFiles`; so is a folder of RACE, with those below it."""
+        return super().is_one_file(folder) or bool(files_of_race(folder))
 
     def read(self, path: Path) -> list[ChoiceExample]:
         return read_examples(path, self.format)
