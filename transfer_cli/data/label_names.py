@@ -88,8 +88,9 @@ class LabelRules:
         for label, name in names.items():
             totals[str(name)] += counts[label]
         rare = [name for name, count in totals.items() if count < self.least]
-        # Where most are rare it is rather the file that is small.
-        if rare and (self.rare != "keep" or 2 * len(rare) < len(totals)):
+        # Where most examples have such a label it is rather the file that is small.
+        of_rare = sum(totals[name] for name in rare)
+        if rare and (self.rare != "keep" or 2 * of_rare < totals.total()):
             self._say_rare(rare, totals, where)
         if self.rare == "keep":
             return names

@@ -139,7 +139,9 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
         path: A table or JSON lines; RACE's split is a folder of files with a passage each.
         chosen: One of `FORMATS`.
     """
-    files = files_of_race(path) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*.[tj][xs][to]*") if file.is_file())
     examples: list[ChoiceExample] = []
     lines = partial(readers.count_lines, path)
     with progress(f"reading {path}", lines, "lines") as more:
@@ -148,11 +150,6 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
                 examples += _questions(record, str(file), chosen)
                 more(1)
     return examples
-
-
-def files_of_race(folder: Path) -> list[Path]:
-    """Return the files of passages in a folder, in which JSON lines are read alike."""
-    return sorted(file for file in folder.rglob("*.[tj][xs][to]*") if file.is_file())
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -352,7 +349,7 @@ class Choices(LabelledFiles):
 
     def is_one_file(self, folder: Path) -> bool:
         """See `LabelledFiles`; so is a folder of RACE, with those below it."""
-        return super().is_one_file(folder) or bool(files_of_race(folder))
+        return super().is_one_file(folder) or any(folder.rglob("*.txt*"))
 
     def read(self, path: Path) -> list[ChoiceExample]:
         return read_examples(path, self.format)
