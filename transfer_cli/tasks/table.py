@@ -77,9 +77,10 @@ class TableRows:
         ]
         is_typed = (asked.text or asked.texts) and (asked.label or asked.labels)
         if self.columns.asked() != first.columns.asked() or (alone and not is_typed):
+            keys, said = asked.keys, " and ".join(alone) or "they are in another order"
             raise DataError(
-                f"{self.path} has other columns than {first.path}: {' and '.join(alone)}. To read "
-                f"two that both have, say {asked.keys}{TEXT}=COLUMN {asked.keys}{LABEL}=COLUMN."
+                f"{self.path} has other columns than {first.path}: {said}. To read two that both "
+                f"have, say {keys}{TEXT}=COLUMN {keys}{LABEL}=COLUMN."
             )
 
 
@@ -175,7 +176,7 @@ class Table(LabelledFiles):
         if labels and first != INPUT:  # there a run says what its labels are, see `numbered_as`
             rows = self._renamed(rows, listed(paths[first], 1))
             labels = self.labels(rows[first])
-        if labels:
+        if labels and len(paths[first]) > 1:
             by_file: dict[object, set[str]] = {}
             for row in rows[first]:
                 by_file.setdefault(row.file, set()).update(row.labels)
