@@ -358,6 +358,8 @@ def _in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> list[Path
     """Return the files in a folder and those below it, without hidden ones."""
     if pattern.startswith(HUB):
         return sorted(folder.glob("*.parquet"))
+    if said := readers.saved_by_datasets(folder):
+        raise DataError(f"{folder} is a folder of Arrow files.{said}")
     files = [
         path
         for path in _below(folder, set())

@@ -148,7 +148,7 @@ def check_readable(path: Path) -> None:
         if not path.exists():
             raise _missing(path)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, expected a file.{_saved_by_datasets(path)}")
+            raise DataError(f"{path} is a folder, expected a file.{saved_by_datasets(path)}")
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty.")
         if path.is_file():  # a pipe can be read only once
@@ -220,7 +220,7 @@ def suffix_of(path: Path) -> str:
     return name.suffix.lower()
 
 
-def _saved_by_datasets(folder: Path) -> str:
+def saved_by_datasets(folder: Path) -> str:
     """Return how to read a folder that the library `datasets` has saved; "" for others."""
     splits = sorted(part.parent.name for part in folder.glob("*/state.json"))
     if not splits and not (folder / "state.json").exists():

@@ -108,6 +108,7 @@ def test_persona_chats_files_bring_their_splits_along(write):
         (["a.csv", "*.csv"], "data.train: .*a.csv is named twice"),
         ("none/*.csv", "data.train: No file matches none"),
         ("empty", "data.train: empty is a folder without a file"),
+        ("saved", "data.train: saved is a folder .* The library datasets has saved it"),
         (["a.csv", "c.jsonl"], "data.train: its files are of different formats"),
         (
             ["a.csv", "wider.csv"],
@@ -127,6 +128,7 @@ def test_files_that_are_no_one_table_are_refused(train, message, write, tmp_path
     write("other.csv", header=("text", "topic"))
     write("c.jsonl", '{"text": "a", "label": "b"}\n')
     write("rows.csv")
+    write("saved/state.json", "{}")
     validation = write("others.csv")
     (tmp_path / "empty").mkdir()
 
