@@ -283,22 +283,21 @@ def _of_input(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _of_text(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
-    """Return all lines of the text `input` as a split, read as that of training."""
+    """Return all lines of the text `input` as a split, read as that of training but for pairs."""
     typed = _of_input(config)
     other = next((name for name in typed if name != "text"), None)
     if other is not None:
         raise ConfigError(f"{other}: is for tables, and this run is a language model")
     own = trained.config.data
-    names = [*TextData.__dataclass_fields__, "heading", "field"]
+    names = ("length", "documents", "lines", "heading", "field")
     options = {name: own[name] for name in names if name in own}
     options |= {"field": typed["text"]} if typed else {}
     with raised_as(ConfigError, "input: "):
         source = TextFiles(train=config.input, **options)
-    shape, start = trained.start.description.shape, trained.start
-    place = DataPlace(config.data_dir, trained.config.seed)
-    return datasets.text(source, place, shape, start.tokenizer, (INPUT,), lines=start.lines)[
-        0
-    ].splits
+    start, place = trained.start, DataPlace(config.data_dir, trained.config.seed)
+    shape, only = start.description.shape, (INPUT,)
+    read, _ = datasets.text(source, place, shape, start.tokenizer, only, lines=start.lines)
+    return read.splits
 
 
 def _of_file(config: EvaluateConfig, file: Any, trained: Trained) -> Mapping[str, Split]:
