@@ -142,10 +142,6 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.[tj][xs][to]*") if file.is_file())
-        if not files:
-            raise DataError(
-                f"{path} has no .txt or .json files, of which a folder of RACE is made."
-            )
     examples: list[ChoiceExample] = []
     lines = partial(readers.count_lines, path)
     with progress(f"reading {path}", lines, "lines") as more:
@@ -341,7 +337,7 @@ class ChoiceTask(Task):
 class Choices(LabelledFiles):
     """Own questions with choices, or those of a public data set; see `ROWS`.
 
-    Each file may be a folder of RACE.
+    Each may be a folder of RACE.
 
     Args:
         format: What is in the files; auto: told by their columns.
@@ -350,6 +346,10 @@ class Choices(LabelledFiles):
     task: ClassVar[type[Task]] = ChoiceTask
 
     format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
+
+    def is_one_file(self, folder: Path) -> bool:
+        """See `LabelledFiles`; so is a folder of RACE, with those below it."""
+        return super().is_one_file(folder) or any(folder.rglob("*.txt*"))
 
     def read(self, path: Path) -> list[ChoiceExample]:
         return read_examples(path, self.format)
