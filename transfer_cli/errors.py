@@ -90,7 +90,6 @@ class WorkerError(TransferError):
     """A process that was started to work on a run has ended before the run did.
 
     Args:
-        message: What happened to it.
         exit_code: The exit code of the run, as a shell would call what happened.
     """
 

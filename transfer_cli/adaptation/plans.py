@@ -131,11 +131,7 @@ class Biases:
 
 @dataclass(frozen=True)
 class TopBlocks:
-    """The top blocks, heads and added modules train.
-
-    Args:
-        count: Number of blocks.
-    """
+    """The top blocks, heads and added modules train."""
 
     count: int = 2
 

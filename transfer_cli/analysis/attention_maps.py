@@ -275,7 +275,6 @@ def attention_view(
     Args:
         texts: The maps.
         described: What the file says of each text.
-        tokenizer: The model's.
     """
     shown, room = [], _MOST_BYTES
     for maps, text in zip(texts, described, strict=True):

@@ -122,7 +122,6 @@ class TextMaps:
     """The attention of all heads while a model reads one sequence.
 
     Args:
-        sequence: What it reads.
         maps: `[L, H, T, T]`; the probabilities of a query are a row, and sum to 1.
         rollout: `[L, T, T]`, see `rollout`.
     """

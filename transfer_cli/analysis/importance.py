@@ -206,9 +206,6 @@ class Scorer:
     """Scores the model without some of its parts.
 
     Args:
-        subject: The model.
-        split: What it is scored on.
-        metric: The measure that it is judged by.
         whole: The measures of the model with all its parts.
     """
 

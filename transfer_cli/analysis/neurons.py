@@ -35,7 +35,6 @@ class TokenProperties:
     """Position, kind of token, and the class of the text.
 
     Args:
-        tokenizer: The model's.
         labels: Names of the classes; the batches have them as `label`.
 
     Attributes:

@@ -36,7 +36,6 @@ def check_ending(key: str, output: str, known: Sequence[str], otherwise: str = "
 
     Args:
         key: Begins the message.
-        output: The file.
         known: The endings of what is written.
         otherwise: Ends the message.
     """

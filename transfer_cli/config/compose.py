@@ -54,8 +54,6 @@ class Composed:
     """A config, and how it came about.
 
     Args:
-        config: The config of the command.
-        typed: What was typed and chosen.
         hydra: Hydra's own node, in which a sweep finds its launcher.
     """
 
@@ -68,8 +66,6 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
     """Return the config of a command line, or of a job of a sweep.
 
     Args:
-        command: The name of the command.
-        request: What was typed.
         words: The overrides of the job; None: those that were typed.
     """
     overrides = request.overrides if words is None else tuple(words)
@@ -230,8 +226,6 @@ def explain(error: Exception, command: str, request: Request) -> str:
 
     Args:
         error: What Hydra raised while it composed the config of `command`.
-        command: The name of the command.
-        request: What was typed.
     """
     inner = error.__cause__ or error.__context__
     cause = inner if isinstance(inner, OmegaConfBaseException) else error  # Hydra wraps some

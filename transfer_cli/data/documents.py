@@ -60,7 +60,6 @@ class TextSplit:
     Args:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
-        rule: What becomes of line breaks.
         begins: Yields for each line whether a document begins with it; None: with the first alone.
         begins_by: How it knows, to tell it from other ways.
         apart: Whether documents are told apart in the tokens.

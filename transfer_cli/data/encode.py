@@ -53,7 +53,6 @@ class TextEncoder:
     large, so that memory stays bounded.
 
     Args:
-        tokenizer: What encodes words, and lines.
         threads: How many work at once, together with this one.
     """
 
@@ -131,7 +130,6 @@ class _Passage:
 
     Args:
         before: What stands before it in its document, as much as matters.
-        text: The text.
         after: Tokens behind it.
     """
 
@@ -144,8 +142,6 @@ class DocumentEncoder:
     """Lines to the tokens of documents, each with the token that ends a text behind it.
 
     Args:
-        split: The text.
-        tokenizer: What encodes it.
         most: Characters of the lines that are encoded at once.
     """
 

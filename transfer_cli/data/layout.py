@@ -178,12 +178,7 @@ def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
 
 
 def has_header(rows: Sequence[Sequence[str]], wanted: Collection[str]) -> bool | None:
-    """Return whether the first row names the columns; None: it may be like the rows below.
-
-    Args:
-        rows: The first rows.
-        wanted: Names of columns that are asked for.
-    """
+    """Return whether the first row names the columns; None: it may be like the rows below."""
     first, *others = rows
     if _num_known(first, others, wanted):
         return True

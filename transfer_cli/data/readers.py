@@ -82,7 +82,6 @@ def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[in
     """Yield (line number from 1, line without its end) of a text file, plain or packed.
 
     Args:
-        path: The file.
         encoding: As Python names it; None: it is recognised.
     """
     name = str(path)

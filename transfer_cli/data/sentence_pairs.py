@@ -118,10 +118,7 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
     """Draw the pairs of a text, a pure function of the arguments.
 
     Args:
-        units: The text's.
-        kind: See above.
         room: Tokens of both texts of an example together.
-        seed: Of all draws.
         copies: How often each document is walked, with other draws.
     """
     generator = np.random.Generator(np.random.Philox(seed))
@@ -209,9 +206,6 @@ class SentencePairs:
     The longer text loses tokens at its end until both fit.
 
     Args:
-        text: Of which they are.
-        drawn: Which they are.
-        tokenizer: The text's.
         length: The longest example in tokens.
     """
 

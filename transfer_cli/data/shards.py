@@ -72,7 +72,6 @@ class StoredTokens:
 
     Args:
         path: Its folder.
-        dtype: Of a token.
         counts: What `EncodedText` says of them, and `num_tokens`.
     """
 
@@ -98,13 +97,7 @@ class StoredTokens:
 
 @dataclass(frozen=True)
 class Shard:
-    """A text that is encoded in one piece, and the entries of the cache that are made of it.
-
-    Args:
-        split: The text.
-        tokenizer: What encodes it.
-        cache: The folder of the cache.
-    """
+    """A text that is encoded in one piece, and the entries of the cache that are made of it."""
 
     split: TextSplit
     tokenizer: Tokenizer
@@ -147,7 +140,6 @@ class Shard:
         """Return its tokens, which are made now if they are missing or damaged.
 
         Args:
-            encoder: That of the tokenizer.
             more: Is told how many bytes more are done.
         """
         tokens = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))

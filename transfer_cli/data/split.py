@@ -96,7 +96,6 @@ class Split:
 
     Args:
         name: train, validation or test.
-        data: The examples.
         text: Words and bytes of the text; none for labelled data.
         order: The order of evaluation, for example by length; None: by number.
         example_of: The number of the example that each row is a window of; None: rows are examples.

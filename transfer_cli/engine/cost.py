@@ -99,7 +99,6 @@ def amounts_of_texts(
     """Return what a step of one pass is made of.
 
     Args:
-        model: The model.
         texts: Of a step, without padding.
         length: Of each, in tokens.
         scored: Rows in the heads that are not asked once for each text, by name; of one that is a
@@ -171,7 +170,6 @@ class Tally:
     A pass costs a few additions of whole numbers on the host, whatever its size.
 
     Args:
-        model: The model that trains.
         stages: The names of the parameters that train, for each stage.
         beside: Models that losses compare with; nothing in them trains.
     """

@@ -23,9 +23,7 @@ class Progress:
     """The progress of a run; part of every checkpoint.
 
     Args:
-        step: Optimizer steps taken.
         tokens: Real tokens seen.
-        examples: Examples seen.
         flops: Floating-point operations of the steps, of all processes, as of the last save.
         flops_real: The same without padding (`engine.cost.Flops`).
         seconds: Spent training and evaluating, before and after every resume.

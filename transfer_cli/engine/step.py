@@ -44,7 +44,6 @@ class StepReport:
         skipped: Number of steps found to be skipped, since loss or gradient was not finite: this
             one, or on a GPU the one before it.
         tokens: Real tokens seen.
-        examples: Examples seen.
     """
 
     losses: Mapping[str, Tensor]
@@ -101,7 +100,6 @@ class Update:
 
     Args:
         optimizer: With a parameter group for each layer group.
-        lr_scheduler: Sets the learning rate of each parameter group.
         clip: Maximum global gradient norm; None for no clipping.
         max_bad_steps: Skipped steps in a row after which the run fails.
         penalty: Pulls the weights back to their starting values; already started.
@@ -124,13 +122,7 @@ class TrainStep:
     step whose gradient is not finite, and the host reads that during the next step.
 
     Args:
-        model: The model to train.
-        losses: The losses to minimise.
-        stages: Which weights train at each step.
-        passes: How they are computed.
-        update: How the weights move.
         groups: The layer groups, for errors.
-        seed: Seed of everything random.
     """
 
     def __init__(

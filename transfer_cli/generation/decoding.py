@@ -123,10 +123,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         model: In evaluation mode.
         prompt: The tokens that all texts begin with.
         rows: B.
-        max_new_tokens: Maximum number of tokens after the prompt.
         use_cache: Whether to cache keys and values instead of reading each text again.
-        sampling: Temperature and truncation.
-        sampler: Draws the tokens.
         allowed_V: True at the tokens that may be generated.
         prefix: How many tokens of the prompt all positions see, see `Backbone.forward`.
         segment: That of what is generated.

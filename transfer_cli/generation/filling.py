@@ -48,7 +48,6 @@ def encode_with_gaps(text: str, tokenizer: Tokenizer, around: Around) -> list[in
 
     Args:
         text: See `split_at_gaps`.
-        tokenizer: The run's tokenizer.
         around: lines: `sep` before the first and after each line, as in pretraining text
             (`data.corpus`); sentence: `cls` before and `sep` after the text, as in labelled texts
             (`data.encoded_task`) and in BERT; text: `sep` on both sides, as a document of running
@@ -70,7 +69,6 @@ def fill(
 
     Args:
         model: In evaluation mode.
-        tokenizer: The run's tokenizer.
         tokens: See `encode_with_gaps`.
         top: Number of candidates for a gap.
     """

@@ -11,7 +11,6 @@ class StreamingDetokenizer:
     """Decodes tokens one by one. Bytes of an incomplete character are held back.
 
     Args:
-        tokenizer: The run's tokenizer.
         line_end: The token that ends a line; None: no token does.
         before: The tokens of the prompt.
     """
@@ -55,9 +54,6 @@ class StopStrings:
 
     Text that may begin a stop string is held back. Of stop strings that end at the same place the
     longest counts.
-
-    Args:
-        stops: The stop strings.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -97,11 +93,6 @@ class StopStrings:
 @dataclass
 class GeneratedText:
     """The text generated after a prompt.
-
-    Args:
-        layout: Layout of the prompt.
-        prompt: The prompt.
-        stops: See `StopStrings`.
 
     Attributes:
         text: The final text so far, without the prompt.

@@ -97,9 +97,6 @@ class Inputs:
         """Compare what a `tokenizer.json` makes of short and of long texts with what a run reads.
 
         Args:
-            path: The file.
-            tokenizer: The run's.
-            direction: The model's.
             key: The config key that named the folder, for errors.
         """
         if self.length is None:

@@ -29,7 +29,6 @@ class WrittenFolder:
 
     Args:
         target: As what.
-        labels: Names of the classes.
         left_out: Tensors of ours that it has no place for and the outputs do not need.
     """
 
@@ -42,7 +41,6 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     """Write `config.json`, `model.safetensors` and the tokenizer's files, and read them again.
 
     Args:
-        ours: The model.
         folder: An empty folder.
         family: See `target_of`.
     """

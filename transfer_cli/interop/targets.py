@@ -32,9 +32,7 @@ class Ours:
     """A model to be written.
 
     Args:
-        shape: Of its backbone.
         tensors: Its weights, by our names.
-        tokenizer: Its tokenizer.
         head: The kind of head to write, as in `Family.heads`; None: none.
         classifier: What a head that gives labels was trained by; None for other heads.
         texts: Which layout of special tokens it was trained with last: that of lines to pretrain
@@ -62,7 +60,6 @@ class Target:
     """What a model is written as.
 
     Args:
-        family: Its family.
         architecture: The class that loads it, with its head.
         pipeline: What the hub calls its task.
         rules: Its tensors and ours, with whole names.

@@ -57,9 +57,6 @@ class ParallelAdapter(Bottleneck):
     The paper draws W_down Kaiming-uniform; here it is drawn as all other matrices are.
 
     Args:
-        width: D.
-        size: Width of the bottleneck.
-        activation: Between the two linear layers.
         scale: Multiplies the bottleneck's output.
     """
 

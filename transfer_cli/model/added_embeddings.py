@@ -49,7 +49,6 @@ class AddedSegments(Added):
     Segments are the speakers of a dialog, or two texts.
 
     Args:
-        count: Number of segments.
         width: D.
     """
 

@@ -23,7 +23,6 @@ class BorrowingBackbone(Backbone):
 
     Args:
         shape: Its own; its embeddings are as wide as the other's.
-        lender: The other one.
     """
 
     def __init__(self, shape: BackboneShape, lender: Backbone) -> None:

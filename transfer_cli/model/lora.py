@@ -120,8 +120,6 @@ def add_lora(
     The target `feed_forward` is two matrices.
 
     Args:
-        block: The block.
-        targets: Which matrices.
         make: Returns an update of these rows of a matrix.
 
     Raises:

@@ -34,8 +34,6 @@ class Schedule(ABC):
         """Return the multiplier of the step about to be taken, in [0, 1].
 
         Args:
-            step: Its number.
-            total: Steps of the run.
             time_used: The share of the run's time that is used; 0 for a run without a limit.
         """
         warmup, position = self.warmup_steps(total), position_of(step, total, time_used)
@@ -160,8 +158,6 @@ class LRScheduler:
 
     Args:
         base_lr: The optimizer's `lr` in the config.
-        schedule: The multiplier over time.
-        total: Steps of the run.
         per_stage: Whether the schedule restarts with each stage and spans only that stage.
     """
 

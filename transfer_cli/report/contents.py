@@ -156,7 +156,6 @@ class Comparison:
         p: How likely a difference of this size is where there is none; neither that nor an interval
             is known where too few seeds tell.
         test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
-        baseline: The label of the baseline.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
     """
 

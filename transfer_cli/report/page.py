@@ -67,8 +67,6 @@ def analyses_page(
     """Return the page of what analyses found about a model.
 
     Args:
-        title: What the model is called.
-        findings: By the names of the analyses.
         pictures: Of these, the PNGs by what each shows.
     """
     sections = []

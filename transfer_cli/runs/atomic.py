@@ -43,7 +43,6 @@ def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
     stranger may have made it. The folder itself may be reached by a link, which somebody typed.
 
     Args:
-        folder: The run or the sweep.
         places: What may be written in it, there or not; of a folder, all that is in it.
         key: The config key that named the folder; begins the message.
     """

@@ -53,7 +53,6 @@ def kept(
     """Return the content of an entry, which is made now if it is missing or damaged.
 
     Args:
-        entry: Its folder.
         read: Returns the content, from the files as they were written; None if one is gone.
         make: Returns the content, newly computed; it may write the entry itself.
         write: Writes what was made, with `new_entry`.

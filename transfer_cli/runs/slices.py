@@ -62,8 +62,6 @@ class Slice:
         """Return which examples of a split are in it, given the texts of each.
 
         Args:
-            split: The name of the split.
-            texts: Of each example.
             column: Returns what stands in a column of the table that the examples are rows of.
 
         Raises:

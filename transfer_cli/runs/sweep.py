@@ -51,7 +51,6 @@ class SweepRequest:
     """What a sweep was asked for.
 
     Args:
-        command: The command that every job runs.
         words: The overrides that were typed, without `resume`.
         began: The time of its start, in ISO 8601.
         trials: Of a search, how many there are to be; None for a grid, whose jobs are all listed.

@@ -61,11 +61,7 @@ class Cluster:
 
 @dataclass
 class JobThere:
-    """What submitit calls on the machine of a job.
-
-    Args:
-        jobs: The sweep, as it is known there.
-    """
+    """What submitit calls on the machine of a job."""
 
     jobs: Jobs
     _process: SideBySide | None = field(default=None, repr=False)

@@ -26,7 +26,6 @@ class Shares:
     """How the jobs of a sweep share this machine.
 
     Args:
-        settings: The settings of the sweep.
         processes: Of each job.
         gpus: Those of the machine; none for jobs on the CPU.
     """
@@ -71,8 +70,6 @@ def run_here(jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> Non
     """Run jobs on this machine, and return when all have ended.
 
     Args:
-        jobs: The sweep.
-        todo: The jobs.
         shares: How they share the machine; None: one after the other, in this process.
     """
     if shares is None:

@@ -49,8 +49,6 @@ class SideBySide:
     """Runs jobs of a sweep as commands of their own, each with a file for what it says.
 
     Args:
-        jobs: The sweep.
-        workers: How many run at once.
         gpus: The GPUs of this machine, assigned to the workers in turn; empty without any.
         gpus_each: How many a job takes.
         threads: Of each process of a job, on the CPU; None: as it happens.
@@ -225,7 +223,6 @@ def environment_of(
     Args:
         slot: The number of its worker, from 0.
         threads: Of each of its processes; None: as this process has been told.
-        gpus: The GPUs of this machine.
         gpus_each: How many a job takes. If there are too few, jobs share them in turn.
     """
     variables = dict(os.environ)

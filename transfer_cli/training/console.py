@@ -91,7 +91,6 @@ def pace_text(
         flops: Of a step.
         peak: Floating-point operations that the device computes in a second at most, if known.
         batch: Sequences of a step.
-        rate: The learning rate.
     """
     speed = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:,.1f} TFLOP/s"
     share = waited / seconds
@@ -152,7 +151,6 @@ def in_words(
 
     Args:
         confusion: What became of the texts of each label.
-        labels: The labels.
         by_words: How a linear model on words did on the same texts.
     """
     counts = [sum(row) for row in confusion]

@@ -53,8 +53,6 @@ class Spending:
 
     Args:
         meter: What this process reads of the energy.
-        footprint: What CO2 is computed by.
-        clock: Returns seconds.
     """
 
     def __init__(

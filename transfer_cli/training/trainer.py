@@ -87,7 +87,6 @@ class SplitScorer:
     """Scores splits of a run by the weights that its model has now.
 
     Args:
-        run: The run.
         progress: How far it is, for errors.
     """
 
@@ -223,9 +222,6 @@ class Trainer:
 
     Args:
         command: pretrain or finetune.
-        run: What `build_run` built.
-        directory: Where everything is written.
-        spending: Adds up what it spends.
     """
 
     def __init__(

@@ -59,14 +59,11 @@ class ProbeFindings:
 
     Args:
         entries: Of layers and mix, of the labels and of each control.
-        layers: What was probed.
         controls: Their names.
         baselines: The accuracies of what reads no state, by name.
         mix: The layers of the learnt mix, their shares and the centre of gravity.
         units: How many units each part has.
-        sought: What was looked for.
-        what: That in words.
-        probe: The kind of probe.
+        what: What was looked for, in words.
     """
 
     entries: Sequence[Entry]
@@ -390,9 +387,7 @@ def by_type(probed: Probed, shares: Sequence[int], seed: int) -> Probed:
     type alone: so it is the same in all splits, and can only be known by heart.
 
     Args:
-        probed: Words.
         shares: How often each label occurs in training.
-        seed: The analysis'.
     """
     ends = list(accumulate(shares))
 

@@ -215,8 +215,6 @@ class Prompter:
     """Asks a language model which of some words goes on with a prompt.
 
     Args:
-        trained: The language model.
-        template: How examples are written.
         shots: The items that stand before each one, the first ones left out where all are too long.
         norm: See `prompts.normalised`.
         batch: Texts that pass through a masked model at once.

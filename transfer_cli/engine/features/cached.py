@@ -54,7 +54,6 @@ class CachedFeatures:
     `layers` is `(-1,)` for the last one, or None for all.
 
     Args:
-        data: The examples.
         model: Its backbone computes the states, now; the model is left in evaluation mode.
         precision: Of the forward pass. The states are stored in float32.
         batch: Examples that pass through the backbone at once.
