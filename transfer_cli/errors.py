@@ -55,11 +55,7 @@ class RunError(TransferError):
 
 
 class NotFiniteError(RunError):
-    """A model that gives NaN or infinity.
-
-    Args:
-        what: What is not finite, and where.
-    """
+    """A model that gives NaN or infinity; `what` says what is not finite, and where."""
 
     def __init__(self, what: str) -> None:
         super().__init__(

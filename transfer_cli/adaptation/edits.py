@@ -279,9 +279,6 @@ class Segments(Edit):
 
     Wolf et al. 2019 add the embedding of the speaker's token in their place; these are new, and
     zero at first.
-
-    Args:
-        count: Number of segments.
     """
 
     count: int = 2

@@ -82,11 +82,7 @@ class Spans:
 
 
 class SpanProbe(nn.Module):
-    """See the top of this module.
-
-    Args:
-        like: Targets that it is to read.
-    """
+    """See the top of this module."""
 
     def __init__(self, like: Spans) -> None:
         super().__init__()

@@ -203,11 +203,7 @@ def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dic
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores the model without some of its parts.
-
-    Args:
-        whole: The measures of the model with all its parts.
-    """
+    """Scores the model without some of its parts."""
 
     subject: Subject
     split: Split

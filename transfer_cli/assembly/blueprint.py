@@ -341,11 +341,7 @@ def _course(
 
 
 def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
-    """Let objectives refuse the start, and decide what depends on what trains.
-
-    Returns:
-        What the main one has decided.
-    """
+    """Let objectives refuse the start; return what the main one decides by what trains."""
     model, objectives = network.model, [loss.objective for loss in network.losses]
     for objective in objectives:
         objective.check_start(model, network.inherited)

@@ -392,13 +392,10 @@ def choose_tokenizer(
 def with_rows(
     tensors: Mapping[str, Tensor], own: Tokenizer, grown: Tokenizer, seed: int
 ) -> tuple[Mapping[str, Tensor], frozenset[str]]:
-    """Return a model's weights with rows for the tokens that its tokenizer has got.
+    """Return weights with rows for the tokens that a tokenizer has got, and the names of those.
 
     A row is drawn from N(m, 0.02^2) with the mean m of the others, so that no new token is far
     likelier than they are (Hewitt 2021); a bias is m.
-
-    Returns:
-        Them, and the names of those that have new rows.
     """
     count = grown.size - own.size
     if not count:

@@ -141,11 +141,7 @@ def bind_losses(
 
 
 def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
-    """Refuse an objective that needs other examples than its data has.
-
-    Args:
-        task: The task of its data, or its class; None: text without labels.
-    """
+    """Refuse an objective that needs other examples than its data has (None: unlabelled text)."""
     needs, there = loss.objective.task, None if task is None else task.name
     if (
         there == "choice"

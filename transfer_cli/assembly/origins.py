@@ -225,11 +225,7 @@ def _identity(record: Mapping[str, Any]) -> SplitIdentity:
 def of_examples(
     source: str, examples: Sequence[Any], texts: Callable[[Any], Sequence[str]]
 ) -> SplitIdentity:
-    """Return what labelled examples are.
-
-    Args:
-        examples: Dataclasses of plain values.
-    """
+    """Return what labelled examples, dataclasses of plain values, are."""
     content, alone = (hashlib.blake2b(digest_size=16) for _ in range(2))
     names = [each.name for each in fields(examples[0])] if examples else []
     for chunk in _chunks(examples):

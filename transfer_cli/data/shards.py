@@ -137,11 +137,7 @@ class Shard:
         return sound(self.entry, StoredTokens.read)
 
     def kept(self, encoder: "TextEncoder", more: More) -> StoredTokens:
-        """Return its tokens, which are made now if they are missing or damaged.
-
-        Args:
-            more: Is told how many bytes more are done.
-        """
+        """Return its tokens, which are made now if they are missing or damaged."""
         tokens = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
             self.starts(tokens)

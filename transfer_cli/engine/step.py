@@ -120,9 +120,6 @@ class TrainStep:
 
     With a fused optimizer on a GPU the host does not wait within a step: the device itself skips a
     step whose gradient is not finite, and the host reads that during the next step.
-
-    Args:
-        groups: The layer groups, for errors.
     """
 
     def __init__(

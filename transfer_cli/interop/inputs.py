@@ -94,11 +94,7 @@ class Inputs:
         return parts
 
     def check(self, path: Path, tokenizer: Tokenizer, direction: Direction, key: str) -> None:
-        """Compare what a `tokenizer.json` makes of short and of long texts with what a run reads.
-
-        Args:
-            key: The config key that named the folder, for errors.
-        """
+        """Compare what a `tokenizer.json` makes of short and long texts with what a run reads."""
         if self.length is None:
             return
         backend = tokenizers.Tokenizer.from_file(str(path))

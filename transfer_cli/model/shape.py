@@ -385,11 +385,7 @@ class BackboneShape:
 
 
 def check_sizes(sizes: Mapping[str, Any]) -> None:
-    """Refuse sizes of a backbone that no model has, before anything of that length is made.
-
-    Raises:
-        ValueError: One is such.
-    """
+    """Refuse sizes of a backbone that no model has, before anything of that length is made."""
     for name in ("width", "heads", "depth", "feedforward", "positions"):
         if name in sizes:
             _check_size(name, sizes[name], 1, MAX_DEPTH if name == "depth" else MAX_SIZE)

@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FindingTable:
-    """Rows of plain values; None is an empty cell.
-
-    Args:
-        is_shaded: Whether each number, from 0 to 1, has as much colour behind it.
-    """
+    """Rows of plain values, None for an empty cell; shades from 0 to 1 follow the value."""
 
     columns: Sequence[str]
     rows: Sequence[Row]

@@ -101,9 +101,6 @@ def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
     """Make an entry that is missing, with `new_entry`, unless another process is making it now.
 
     One that is there is not looked into.
-
-    Raises:
-        OSError: The folder cannot be written.
     """
     if is_there(entry):
         return

@@ -172,11 +172,7 @@ class SweepDirectory:
 
     @contextmanager
     def claim(self, number: int) -> Iterator[int | None]:
-        """Hold a job, until the end of the context and of every process that inherits the claim.
-
-        Yields:
-            The open file that is the claim; None if another process has the job.
-        """
+        """Hold a job, as heirs of the claim do; yield this open file, None if it is taken."""
         lock = Lock(self._lock_of(number))
         try:
             yield lock.handle if lock.take() else None

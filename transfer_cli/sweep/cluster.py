@@ -81,11 +81,7 @@ class JobThere:
 
 
 def chosen_cluster(hydra: DictConfig) -> Cluster | None:
-    """Return the cluster that a command line or a config chooses; None for this machine.
-
-    Args:
-        hydra: The node of that name, which Hydra composes.
-    """
+    """Return the cluster that a command line or a config chooses; None for this machine."""
     name = hydra.runtime.choices["hydra/launcher"]
     here = "basic"  # the launcher that is chosen where none is: that of `sweep.local`
     if name == here:

@@ -169,11 +169,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
-        """Keep the file of a job up to date while it runs, and others from running it.
-
-        Yields:
-            The claim; None if another command has the job.
-        """
+        """Keep the file of a job up to date while it runs; yield the claim, None if it is taken."""
         if not (self.makes_runs or self.on_cluster):
             self.done.append(job)
             _announce(job)

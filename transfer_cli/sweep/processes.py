@@ -69,11 +69,7 @@ class SideBySide:
         self._slots = deque(range(self.workers))
 
     def run(self, todo: Sequence[SweepJob]) -> None:
-        """Run jobs, and return when all have ended.
-
-        Raises:
-            KeyboardInterrupt: The same, by Ctrl-C.
-        """
+        """Run jobs, and return when all have ended."""
         left = deque(todo)
         if left and not self.jobs.done:
             log.info("what a job says is in %s", self.jobs.directory.path / "job-NUMBER.log")

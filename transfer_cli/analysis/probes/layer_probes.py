@@ -385,9 +385,6 @@ def by_type(probed: Probed, shares: Sequence[int], seed: int) -> Probed:
 
     The label is drawn once for a type, as often as it occurs in training, from the seed and the
     type alone: so it is the same in all splits, and can only be known by heart.
-
-    Args:
-        shares: How often each label occurs in training.
     """
     ends = list(accumulate(shares))
 
