@@ -60,7 +60,6 @@ class ParallelAdapters(Edit):
     """A bottleneck beside the feed-forward layer of every block (He et al. 2022, section 4).
 
     Args:
-        size: Width of the bottleneck.
         scale: Multiplies what it adds.
         activation: relu, gelu or gelu_tanh.
     """

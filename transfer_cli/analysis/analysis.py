@@ -39,7 +39,6 @@ class Material:
         called: What it is called in messages and on pages.
         task: What its examples are; None: text without labels.
         encode: Returns one of the splits.
-        pairs: Pairs of sentences, where that is what was named.
     """
 
     called: str
@@ -81,7 +80,6 @@ class Subject:
         asked: The splits that were asked for: the first of them that there is.
         precision: Of forward passes, with the device.
         batch: Sequences that pass through the model at once.
-        seed: What is random about an analysis follows from it.
         other: A second model that it is compared with, which is shown the same.
     """
 

@@ -61,7 +61,6 @@ class ExplainedText:
         example: The number of its example, from 0.
         words: All but special tokens, which stay where others are taken away.
         output: The number of the output that is explained.
-        explained: What it says.
         label: The right one; None: it is not known.
     """
 
@@ -178,12 +177,7 @@ class Explainer:
         return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
 
     def without(self, text: ExplainedText, removed: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
-        """Return the explained output and its `confidence` for versions of a text, `[K]` each.
-
-        Args:
-            text: The text.
-            removed: The numbers of the words that each version lacks.
-        """
+        """Return the explained output and its `confidence` for versions of a text, `[K]` each."""
         scores, shares = [], []
         for begin in range(0, len(removed), self._subject.batch):
             rows = [

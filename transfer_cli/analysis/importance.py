@@ -140,7 +140,6 @@ class Importance(Analysis):
 
     Args:
         most: Examples that are scored at most, evenly spread; None: all.
-        left_out: The kinds of parts that are left out one at a time.
         prune: Whether heads are left out together, a tenth more each time: the least important
             first, by gradients (Michel et al. 2019, section 4).
         random_orders: Orders drawn at random that this is compared with.

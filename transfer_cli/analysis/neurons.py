@@ -103,11 +103,7 @@ class PropertySums:
 
 
 class UnitSums:
-    """Sums over tokens of the units of a layer, and the contexts in which each is highest.
-
-    Args:
-        contexts: K.
-    """
+    """Sums over tokens of the units of a layer, and the contexts in which each is highest."""
 
     def __init__(self, contexts: int) -> None:
         self._contexts = contexts

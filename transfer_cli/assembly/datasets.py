@@ -169,7 +169,6 @@ class RunData:
     Args:
         batches: Examples that a step takes of each stream.
         joining: The streams that have a batch in each step of the main one.
-        info: What objectives learn of each stream.
     """
 
     tokenizer: Tokenizer

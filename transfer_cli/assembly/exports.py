@@ -73,7 +73,6 @@ def ours_of(
         model: With its edits. Those that can be merged are merged already, or the model is on the
             meta device: there a product would import torch's compiler, for seconds.
         heads: Tensors of heads that the model does not have.
-        head: Whether its head is to be written.
         texts: See `Ours`; None: by what it was trained on.
     """
     kind, classifier = published_head(description, task) if head else (None, None)

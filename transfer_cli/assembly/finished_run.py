@@ -87,7 +87,6 @@ def open_to_look_into(
     Args:
         path: What `init_from` takes: a run, one of its checkpoints, a published model.
         base: The folder of the model that it refers to, if it has moved.
-        key: The config key that named it, for errors.
     """
     start = open_pretrained(path, key=key, base=base)
     tensors, planned, objective = start.tensors(), objective_of(start), objective_of(start)

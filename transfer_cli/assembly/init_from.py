@@ -60,7 +60,6 @@ class Pretrained:
     Args:
         folder: The folder with its description and tokenizer.
         base: Where the user says that the weights are that this model does not store.
-        published: The model that others have published, where it is one.
         layers: The numbers of the blocks that are picked of it, which its description then has
             alone; None: all.
     """
@@ -264,7 +263,6 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     Args:
         path: A run directory, its `model/`, one of its checkpoints, a published model's folder,
             or `hf:owner/name` to fetch that.
-        key: The config key that named it, for errors.
     """
     place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
     if is_published(place):

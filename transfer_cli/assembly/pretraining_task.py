@@ -106,7 +106,6 @@ class Source:
         """Return a model of the trained model's own backbone, with the pretrained head.
 
         Args:
-            trained: The run's model.
             tensors: The weights of `init_from`, where the head may still be.
         """
         device = next(trained.parameters()).device

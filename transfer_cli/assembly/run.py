@@ -68,7 +68,6 @@ class TrainingRun:
     """Everything that a run consists of, built and checked before the first batch.
 
     Args:
-        tally: Counts what its steps compute, in this process.
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
         leave_out: Names of the weights that are not.

@@ -115,7 +115,6 @@ class _Prompt:
     """A prompt as a model reads it.
 
     Args:
-        prefix: See `decoding.generate`.
         is_source: Whether it is answered, and not gone on with.
     """
 

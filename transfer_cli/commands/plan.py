@@ -115,7 +115,6 @@ class _Measured:
     """What some steps of a run took.
 
     Args:
-        of_what: What was computed, in words.
         tokens: Real ones of the main data in all that was computed.
         steps: How many steps that was; for a sequence a part of one.
     """

@@ -80,7 +80,6 @@ class Command:
         lists: Keys of several such texts.
         named: Keys below which there are names of one's own.
         usage: What follows its name, for a command that takes no overrides.
-        typed_as: What it is typed as, where that is not its name.
     """
 
     summary: str

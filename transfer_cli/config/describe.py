@@ -65,7 +65,6 @@ class Option:
     Args:
         group: The folder, for example `adaptation/plan`.
         name: The part after `=`.
-        line: Its description.
         origin: `packaged`, or `yours` for a file of --config-dir.
         shadowed: Whether a packaged option of the same name is used instead.
     """

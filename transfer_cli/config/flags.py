@@ -25,10 +25,8 @@ class Request:
         asks_all: Whether it was `--help all`.
         multirun: Whether each comma-separated value is a run of its own.
         shows: What is printed instead of running the command: "config", "defaults" or nothing.
-        package: The part of the config that is printed; None: all of it.
         resolve: Whether interpolations are filled in where the config is printed.
         config_name: The user's own primary config, in place of the command's.
-        plugins: Packages whose classes configs may name.
         flags: Those that another process needs to compose and run the same.
     """
 

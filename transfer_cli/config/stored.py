@@ -38,7 +38,6 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
 
     Args:
         command: The command that made the run; if unknown, the schema with all keys is taken.
-        key: The config key that named the run.
 
     Raises:
         CheckpointError: The file is missing, damaged, hostile or the config of something else.

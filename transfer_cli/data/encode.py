@@ -130,7 +130,6 @@ class _Passage:
 
     Args:
         before: What stands before it in its document, as much as matters.
-        after: Tokens behind it.
     """
 
     before: str
@@ -139,11 +138,7 @@ class _Passage:
 
 
 class DocumentEncoder:
-    """Lines to the tokens of documents, each with the token that ends a text behind it.
-
-    Args:
-        most: Characters of the lines that are encoded at once.
-    """
+    """Lines to the tokens of documents, each with the token that ends a text behind it."""
 
     def __init__(self, split: TextSplit, tokenizer: Tokenizer, most: int) -> None:
         self._split, self._tokenizer, self._most = split, tokenizer, most

@@ -101,7 +101,6 @@ class DrawnPairs:
     """Which units are paired.
 
     Attributes:
-        units: All of the text's.
         spans: `[N, 4]`, the first unit of the first text and the one after its last; the same of
             the second.
         labels: `[N]`, 0 where the second text follows the first, else 1.
@@ -204,9 +203,6 @@ class SentencePairs:
     """Pairs as examples: `cls` A `sep` B `sep`, or as the tokenizer's family has them.
 
     The longer text loses tokens at its end until both fit.
-
-    Args:
-        length: The longest example in tokens.
     """
 
     text: EncodedText

@@ -71,7 +71,6 @@ class StoredTokens:
     """An entry of the cache: the tokens of a shard.
 
     Args:
-        path: Its folder.
         counts: What `EncodedText` says of them, and `num_tokens`.
     """
 
@@ -341,9 +340,6 @@ def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, 
 
     Args:
         shards: Of one tokenizer, in the order in which they are begun.
-        processes: How many are started.
-        threads: Of each.
-        more: Is told how many bytes more are done.
     """
     # No fork: the tokenizers library has threads here already.
     context = multiprocessing.get_context("spawn")

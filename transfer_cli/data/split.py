@@ -52,7 +52,6 @@ class Whole:
     """What a split is a part of.
 
     Args:
-        source: Its name.
         size: Its examples; None: they are not counted.
         left_out: What became of those that the split lacks, such as "12 are held out for test".
     """

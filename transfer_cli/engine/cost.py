@@ -32,8 +32,7 @@ class Flops(NamedTuple):
     """Floating-point operations.
 
     Args:
-        done: Of all that was computed.
-        real: Of these, for real tokens and the keys that they may see.
+        real: Of all that are `done`, for real tokens and the keys that they may see.
     """
 
     done: int = 0
@@ -285,12 +284,7 @@ def count(step: TrainStep) -> Tally:
 
 
 class SeenPairs(NamedTuple):
-    """Which keys queries see.
-
-    Args:
-        window: See `pairs_seen`.
-        part: The part of sparse attention, if it is one.
-    """
+    """Which keys queries see."""
 
     window: int | None = None
     part: SparsePart | None = None

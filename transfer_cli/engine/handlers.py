@@ -246,7 +246,6 @@ def checkpoints(
     """Save the whole state every so often, by steps and by time.
 
     Args:
-        every: How often by steps.
         minutes: Maximum time between two saves; None: by steps alone.
         share: Maximum share of the time that saves by steps may take, judged by the last one; a
             save that is too early waits. None: none waits.
@@ -281,7 +280,6 @@ def time_limit(
     process counts.
 
     Args:
-        minutes: The time of the whole run.
         spent: Returns the seconds that it has trained, before a resume too.
         use: Is told, before each step, which share of the time is used.
     """

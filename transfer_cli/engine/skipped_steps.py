@@ -47,12 +47,7 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class NotedStep:
-    """A step that the host reads later.
-
-    Args:
-        finite: Whether loss and gradient are finite.
-        norms: Of each parameter's gradient, by name.
-    """
+    """A step that the host reads later."""
 
     step: int
     finite: HostCopy

@@ -39,11 +39,8 @@ class StepReport:
 
     Args:
         losses: Mean of each loss term, in nats a target, and the penalty.
-        total: Their weighted sum.
-        gradient_norm: Global norm before clipping.
         skipped: Number of steps found to be skipped, since loss or gradient was not finite: this
             one, or on a GPU the one before it.
-        tokens: Real tokens seen.
     """
 
     losses: Mapping[str, Tensor]
@@ -99,7 +96,6 @@ class Update:
     """How a gradient moves the weights.
 
     Args:
-        optimizer: With a parameter group for each layer group.
         clip: Maximum global gradient norm; None for no clipping.
         max_bad_steps: Skipped steps in a row after which the run fails.
         penalty: Pulls the weights back to their starting values; already started.

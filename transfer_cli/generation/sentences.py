@@ -19,7 +19,6 @@ class SentenceScorer:
     A masked model scores each token with that token hidden (Salazar et al. 2020).
 
     Args:
-        model: The language model, in evaluation mode.
         reads: How a causal model reads a text; of a masked one, what surrounded the texts that it
             was trained on.
         batch: Sequences that pass through it at once.
@@ -126,8 +125,6 @@ class GroupAccuracy:
     """How often a model is right about the pairs of a group ("": those without one).
 
     Args:
-        accuracy: The share.
-        count: Of how many.
         low: Where the share lies, by its 95 % interval: from here
         high: to here.
     """

@@ -12,7 +12,6 @@ class StreamingDetokenizer:
 
     Args:
         line_end: The token that ends a line; None: no token does.
-        before: The tokens of the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, line_end: int | None, before: Sequence[int]) -> None:
@@ -96,7 +95,6 @@ class GeneratedText:
 
     Attributes:
         text: The final text so far, without the prompt.
-        tokens: Number of generated tokens.
         finish_reason: "stop" (a stop string) or "end" (an end token); "" until then.
     """
 

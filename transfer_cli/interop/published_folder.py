@@ -61,7 +61,6 @@ class Published:
 
     Args:
         rules: How our tensors are made of those in the folder, by their full names.
-        dropped: The tensors in the folder that none of ours is made of.
         length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
     """
 

@@ -38,7 +38,6 @@ class Ours:
         texts: Which layout of special tokens it was trained with last: that of lines to pretrain
             on, that of labelled texts, or (published) its tokenizer's.
         length: The longest text in tokens that it reads, special ones included.
-        labels: Names of the classes of its head, if that has any.
         added: The module that each added tensor belongs to, by the tensor's name.
         truncate: Which of two texts is cut where they are too long together.
     """
@@ -64,7 +63,6 @@ class Target:
         pipeline: What the hub calls its task.
         rules: Its tensors and ours, with whole names.
         config: Keys of `config.json` that say how it is built.
-        constants: Further tensors, by name; see `Family.constants`.
     """
 
     family: Family

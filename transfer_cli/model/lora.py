@@ -24,12 +24,9 @@ class LowRank(RowChange):
     """The update scale x B A of some rows of a matrix; it starts at zero, as B is zero.
 
     Args:
-        weight: The matrix W_0.
-        rows: The updated rows of the matrix.
         rank: Rows of A, columns of B.
         scale: Of the product.
         dropout: On the input, in training.
-        lr_ratio: The learning rate of B relative to that of A.
     """
 
     def __init__(

@@ -100,7 +100,6 @@ class Rotary:
     Args:
         base: Pair m of r rotated numbers is turned by base^(-2m/r) a position.
         share: Share of a head's width that is turned, its first numbers.
-        scaling: For longer texts; None: none.
         local_base: The base in blocks with a window, which are not scaled; None: as elsewhere.
     """
 

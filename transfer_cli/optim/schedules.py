@@ -82,7 +82,6 @@ class Trapezoid(Schedule):
     before the fall can be trained for longer.
 
     Args:
-        warmup: See `Schedule`.
         fall: The share of the run in which the multiplier decays, in (0, 1].
     """
 
@@ -98,12 +97,7 @@ class Trapezoid(Schedule):
 
 
 class Cosine(Schedule):
-    """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), after the warm-up.
-
-    Args:
-        warmup: See `Schedule`.
-        floor: The multiplier in the last step.
-    """
+    """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), after the warm-up."""
 
     def __init__(self, warmup: float = 0.0, floor: float = 0.0) -> None:
         super().__init__(warmup)

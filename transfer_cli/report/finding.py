@@ -90,7 +90,6 @@ class Finding:
         tables: The file holds the first; the others show what `data` holds.
         charts: By what each shows, in lower-case letters, digits and underscores.
         notes: What must be known to read it.
-        data: What else the file holds, by key.
         files: Other files beside it, by the end of the name: `maps.npz`.
     """
 

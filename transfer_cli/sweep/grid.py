@@ -41,7 +41,6 @@ class Planner(ABC):
 
     Args:
         overrides: What was typed and what a preset sweeps; one for each key.
-        from_preset: The keys that a preset sweeps, and that were not typed.
         launch: Runs jobs, which may share this machine, and returns when all have ended.
     """
 

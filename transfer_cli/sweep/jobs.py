@@ -83,7 +83,6 @@ class Jobs:
 
         Args:
             threads: Of each process of each job; a sweep that goes on keeps its number.
-            of_search: What a search is after: trials, objective, direction.
         """
         self.sweep_dir = folder
         directory = SweepDirectory(folder)

@@ -50,9 +50,7 @@ class SideBySide:
 
     Args:
         gpus: The GPUs of this machine, assigned to the workers in turn; empty without any.
-        gpus_each: How many a job takes.
         threads: Of each process of a job, on the CPU; None: as it happens.
-        stops: Whether a failed job ends the sweep.
     """
 
     jobs: Jobs

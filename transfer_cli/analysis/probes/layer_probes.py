@@ -59,10 +59,8 @@ class ProbeFindings:
 
     Args:
         entries: Of layers and mix, of the labels and of each control.
-        controls: Their names.
         baselines: The accuracies of what reads no state, by name.
         mix: The layers of the learnt mix, their shares and the centre of gravity.
-        units: How many units each part has.
         what: What was looked for, in words.
     """
 
@@ -212,7 +210,6 @@ class Probes(Analysis):
     Args:
         task: A task made from the texts; None: the labels of the data.
         layers: Which of the L + 1 states, 0 the embeddings; all, or numbers.
-        probe: The kind of classifier.
         controls: Of `CONTROLS`; auto: those that fit.
         pooling: How the states of a text become one, see `model.heads.pool`.
         mix: Whether a mix of the layers is learnt by linear probes, too.

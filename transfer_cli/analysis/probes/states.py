@@ -32,7 +32,6 @@ class LayersRead:
 
     Args:
         layers: Of the L + 1 states.
-        pooling: How the states of a text become one.
         most: Units of a split at most.
     """
 

@@ -32,8 +32,6 @@ class Findings:
     Args:
         lines: What to print besides, in words.
         task: The task's name and its word for the right answer.
-        tables: Counts by name.
-        details: Further facts, kept as they are.
     """
 
     split: str
