@@ -81,9 +81,7 @@ class Entry:
     """Two columns: a name and its description.
 
     Args:
-        head: The left column.
         text: The right column; it wraps.
-        column: Where the right column begins.
         width: Width of the plain text; None: its lines are not wrapped.
     """
 

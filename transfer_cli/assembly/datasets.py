@@ -69,7 +69,6 @@ class StreamSource:
     """A further stream as the config describes it.
 
     Args:
-        data: Text or labelled data.
         batch: Examples of a step; None: as many as of the main stream.
         scored: Examples of each split that are scored at most; None: all.
         joins_main: Whether each step of the main stream has a batch of it, too; else a step is of
@@ -96,7 +95,6 @@ class Prepared:
         task: What its examples are; None: text without labels.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
         pairs: What pairs of running text are asked; None: there are none.
-        lines: What became of the line breaks of running text.
         sources: Of the training text, whose blocks follow each other, with their weights.
     """
 
@@ -169,13 +167,8 @@ class RunData:
     """The data of every stream of a run, the main one first; encoded when it is needed.
 
     Args:
-        tokenizer: Of all streams.
-        main: What the run is for.
-        others: The further streams, by name.
         batches: Examples that a step takes of each stream.
         joining: The streams that have a batch in each step of the main one.
-        lines: What becomes of line breaks in running text.
-        info: What objectives learn of each stream.
     """
 
     tokenizer: Tokenizer
@@ -490,8 +483,6 @@ def with_context(
     """Return running text of which `tokens` tokens are seen before those that are scored.
 
     Args:
-        split: What is scored.
-        shape: The model's.
         tokens: How many; 0 are blocks.
         stride: Tokens that are scored at once; None: a block by memory, else as many as fill one
             beside the context.

@@ -139,9 +139,6 @@ class _Prompt:
     """A prompt as a model reads it.
 
     Args:
-        layout: Of what is generated.
-        tokens: The prompt's.
-        prefix: See `decoding.generate`.
         is_source: Whether it is answered, and not gone on with.
     """
 

@@ -138,8 +138,6 @@ class _Measured:
     """What some steps of a run took.
 
     Args:
-        seconds: Of a step.
-        of_what: What was computed, in words.
         tokens: Real ones of the main data in all that was computed.
         steps: How many steps that was; for a sequence a part of one.
     """

@@ -22,15 +22,11 @@ class Request:
 
     Args:
         overrides: `key=value` words, in order.
-        asks_help: Whether `--help` was given.
         asks_all: Whether it was `--help all`.
         multirun: Whether each comma-separated value is a run of its own.
         shows: What is printed instead of running the command: "config", "defaults" or nothing.
-        package: The part of the config that is printed; None: all of it.
         resolve: Whether interpolations are filled in where the config is printed.
-        config_dir: A folder with the user's own configs.
         config_name: The user's own primary config, in place of the command's.
-        plugins: Packages whose classes configs may name.
         files: Files of keys that were named with `--config`.
         flags: Those that another process needs to compose and run the same.
     """

@@ -60,20 +60,16 @@ class TextSplit:
     Args:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
-        rule: What becomes of line breaks.
         begins: Yields for each line whether a document begins with it; None: with the first alone.
         begins_by: How it knows, to tell it from other ways.
-        apart: Whether documents are told apart in the tokens.
         fingerprint: Hex digest that changes when the lines do.
         source: The name of its file, or files, in messages.
-        files: The digest of each file.
         size_bytes: The size of the original, where lines lose some of it; None: that of the lines,
             with a byte for the end of each.
         about_bytes: About how many bytes the lines have, to show progress by; None: not known.
         part_of: What it is a part of; None: it is complete.
         parts: The files that it consists of, in order, each to be encoded alone (a *shard*); none:
             it is one.
-        workers: Processes that encode parts at once.
         sources: How many parts are from each, in their order; none: all examples come equally
             often.
     """
@@ -222,12 +218,9 @@ class HoldOut:
     """Holds out every (1 / share)-th block of `block` lines that are not empty, or documents.
 
     Args:
-        share: The held-out share of the lines.
-        block: Lines, or documents, of a block.
         keeps_held_out: Whether it keeps what is held out, or the rest.
         span: Of a file that is too short, the first line that is held out and the one after the
             last, in place of blocks.
-        documents: Whether documents are held out whole, and not lines.
     """
 
     share: float

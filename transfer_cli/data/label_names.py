@@ -34,12 +34,7 @@ OTHER = "other"
 
 
 def look_over(counts: Mapping[str, int], where: str) -> None:
-    """Warn about names of labels that were probably not meant as they are.
-
-    Args:
-        counts: How many training examples have each label.
-        where: The name of the data in messages.
-    """
+    """Warn about names of labels that were probably not meant as they are."""
     kinds = {
         "labels that differ in no more than capitals, spaces, accents or characters without width: "
         "{}; if they are one label, data.merge_labels=true joins them": _alike(counts),

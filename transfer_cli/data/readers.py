@@ -79,12 +79,7 @@ class BrokenLine(str):
 
 
 def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its end) of a text file, plain or packed.
-
-    Args:
-        path: The file.
-        encoding: As Python names it; None: it is recognised.
-    """
+    """Yield (line number from 1, line without its end) of a text file, plain or packed."""
     name = str(path)
     with closing(open_file(path)) as file:
         source = _told(file, name, encoding)
@@ -350,8 +345,6 @@ def recognised(
     """Return a file in an encoding whose lines end with a byte.
 
     Args:
-        start: Its first bytes.
-        stream: All of it.
         name: What to call it in messages.
         encoding: As Python names it; None: it is recognised.
         key: What is typed to say it; None: nothing, a text has to be in UTF-8.

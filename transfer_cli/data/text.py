@@ -98,8 +98,6 @@ class TextData(ABC):
         """Find the text, or fetch it, and return its splits: `train`, and those that there are.
 
         Args:
-            data_dir: The folder of data sets.
-            seed: The run's seed.
             only: See `Only`.
 
         Raises:

@@ -14,9 +14,6 @@ class Chosen:
     """The columns to read.
 
     Args:
-        text: Of the text.
-        pair: Of a second text.
-        label: Of the label.
         said: Those that were found under other names than the usual.
         labels: Columns that each say of one label whether a text has it, in place of `label`.
         texts: Columns whose texts are joined to the text, which is then called by all of them.
@@ -64,13 +61,10 @@ class Wanted:
     """The columns as they were typed, by name or by number from 1; None: to be found.
 
     Args:
-        text: Of the text.
         pair: Of a second text, which is found where a table calls both as pairs are called.
-        label: Of the label.
         labels: Of several labels, a column each.
         texts: Of the parts of a text, in place of `text`.
         join: What stands between parts.
-        labelled: Whether a label is needed.
         numbers: Whether labels are numbers, of which no two need be equal.
         written: Whether labels are texts that people wrote to the others, which may all differ.
         separator: What parts several labels of a cell; None: a cell is one label.
@@ -96,12 +90,7 @@ class Wanted:
         return tuple(column for column in typed if column is not None and not column.isdigit())
 
     def or_like(self, other: "Wanted", names: Collection[str]) -> "Wanted":
-        """Return the same with the columns of another table where nothing was typed.
-
-        Args:
-            other: Those of the other table.
-            names: The columns that there are.
-        """
+        """Return the same with the columns of another table where nothing was typed."""
         taken: dict[str, Any] = {
             what: name
             for what in (TEXT, "pair", LABEL)

@@ -110,7 +110,6 @@ class Best:
     Args:
         among: How many runs it was chosen from: those that learnt anything.
         tied: Others that are as good by what was chosen by.
-        decided: What decided among these, in words.
         runner_up: The best of those that are not as good.
     """
 
@@ -161,7 +160,6 @@ class Comparison:
         p: How likely a difference of this size is where there is none; neither that nor an interval
             is known where too few seeds tell.
         test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
-        baseline: The label of the baseline.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
     """
 
@@ -234,12 +232,10 @@ class TaskRuns:
         measure: What is reported and tested: `test/error_rate`.
         baseline: The label of the group that the others are compared with; the settings that
             `--baseline` names, where they fit several groups.
-        labels: The class names; empty for language models.
         expected: The task's word for the right answer.
         errors: What most runs get wrong, the worst first.
         sort: What the groups are sorted by: a measure, or one of `compare.COSTS`.
         choice: What decides which group and which run are best; None without validation.
-        best: The run to take; None where none learnt anything.
     """
 
     name: str

@@ -60,8 +60,11 @@ def predict(config: PredictConfig) -> None:
     _check(config)
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
-        runs = (open_trained(path, precision, config.base) for path in _paths(config.run))
-        ensemble = Ensemble(runs, precision, config.batch)
+        ensemble = Ensemble(
+            (open_trained(path, precision, config.base) for path in _paths(config.run)),
+            precision,
+            config.batch,
+        )
         stop = Stop()
         if not distributed.is_main():
             with stop.waiting(), stop.listening():  # the first process ends all of them
