@@ -117,7 +117,8 @@ class Prepared:
 
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
-        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs)
+        train = () if self.task is None else encoded_of(self.splits["train"]).examples
+        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train)
 
     def encoded(self) -> "Prepared":
         """Return it as it is."""
@@ -150,7 +151,7 @@ class Unencoded:
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
         own = task_of_data(self.data)
-        return TaskInfo(tokenizer, own.labels, task=own)
+        return TaskInfo(tokenizer, own.labels, task=own, train=self.data.splits["train"])
 
     def encoded(self) -> Prepared:
         """Return it, encoded."""

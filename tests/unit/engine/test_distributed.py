@@ -35,7 +35,12 @@ CASES = {
         {"direction": "bidirectional"},
         {},
     ),
-    "classification": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
+    "classification": (
+        lambda: Classification(class_weight={"animal": 0.1, "place": 7.0}),
+        lambda: tiny.Questions(examples=65),
+        {},
+        {},
+    ),
     "unfreezing": (
         Classification,
         lambda: tiny.Questions(examples=65),
