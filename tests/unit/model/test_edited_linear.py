@@ -1,6 +1,5 @@
 """Layers that hold what edits have added: low-rank updates, factors; and what merges."""
 
-import copy
 import math
 from functools import partial
 
@@ -164,16 +163,6 @@ def test_merging_keeps_what_is_frozen_frozen():
 
     packed = [block.attention.packed.weight.requires_grad for block in backbone.blocks]
     assert packed == [False, True, True]
-
-
-def test_a_copy_shares_nothing():
-    backbone = with_lora(("value",))
-    copied = copy.deepcopy(backbone)
-
-    tiny.lively(copied)
-
-    assert not tiny.same(backbone.state_dict(), copied.state_dict())
-    assert torch.equal(top(backbone), top(tiny.backbone().eval()))
 
 
 # DoRA.
@@ -406,15 +395,6 @@ def test_what_is_added_knows_the_name_of_its_edit():
     assert of_group["backbone.new_rows.delta"] == "rows"
 
 
-def test_a_copy_of_a_model_is_marked_as_well():
-    model = edited(**EVERY)
-
-    copied = added_modules(copy.deepcopy(model))
-
-    wanted = {name: part.describe() for name, part in added_modules(model).items()}
-    assert {name: part.describe() for name, part in copied.items()} == wanted
-
-
 def test_only_edits_that_can_be_merged_are():
     model = edited(**EVERY)
 
@@ -462,17 +442,6 @@ def test_what_lasts_is_what_a_merge_leaves():
     merge(model)
     assert lasting == added_parameters(model)
     assert {part.edit for part in lasting.values()} == EVERY.keys() - {"lora"}
-
-
-def test_unmerging_puts_back_what_was_there():
-    model = nn.ModuleDict({"layer": Doubled()})
-    before = model["layer"]
-
-    replaced = merge(model)
-    assert type(model["layer"]) is nn.Linear
-    unmerge(model, replaced)
-
-    assert model["layer"] is before
 
 
 @pytest.mark.parametrize("edit", [LoRA(), Adapters(4), NewRows()], ids=repr)
