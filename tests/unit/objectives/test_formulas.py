@@ -16,8 +16,6 @@ from transfer_cli.adaptation.penalties import EWC, L2SP
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
-from transfer_cli.model.heads import pool
-from transfer_cli.model.norms import RMSNorm, RMSNormOfUnitOffset
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification, highest_learnt_from
@@ -101,14 +99,7 @@ def spans(**options):
     return objective
 
 
-STATES = torch.tensor(DRAW.normal(size=(2, 4, 3)))
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False]])
-
-
-def by_rows(function):
-    return np.stack([
-        function(row[: int(mask.sum())].numpy()) for row, mask in zip(STATES, MASK, strict=True)
-    ])  # fmt: skip
 
 
 def multilabel():
@@ -220,17 +211,6 @@ FORMULAS = {
     ),
     # a piece 49 from the end of a window of 300 and 50 from the start of one of 150
     "share of the length": lambda: (owned_pieces(350, 300, [0, 200]), [(0, 251), (251, 350)]),
-    # parts of models
-    **{
-        f"pooling {name}": lambda name=name, function=function: (
-            pool(STATES, MASK, name), by_rows(function),
-        )
-        for name, function in {
-            "cls_first": lambda row: row[0], "cls_last": lambda row: row[-1],
-            "mean": lambda row: row.mean(0), "max": lambda row: row.max(0),
-            "concat": lambda row: np.concatenate([row[-1], row.max(0), row.mean(0)]),
-        }.items()
-    },
 }  # fmt: skip
 
 
@@ -261,18 +241,6 @@ def test_consistency_is_sharpened_and_asks_for_confidence_before_that(confidence
 
     assert found.item() == pytest.approx(sum(expected))
     assert objective.counts(batch) == {"loss": 4}  # those that are left out count, too
-
-
-@pytest.mark.parametrize("make", [RMSNorm, RMSNormOfUnitOffset])
-def test_a_root_mean_square_is_divided_by(make):
-    norm = make(3, eps=0.1)
-    torch.nn.init.normal_(norm.weight)
-    gain = norm.weight.detach().numpy() + (make is RMSNormOfUnitOffset)
-    z = FIRST.numpy()
-
-    expected = gain * z / np.sqrt((z**2).mean(1, keepdims=True) + 0.1)
-
-    assert_close(norm(FIRST.float()).double(), torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("make", "beside"), [(Adapter, 1), (ParallelAdapter, 0)])
