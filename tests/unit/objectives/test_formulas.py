@@ -12,7 +12,6 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.penalties import EWC, L2SP
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
@@ -253,20 +252,3 @@ def test_a_bottleneck_is_two_products_with_an_activation_between(make, beside):
     squeezed = np.maximum(z @ down.T + down_bias, 0) @ up.T + up_bias
 
     assert_close(adapter(FIRST.float()), torch.tensor(z + squeezed if beside else 0.3 * squeezed))
-
-
-@pytest.mark.parametrize("make", [L2SP, EWC])
-def test_a_penalty_is_half_its_strength_times_squared_distances(make):
-    class Held(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.old, self.new = (torch.nn.Parameter(each[0].float()) for each in (FIRST, SECOND))
-
-    penalty = make(0.3, 0.7) if make is L2SP else make(0.3)
-    penalty.anchors = {"old": torch.tensor([1.0, -2.0, 0.5])}
-    penalty.information = {"old": torch.tensor([0.1, 5.0, 2.0])}
-    moved = (FIRST[0].numpy() - [1.0, -2.0, 0.5]) ** 2
-    new = 0.35 * (SECOND[0].numpy() ** 2).sum()
-    expected = 0.15 * moved.sum() + new if make is L2SP else 0.15 * (moved * [0.1, 5.0, 2.0]).sum()
-
-    assert float(penalty(Held()).detach()) == pytest.approx(expected, rel=1e-5)
