@@ -15,7 +15,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.optim.layer_scale import Geometric
-from transfer_cli.optim.schedules import Cosine, Linear, Slanted
+from transfer_cli.optim.schedules import Cosine, Linear
 from transfer_cli.runs import checkpoint
 
 # The loader.
@@ -192,26 +192,6 @@ def test_a_run_takes_its_steps_and_counts_what_it_saw():
     third = sum(len(data.rows[n]) for step in range(16, 20) for n in run.sampler.indices(step))
     assert (run.progress.step, run.progress.examples) == (20, 2 * 60 + 4 * 8)
     assert run.progress.tokens == epochs_tokens + third
-
-
-@pytest.mark.parametrize(
-    ("schedule", "factor", "micro_batch"),
-    [(Linear(3), 2.6, 8), (Cosine(3), 1.2, 3), (Slanted(), 2.6, 3)],
-    ids=str,
-)
-def test_every_group_has_its_rate_at_every_step_however_batches_are_cut(
-    schedule, factor, micro_batch
-):
-    recipe = tiny.Recipe(rate=1e-3, total=20, schedule=schedule, layer_scale=Geometric(factor))
-
-    run = tiny.run(Classification(), tiny.Questions(), recipe, micro_batch=micro_batch).go()
-
-    heights = {"embeddings": 4, "block.0": 3, "block.1": 2, "block.2": 1, "head.class": 0}
-    layers = [group["layer"] for group in run.step.optimizer.param_groups]
-    assert len(run.rates) == 20
-    for step, rates in enumerate(run.rates):
-        expected = [1e-3 * schedule(step, 20) * factor ** -heights[layer] for layer in layers]
-        assert rates == pytest.approx(expected, rel=1e-9)
 
 
 # Stopping and going on.
