@@ -133,6 +133,17 @@ class LoadedModel:
             rows.append(row)
         return rows
 
+    def evaluate(self, file: str | Path | None = None, **keys: Any) -> dict[str, dict[str, float]]:
+        """Return measures by split and name: of a file of one's own, else of the run's own data.
+
+        `keys` are those of `transfer evaluate`, such as split, batch, slices.
+        """
+        given = {} if file is None else {"input": file}
+        called: dict[str, dict[str, float]] = _called(
+            "evaluate", {"run": self._opened.path, **given, **keys}
+        )
+        return called
+
     def generate(self, prompt: str, **keys: Any) -> str:
         """Return what a causal language model goes on with after a text.
 
@@ -193,13 +204,17 @@ def _fields(text: Any) -> Mapping[str, Any]:
 
 
 def _trained(name: str, keys: Mapping[str, Any]) -> Run:
+    return read_run(_called(name, keys))
+
+
+def _called(name: str, keys: Mapping[str, Any]) -> Any:
+    """Return what the function of a command returns."""
     command = ALL[name]
     with _aside():
         request = with_files(name, command, Request(), keys)
         made = composed(name, request)
         with made.typed.at_work():
-            path = cli.perform(name, command, request, made.config)
-    return read_run(path)
+            return cli.perform(name, command, request, made.config)
 
 
 @contextmanager

@@ -49,6 +49,18 @@ def test_answers_are_those_of_predict(trained, transfer, type_in):
         assert answer["probability"] == max(answer["probabilities"].values())
 
 
+def test_measures_are_those_of_the_run_and_of_a_file(trained, questions, tmp_path):
+    model = transfer_cli.load(trained.path)
+    file = tmp_path / "own.csv"
+    file.write_text("text,label\nWhere is it ?,city\nWho ?,person\nWho are we ?,person\n")
+
+    own, other = model.evaluate(), model.evaluate(file, slices={"who": {"word": "who"}})
+
+    assert own["test"]["accuracy"] == trained.measures["test"]["accuracy"]
+    right = [a["label"] == "person" for a in model.predict(["Who ?", "Who are we ?"])]
+    assert other["input"]["accuracy/slice/who"] == sum(right) / 2
+
+
 def test_vectors_do_not_depend_on_their_batch(trained):
     model = transfer_cli.load(trained.path)
     texts = ["Where is Miryar ?", "Who are we , and where is the river of the north ?"]

@@ -55,8 +55,8 @@ _OF_INPUT = (
 )  # fmt: skip
 
 
-def evaluate(config: EvaluateConfig) -> None:
-    """Print the measures of the splits asked for; write them to `output` if there is one."""
+def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
+    """Print the measures of the splits asked for, return them, and write them to `output`."""
     count_or_auto("batch", config.batch)
     _check_input(config)
     for key, ending in (("output", ".json"), ("each", ".jsonl")):
@@ -93,6 +93,7 @@ def evaluate(config: EvaluateConfig) -> None:
             _show(config, trained, splits, scores, origins)
             if items is not None and config.each is not None:
                 write_items(Path(config.each).expanduser(), items)
+    return {name: scored.measures for name, scored in scores.items()}
 
 
 def _show(

@@ -33,7 +33,7 @@ def with_files(
         values: Plain keys that were given from Python.
     """
     beside = [] if command.typed else [word for word in request.overrides if _is_file(word)]
-    keys = PlainKeys(name, request.config_dir)
+    keys = PlainKeys(name, request.config_dir, (*PlainKeys.named, *command.named))
     typed = {word: keys.choice(word) for word in request.overrides if word not in beside}
     parts = [part for file in (*request.files, *beside) for part in _parts_of(Path(file), keys)]
     parts += keys.parts(values)

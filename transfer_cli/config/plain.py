@@ -26,9 +26,6 @@ _PLACES = {
 }
 """Keys at which there is a group in a place of its own -> the group."""
 
-_NAMED = ("losses.", "streams.")
-"""Keys below which there are names of one's own."""
-
 _OF_GRAMMAR = re.compile(r"[\\()\[\]{}:=, \t]")
 """What Hydra reads otherwise in the name of a value of a mapping."""
 
@@ -65,10 +62,12 @@ class PlainKeys:
     Args:
         name: The name of the command that the keys are for.
         config_dir: A folder with the user's own configs.
+        named: Keys below which there are names of one's own.
     """
 
     name: str
     config_dir: Path | None = None
+    named: tuple[str, ...] = ("losses", "streams")
 
     @cached_property
     def _folders(self) -> list[Path]:
@@ -132,7 +131,8 @@ class PlainKeys:
         if isinstance(part, tuple):
             key, value = part
             shown = value if key in raw and isinstance(value, str) else _literal(value, key)
-            return f"{'++' if key.startswith(_NAMED) else ''}{key}={shown}"
+            added = "++" if key.startswith(tuple(f"{name}." for name in self.named)) else ""
+            return f"{added}{key}={shown}"
         if part.names == ["null"]:
             return f"~{part.typed}"
         shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
@@ -150,7 +150,7 @@ class PlainKeys:
             group, place = self._group_at(key)
             if group:
                 yield from self._of_group(group, place, key, value)
-            elif isinstance(value, Mapping) and (f"{key}." in _NAMED or key not in self._keys):
+            elif isinstance(value, Mapping) and (key in self.named or key not in self._keys):
                 yield from self.parts(value, f"{key}.")
             else:
                 yield key, value
