@@ -28,11 +28,7 @@ _MOST_BYTES = 16 * MAX_FILE_BYTES
 
 
 class KnownFiles:
-    """Facts about files, by the folder that they lie in; written at the end of a `with` block.
-
-    Args:
-        cache: The folder of the records; None: nothing is kept.
-    """
+    """Facts about files by folder, kept if there is a `cache`; written as a `with` block ends."""
 
     def __init__(self, cache: Path | None) -> None:
         self._cache = cache
