@@ -61,11 +61,7 @@ class Length:
 
     @classmethod
     def parse_rhythm(cls, text: str) -> "Length":
-        """Read an interval: "500 steps" or "1 epoch".
-
-        Raises:
-            ValueError: The text has another form.
-        """
+        """Read an interval: "500 steps" or "1 epoch"."""
         if _COUNTED.fullmatch(text) is None:
             raise ValueError(f"{text!r} is no length: write it as '500 steps' or '1 epoch'")
         return cls.parse(text)
