@@ -67,11 +67,7 @@ class Length:
         return cls.parse(text)
 
     def steps(self, steps_per_epoch: int) -> int | None:
-        """Return the length in optimizer steps, at least 1; None for the remainder of the run.
-
-        Raises:
-            ValueError: A share needs the length of the run (see `resolve`).
-        """
+        """Return optimizer steps, at least 1, of a length that is no share; None for the rest."""
         if self.unit in ("share", "auto"):
             raise ValueError("a share needs the length of the run; use resolve")
         if self.amount is None:

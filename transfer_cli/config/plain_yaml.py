@@ -25,12 +25,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """Return the config in a file.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: It is no config that a run writes.
-    """
+    """Return the config in a file, if it is one that a run writes."""
     try:
         events = _events(read_text(path, MAX_CONFIG_BYTES))
         first = next(events, None)
