@@ -35,7 +35,16 @@ class ConfigError(TransferError):
 
 
 class DataError(TransferError):
-    """Text or labels that cannot be found, fetched or read."""
+    """Text or labels that cannot be found, fetched or read.
+
+    Args:
+        message: The cause and the cure.
+        reason: The fault of a row in a few words, which others may have as well.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class SelectionError(TransferError):

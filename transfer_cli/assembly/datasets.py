@@ -20,7 +20,7 @@ from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
 from transfer_cli.data.documents import LineRule, TextSplit
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
-from transfer_cli.data.labelled import LabelledData, Rest, TaskData, rest_of
+from transfer_cli.data.labelled import INPUT, LabelledData, Rest, TaskData, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import cached_tokenizer
@@ -117,7 +117,8 @@ class Prepared:
 
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
-        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs)
+        train = () if self.task is None else encoded_of(self.splits["train"]).examples
+        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train)
 
     def encoded(self) -> "Prepared":
         """Return it as it is."""
@@ -150,7 +151,7 @@ class Unencoded:
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
         own = task_of_data(self.data)
-        return TaskInfo(tokenizer, own.labels, task=own)
+        return TaskInfo(tokenizer, own.labels, task=own, train=self.data.splits["train"])
 
     def encoded(self) -> Prepared:
         """Return it, encoded."""
@@ -442,7 +443,7 @@ def _encoded(
 ) -> dict[str, EncodedText]:
     return {
         name: encode_text(raw[name].by_rule(rule), tokenizer, cache)
-        for name in SPLITS
+        for name in (*SPLITS, INPUT)
         if name in raw
     }
 

@@ -52,7 +52,8 @@ class Trained(Opened):
     def columns(self) -> Wanted:
         """The columns that were typed for the table that it was trained on, if that is one."""
         data = self.config.data
-        return typed(data.get("text"), data.get("pair"), data.get("label"))
+        join = data.get("join") or "space"
+        return typed(data.get("text"), data.get("pair"), data.get("label"), join)
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:

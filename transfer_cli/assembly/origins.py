@@ -223,7 +223,9 @@ def of_examples(
 ) -> SplitIdentity:
     """Return what labelled examples, dataclasses of plain values, are."""
     content, alone = (hashlib.blake2b(digest_size=16) for _ in range(2))
-    names = [each.name for each in fields(examples[0])] if examples else []
+    every = fields(examples[0]) if examples else ()
+    # Where files are is no content: they may be moved.
+    names = [each.name for each in every if each.compare or each.name != "file"]
     for chunk in _chunks(examples):
         content.update(_as_json([[getattr(each, name) for name in names] for each in chunk]))
         alone.update(_as_json([list(texts(each)) for each in chunk]))

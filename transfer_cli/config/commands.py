@@ -52,6 +52,7 @@ FLAGS = (
     ("--help all", "Show every option and every key, with a line on each."),
     ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
     ("--info defaults", "Print which files it was put together from."),
+    ("FILE.yaml", "Read keys from a file, as --config FILE; typed ones win."),
     ("--config-dir DIR", "Also search DIR for options of your own."),
     ("--config-name NAME", "Start from DIR/NAME.yaml, whose defaults begin with the command."),
     ("--plugin PACKAGE", "Let configs name classes of a package of your own."),

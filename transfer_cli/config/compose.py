@@ -37,6 +37,7 @@ from transfer_cli.config import describe, schema
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.flags import Request, quoted, takes_one
+from transfer_cli.config.own_presets import path_of
 from transfer_cli.config.suggest import options_with, suggest
 from transfer_cli.errors import ConfigError, TransferError, listed, nearest
 from transfer_cli.safe_files import UnreadableError, read_text
@@ -135,7 +136,7 @@ def _loader(config_dir: Path | None) -> ConfigLoaderImpl:
     schema.register()
     path = create_config_search_path(str(conf_dir()))
     if config_dir is not None:
-        path.prepend("command-line", f"file://{config_dir.resolve()}", SearchPathQuery("schema"))
+        path.prepend("command-line", path_of(config_dir), SearchPathQuery("schema"))
     return ConfigLoaderImpl(path)
 
 

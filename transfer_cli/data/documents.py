@@ -50,7 +50,7 @@ With `end` each line ends with the separator; else each document does, and lines
 """
 
 _SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
-"""Of the files of a folder that are read, before the suffix of a packed one."""
+"""Of the files of text in a folder, before the suffix of a packed one."""
 
 
 @dataclass(frozen=True)
@@ -311,15 +311,28 @@ def held_out_whole(fingerprint: str, share: float) -> bool:
 # ----------------------------------------------------------------------------------- files
 
 
-def expand(patterns: str | list[str]) -> list[Path]:
-    """Return the files of paths, folders and globs, each once."""
+def expand(
+    patterns: str | list[str],
+    suffixes: Sequence[str] = _SUFFIXES,
+    is_one: Callable[[Path], bool] = lambda folder: False,
+) -> list[Path]:
+    """Return the files of paths, folders and globs, each once.
+
+    Args:
+        patterns: The paths, folders and globs.
+        suffixes: Of the files of a folder that are read.
+        is_one: Whether a folder stands for one file.
+    """
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not pattern:
             raise DataError("A name of a file is empty, expected a path, folder or glob.")
         path = located(pattern)
+        if path.is_dir() and is_one(path):
+            paths.append(path)
+            continue
         if path.is_dir():
-            files = _in_folder(path, pattern)
+            files = _in_folder(path, pattern, suffixes)
         elif glob.has_magic(pattern) and not path.exists():
             # `Path.glob` takes no absolute pattern.
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above
@@ -334,20 +347,22 @@ def expand(patterns: str | list[str]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def _in_folder(folder: Path, pattern: str) -> list[Path]:
-    """Return the text files in a folder and those below it, without hidden ones."""
+def _in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files in a folder and those below it, without hidden ones."""
     if pattern.startswith(HUB):
         return sorted(folder.glob("*.parquet"))
+    if said := readers.saved_by_datasets(folder):
+        raise DataError(f"{folder} is a folder of Arrow files.{said}")
     files = [
         path
         for path in _below(folder, set())
         # A link to a file that is gone is refused later: its text would be missing.
-        if readers.suffix_of(path) in _SUFFIXES and (path.is_file() or path.is_symlink())
+        if readers.suffix_of(path) in suffixes and (path.is_file() or path.is_symlink())
     ]
     if not files:
         raise DataError(
-            f"{folder} is a folder without a file of text ({listed(_SUFFIXES, len(_SUFFIXES))}, "
-            "also packed). Name the files, or a glob."
+            f"{folder} is a folder without a file that is read ({', '.join(suffixes)}, also "
+            "packed). Name the files, or a glob."
         )
     return files
 

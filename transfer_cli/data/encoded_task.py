@@ -209,7 +209,8 @@ def check_kept(
     if sum(sizes) <= room or {"first": left[0], "second": left[1]}.get(truncate) != 0:
         return
     other, size = ("second", sizes[1]) if truncate == "first" else ("first", sizes[0])
-    line = "" if example.line is None else f"line {example.line}: "
+    file = f"{example.file}, " if example.file else ""
+    line = "" if example.line is None else f"{file}line {example.line}: "
     raise DataError(
         f"{line}the {other} text has {size:,} tokens, and data.length={length} leaves {room:,} for "
         f"both, so data.truncate={truncate} makes no room; data.truncate=longest_first does"

@@ -143,7 +143,7 @@ def check_readable(path: Path) -> None:
         if not path.exists():
             raise _missing(path)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, expected a file.{_saved_by_datasets(path)}")
+            raise DataError(f"{path} is a folder, expected a file.{saved_by_datasets(path)}")
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty.")
         if path.is_file():  # a pipe can be read only once
@@ -215,7 +215,7 @@ def suffix_of(path: Path) -> str:
     return name.suffix.lower()
 
 
-def _saved_by_datasets(folder: Path) -> str:
+def saved_by_datasets(folder: Path) -> str:
     """Return how to read a folder that the library `datasets` has saved; "" for others."""
     splits = sorted(part.parent.name for part in folder.glob("*/state.json"))
     if not splits and not (folder / "state.json").exists():
@@ -229,7 +229,9 @@ def _saved_by_datasets(folder: Path) -> str:
 
 def _missing(path: Path) -> DataError:
     if has_magic(path.name):
-        return DataError(f"{path} does not exist, and a pattern of names is read for text alone.")
+        return DataError(
+            f"{path} does not exist; a pattern of names is read in data.train and the like."
+        )
     if path.is_symlink():
         return DataError(f"{path} is a link to {path.readlink()}, which does not exist.")
     folder = next(parent for parent in path.parents if parent.is_dir())
@@ -432,7 +434,9 @@ def decoded(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
         except UnicodeDecodeError as error:
             place = f"byte 0x{raw[error.start]:02X} at offset {error.start} of the line"
             wrong = f"{place} is not {encoding.upper()}. Save the file as UTF-8."
-    error_found = DataError(f"{name}, line {number}: {wrong}")
+    error_found = DataError(
+        f"{name}, line {number}: {wrong}", "a NUL byte" if zero >= 0 else f"not {encoding.upper()}"
+    )
     return BrokenLine.of(raw.decode(encoding, errors="replace"), error_found)
 
 

@@ -314,30 +314,31 @@ class TrainStep:
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
         terms: Iterable[str],
-    ) -> tuple[dict[str, int], int, int]:
+    ) -> tuple[dict[str, float], int, int]:
         """Return the targets of each term, the tokens and the examples of the whole step.
 
-        The targets, over all micro-batches and processes, are the only divisor there is.
+        The targets, or their weights, over all micro-batches and processes, are the only divisor
+        there is.
         """
-        counts = dict.fromkeys(terms, 0)
+        counts: dict[str, float] = dict.fromkeys(terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
             real = {n: b for n, b in micro.items() if not isinstance(b, IdleBatch)}
             for loss in (loss for loss in self.losses if loss.stream in real):
-                for term, count in loss.objective.counts(views[loss.name]).items():
+                for term, count in loss.objective.divisors(views[loss.name]).items():
                     counts[f"{loss.name}/{term}"] += count
             tokens += sum(int(batch["mask"].sum()) for batch in real.values())
             examples += sum(size(batch) for batch in real.values())
-        *targets, tokens, examples = map(
-            int, distributed.all_reduce_sum([*counts.values(), tokens, examples])
+        *targets, of_tokens, of_examples = distributed.all_reduce_sum(
+            [*counts.values(), tokens, examples]
         )
-        return dict(zip(counts, targets, strict=True)), tokens, examples
+        return dict(zip(counts, targets, strict=True)), int(of_tokens), int(of_examples)
 
     def _accumulate(
         self,
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
-        counts: Mapping[str, int],
+        counts: Mapping[str, float],
         weights: Mapping[str, float],
     ) -> dict[str, Tensor]:
         """Add up gradients over micro-batches and processes; return each term's summed loss."""

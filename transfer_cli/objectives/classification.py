@@ -4,10 +4,10 @@ Legend: B batch, T positions, D width, C classes.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,8 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import occurrences
-from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights, check_class_weight
 from transfer_cli.objectives.sequence import SequenceObjective
 
 MOST_IN_CONFUSION = 256
@@ -64,6 +65,8 @@ class Classification(SequenceObjective):
             from.
         label_smoothing: The share of a target that all labels have alike (Szegedy et al. 2016,
             section 7), in [0, 1). Measures are those of the labels.
+        class_weight: How much the texts of each label count in training, see `ClassWeight`; a
+            smoothed target weighs each label's part, as in torch. Measures weigh nothing.
 
     The other arguments are those of `SequenceObjective`.
     """
@@ -75,9 +78,12 @@ class Classification(SequenceObjective):
 
     annealing: Annealing | None = field(default=None, kw_only=True)
     label_smoothing: float = field(default=0.0, kw_only=True)
+    class_weight: ClassWeight = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_class_weight(self.class_weight)
+        self.class_weights: ClassWeights | None = None
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         self._progress = 0.0
@@ -94,6 +100,19 @@ class Classification(SequenceObjective):
         count = size(batch)
         return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
 
+    def setup(self, info: TaskInfo) -> None:
+        super().setup(info)
+        self.class_weights = ClassWeights.of_labels(self.class_weight, info)
+
+    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+        """Decide as `SequenceObjective`, and on the weight of each label."""
+        decided, weights = super().finalize_options(model, trains), self.class_weights
+        return decided if weights is None else {**decided, "class_weight": weights.by_label}
+
+    def divisors(self, batch: Batch) -> Mapping[str, float]:
+        counts, weights = self.counts(batch), self.class_weights
+        return counts if weights is None else {**counts, "loss": weights.total(batch["label"])}
+
     @property
     def num_outputs(self) -> int:
         return len(self.info.labels)
@@ -101,7 +120,10 @@ class Classification(SequenceObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the labels that are learnt from."""
         logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
-        cross_entropy = partial(F.cross_entropy, label_smoothing=self.label_smoothing)
+        weight_C = None if self.class_weights is None else self.class_weights.on(logits_BC.device)
+        cross_entropy = partial(
+            F.cross_entropy, weight=weight_C, label_smoothing=self.label_smoothing
+        )
         if self.annealing is None:
             return {"loss": cross_entropy(logits_BC, label_B, reduction="sum")}
         loss_B = cross_entropy(logits_BC, label_B, reduction="none")

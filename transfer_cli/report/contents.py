@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
-from transfer_cli.runs.results import Results
+from transfer_cli.runs.results import Measures, Results
 from transfer_cli.runs.stored_analyses import StoredAnalysis
 from transfer_cli.runs.untrusted import is_number, nested
 from transfer_cli.safe_files import printable
@@ -61,6 +61,11 @@ class Run:
     overrides: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
     analyses: tuple[StoredAnalysis, ...] = ()
+
+    @property
+    def measures(self) -> Measures:
+        """Its scores, by split and name, of the weights that it keeps."""
+        return self.results.measures
 
     @property
     def seed(self) -> Any:

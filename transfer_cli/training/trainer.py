@@ -192,16 +192,21 @@ def final_measures(
 
 def _failure(run: TrainingRun, scorer: SplitScorer, validation: Scores | None) -> str | None:
     """Return why the run came to nothing; what it can do on validation it has learnt."""
-    task = run.data.task
+    task, main = run.data.task, run.blueprint.network.losses[0]
+    weights = getattr(main.objective, "class_weights", None)
     if task is None or not task.can_fail:
         return None
-    if validation and not task.failure(validation.measures, validation.tables):
+
+    def failure(scores: Scores) -> str | None:
+        judged = scores.measures, scores.tables
+        return task.failure(*(judged if weights is None else weights.weighed(*judged)))
+
+    if validation and not failure(validation):
         return None
     # Asked only then: most runs have learnt something.
     most_judged = 1000  # training examples by which a run is judged to have failed
     some = some_of(run.data.splits["train"], most_judged)
-    scores = scorer.score(run.blueprint.network.losses[0], some)
-    return task.failure(scores.measures, scores.tables)
+    return failure(scorer.score(main, some))
 
 
 SAVING = 0.02
