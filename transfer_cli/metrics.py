@@ -79,11 +79,7 @@ class Metric:
 
     @classmethod
     def from_json(cls, record: Any) -> "Metric":
-        """Return the metric of a record, whose unknown keys are ignored.
-
-        Raises:
-            ValueError: The record is not a metric's.
-        """
+        """Return the metric of a record, ignoring unknown keys; ValueError where it is none."""
         stored = record if isinstance(record, dict) else {}
         known = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
         texts = all(isinstance(known.get(key, ""), str) for key in ("name", "unit"))

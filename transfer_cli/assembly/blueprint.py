@@ -218,12 +218,7 @@ class Blueprint:
     def description(
         self, base: Base | None = None, *, without: Set[str] = frozenset()
     ) -> ModelDescription:
-        """Return all that is needed to build the run's model, but for its weights.
-
-        Args:
-            base: The model that holds the weights that are not stored with the run.
-            without: Names of edits that its weights do not hold.
-        """
+        """Return what builds the run's model, but for its weights, which may lack some edits."""
         info, tokenizer = self.data.info["main"], self.data.tokenizer
         return ModelDescription(
             shape=self.model.backbone.shape,

@@ -101,11 +101,7 @@ class Origins:
     # --- what a run is made from ----------------------------------------------------------------
 
     def labelled(self, key: str, data: LabelledData, only: tuple[str, ...] = ()) -> LabelledData:
-        """Return labelled data, its labels and its task as they were when the run began.
-
-        Args:
-            only: The splits to compare; none: all.
-        """
+        """Return labelled data, labels and task as when the run began; no `only`: all splits."""
         labels = self._labels.get(key)
         if self._model is not None and key == "data":
             labels = self._model.labels

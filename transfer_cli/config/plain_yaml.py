@@ -31,12 +31,7 @@ def read_plain(path: Path) -> dict[str, Any]:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a file.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: It is not such a mapping as a run writes.
-    """
+    """Return the mapping in a file, if it is such as a run writes."""
     try:
         events = _events(read_text(path, MAX_CONFIG_BYTES))
         first = next(events, None)

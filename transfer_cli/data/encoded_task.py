@@ -205,12 +205,7 @@ def check_kept(
     room: int,
     length: int,
 ) -> None:
-    """Raise if the text that `truncate` says would lose all of its tokens for the other one.
-
-    Args:
-        sizes: The tokens of its texts.
-        left: How many of them stay, see `kept`.
-    """
+    """Raise if the text that `truncate` says would lose all of its tokens for the other one."""
     if sum(sizes) <= room or {"first": left[0], "second": left[1]}.get(truncate) != 0:
         return
     other, size = ("second", sizes[1]) if truncate == "first" else ("first", sizes[0])

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextStats:
-    """The size of the text whose tokens are scored, for perplexity by word and bits by byte.
-
-    Args:
-        words: Its words; 0 if undefined.
-        size_bytes: Its size in UTF-8; 0 if undefined.
-    """
+    """The words and UTF-8 bytes of the text whose tokens are scored, 0 if undefined."""
 
     words: int = 0
     size_bytes: int = 0

@@ -272,11 +272,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError, TypeError, ValueError: The state is not one of this step.
-        """
+        """Take up where `state_dict` left off."""
         self.optimizer.load_state_dict(checked_state(self.optimizer, state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
         self.stages.load_state_dict(state["stages"])

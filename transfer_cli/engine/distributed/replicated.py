@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
+from transfer_cli.engine.distributed import all_reduce_tensor, world_size
 from transfer_cli.model.transfer_model import TransferModel
 
 LossSums = dict[str, Tensor]
