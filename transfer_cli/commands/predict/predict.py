@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from transfer_cli.assembly.ensemble import Ensemble
+from transfer_cli.commands.closing import Closing, AnsweredText
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Row
@@ -85,15 +86,17 @@ def predict(config: PredictConfig) -> None:
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)
             skipped = Skipped()
-            on_error = skipped if config.errors == "skip" else Refuse("errors")
-            rows = _rows(given.table, answers, on_error)
+            rows = _rows(
+                given.table, answers, skipped if config.errors == "skip" else Refuse("errors")
+            )
             most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
+            closing = Closing(ensemble.task, *ensemble.training_labels)
             num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
                 found = [] if earlier.has(window) else _together(ensemble, window, name, more)
                 with stop.waiting():
                     if found:
-                        _write(answers, window, found, name)
+                        _write(answers, window, found, name, closing)
                     stop.place = f"after line {window[-1].line:,} of {name}"
                 num_texts += len(window)
                 more(0 if found else len(window) * ensemble.num_runs)
@@ -101,6 +104,7 @@ def predict(config: PredictConfig) -> None:
             skipped.say(num_texts, name)
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
+        closing.say()
 
 
 def _most_rows(batch: int, task: Task) -> int:
@@ -138,7 +142,11 @@ def _together(
 
 
 def _write(
-    answers: Answers, window: Sequence[Row], found: Sequence[Answer | None], name: str
+    answers: Answers,
+    window: Sequence[Row],
+    found: Sequence[Answer | None],
+    name: str,
+    closing: Closing,
 ) -> None:
     """Write the answers up to the first one that is not finite."""
     finite: list[Answer] = []
@@ -147,6 +155,9 @@ def _write(
             break
         finite.append(each)
     answers.write_window(window[: len(finite)], finite)
+    for row, answer in zip(window, finite, strict=False):
+        if said := answers.task.said(answer):
+            closing.note(AnsweredText(*said, row.line, answers.task.texts(row.example)[0]))
     if len(finite) < len(window):
         row = window[len(finite)]
         text = answers.task.texts(row.example)[0][:SHOWN]

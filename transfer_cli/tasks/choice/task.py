@@ -7,7 +7,7 @@ Legend: B batch, C choices, S sequences that are there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,6 +32,7 @@ from transfer_cli.errors import DataError, nearest
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.confidence import Calibrate
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.tasks.base import (
@@ -250,7 +251,7 @@ class ChoiceTask(Task):
 
     name, objective, head = "choice", "choice", "class"
     example: ClassVar[type] = ChoiceExample
-    fields, expected = ("label", "answer", "probabilities"), "right choice"
+    fields, expected = ("label", "answer", "probability", "probabilities"), "right choice"
     files = f"{__name__}.Choices"
     export_head: ClassVar[str | None] = "multiple_choice"
     combines = can_fail = True
@@ -320,12 +321,18 @@ class ChoiceTask(Task):
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
         return {**answers[0][1], "probabilities": mean_C.tolist()}
 
+    def said(self, answer: Answer) -> tuple[str, float]:
+        shares_C = np.asarray(answer["probabilities"])
+        return answer["choices"][int(shares_C.argmax())], float(shares_C.max())
+
     def written(self, answer: Answer) -> dict[str, Any]:
         shares_C = np.asarray(answer["probabilities"])
-        label = int(shares_C.argmax())
+        reply, probability = self.said(answer)
+        is_given = probability >= self.abstain_below
         return {
-            "label": label,
-            "answer": answer["choices"][label],
+            "label": int(shares_C.argmax()) if is_given else None,
+            "answer": reply if is_given else None,
+            "probability": round(probability, DECIMALS),
             "probabilities": shares_C.round(DECIMALS).tolist(),
         }
 
@@ -362,11 +369,16 @@ MEAN_RANK = Metric("mean_rank", higher_is_better=False)
 """Of the right choices, from 1."""
 
 
+@dataclass(eq=False, repr=False)
 class MultipleChoice(SequenceObjective):
     """Cross-entropy of the right choice among those of its example; see `SequenceObjective`.
 
     The head gives each choice, read after its context, one number; a softmax over an example's
     choices makes probabilities of them (Radford et al. 2018, section 3.3; Zellers et al. 2018).
+
+    Args:
+        calibrate, abstain: See `UnitObjective`.
+        options: Those of `SequenceObjective`.
     """
 
     task = "choice"
@@ -379,6 +391,9 @@ class MultipleChoice(SequenceObjective):
         MEAN_RANK,
         LOSS,
     )
+
+    calibrate: Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the number of each choice, `[B, C]` in float32; -inf where there is none."""
@@ -408,12 +423,12 @@ class MultipleChoice(SequenceObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each choice's probability, `probabilities` `[B, C]`; 0 where there is none."""
-        return {"probabilities": outputs.softmax(1)}
+        return {"probabilities": self.calibrated(outputs).softmax(1)}
 
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each example's likeliest choice, and how right that is."""
         hit_B, _ = hits_and_ranks(outputs, batch["label"])
-        share_B = outputs.softmax(1).amax(1)
+        share_B = self.calibrated(outputs).softmax(1).amax(1)
         return {"label": outputs.argmax(1), "probability": share_B, "right": hit_B}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:

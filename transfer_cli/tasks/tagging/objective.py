@@ -4,7 +4,7 @@ Legend: B rows, T positions, D width, N targets, C tags.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective, occurrences
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.confidence import Calibrate
 
 MOST_IN_CONFUSION = 256
 """Tags of which it is counted how often each was taken for each."""
@@ -43,6 +44,7 @@ class TokenTagging(UnitObjective):
 
     Args:
         dropout: Before the linear layer.
+        calibrate, abstain: See `UnitObjective`.
     """
 
     task = "tagging"
@@ -59,6 +61,8 @@ class TokenTagging(UnitObjective):
     units_are_examples: ClassVar[bool] = False
 
     dropout: float = 0.1
+    calibrate: Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
@@ -138,7 +142,11 @@ class TokenTagging(UnitObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each tag at each position, `shares` `[B, T, C]`."""
-        return {"shares": outputs.softmax(-1)}
+        return {"shares": self.calibrated(outputs).softmax(-1)}
+
+    def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return logits and tags, of each word where it is read."""
+        return outputs, _of_words(batch)
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the tags of each row's words and the likeliest ones."""
