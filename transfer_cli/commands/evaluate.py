@@ -11,7 +11,7 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.commands.closing import Closing, AnsweredText
+from transfer_cli.commands.closing import AnsweredText, Closing
 from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from transfer_cli.assembly.ensemble import Ensemble
-from transfer_cli.commands.closing import Closing, AnsweredText
+from transfer_cli.commands.closing import AnsweredText, Closing
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Row
