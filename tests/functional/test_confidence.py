@@ -14,7 +14,7 @@ from tests import several
 from tests.functional.conftest import LOOP, finished
 from tests.functional.test_pages import commands
 from transfer_cli.assembly.ensemble import Ensemble
-from transfer_cli.commands.closing import AnsweredText, Closing
+from transfer_cli.commands.closing import Closing
 from transfer_cli.engine.precision import Precision
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.multilabel import MultilabelTask
@@ -171,7 +171,7 @@ def told(caplog, closing, answers):
     """Return what is told of answers, as labels and probabilities."""
     caplog.set_level(logging.INFO)
     for line, (label, probability) in enumerate(answers, 1):
-        closing.note(AnsweredText(label, probability, line, f"text {line}"))
+        closing.note(label, probability, f"text {line}", line)
     closing.say()
     return [record.getMessage() for record in caplog.records]
 

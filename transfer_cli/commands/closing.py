@@ -9,7 +9,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from statistics import NormalDist
 
 from transfer_cli.engine.evaluation import SHOWN
@@ -32,23 +31,6 @@ HALF = 0.5
 """The probability below which answers are unsure, where no threshold was fitted."""
 
 
-@dataclass(frozen=True)
-class AnsweredText:
-    """An answer, given or not, in words.
-
-    Args:
-        answer: As `Task.said` says it.
-        probability: Of it.
-        line: Of its row; None where that is not known.
-        text: The first one of its row.
-    """
-
-    answer: str
-    probability: float
-    line: int | None
-    text: str
-
-
 class Closing:
     """Counts answers as they come, in the memory of a few, and tells of them at the end.
 
@@ -64,15 +46,17 @@ class Closing:
         self._texts = texts
         self._counts: Counter[str] = Counter()
         self._num_answers = self._num_unsure = 0
-        self._least: list[tuple[float, int, AnsweredText]] = []
+        self._least: list[tuple[float, int, str]] = []
 
-    def note(self, said: AnsweredText) -> None:
-        """Count an answer."""
+    def note(self, answer: str, probability: float, text: str, line: int | None) -> None:
+        """Count an answer, given or not, as `Task.said` says it, to the text on a line."""
         self._num_answers += 1
-        self._counts.update(self._task.said_labels(said.answer))
-        self._num_unsure += said.probability < (self._task.abstain_below or HALF)
+        self._counts.update(self._task.said_labels(answer))
+        self._num_unsure += probability < (self._task.abstain_below or HALF)
+        place = "" if line is None else f"line {line:,}"
+        shown = f"  {place:10} {probability:.3f}  {_short(answer) or '(none)'}  {_short(text)}"
         # The surest falls out; among equally sure ones the last.
-        heapq.heappush(self._least, (-said.probability, -self._num_answers, said))
+        heapq.heappush(self._least, (-probability, -self._num_answers, shown))
         if len(self._least) > LEAST_SURE:
             heapq.heappop(self._least)
 
@@ -96,12 +80,8 @@ class Closing:
             ", objective.abstain's threshold, and are null" if below else "",
         )  # fmt: skip
         log.info("least sure:")
-        for _, _, said in sorted(self._least, reverse=True):
-            line = "" if said.line is None else f"line {said.line:,}"
-            log.info(
-                "  %-10s %.3f  %s  %s", line, said.probability,
-                _short(said.answer) or "(none)", _short(said.text),
-            )  # fmt: skip
+        for _, _, shown in sorted(self._least, reverse=True):
+            log.info("%s", shown)
 
     def _shares(self) -> Iterator[str]:
         if not self._counts:

@@ -11,7 +11,7 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.commands.closing import AnsweredText, Closing
+from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine
@@ -109,7 +109,7 @@ def _say_closing(trained: Trained, split: Split, items: Sequence[Item]) -> None:
     for item in items:
         example = examples[item.index]
         line, text = getattr(example, "line", None), task.texts(example)[0]
-        closing.note(AnsweredText(item.predicted, item.probability, line, text))
+        closing.note(item.predicted, item.probability, text, line)
     closing.say()
 
 

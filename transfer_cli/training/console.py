@@ -122,9 +122,6 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
         if table and _one_label_each(results.metrics):
             said = in_words(table, results.labels, results.more["by_words"])
             blocks.append(_entry("in words", said))
-    for split, measures in [*results.measures.items()][-1:]:
-        if said := believed(results.more["fitted"], split, measures):
-            blocks.append(_entry("believed", said))
     forgetting = results.more["forgetting"]
     if forgetting is not None:
         before, after = forgetting["before"], forgetting["after"]
@@ -139,24 +136,6 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     if results.failed:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
-
-
-def believed(fitted: Mapping[str, float], split: str, measures: Mapping[str, float]) -> str:
-    """Return how far probabilities can be believed, and how many answers are given."""
-    said = []
-    if "ece" in measures:
-        before, after = (100 * measures[name] for name in ("ece/before", "ece"))
-        said.append(
-            f"the expected calibration error on {split} is {before:.1f} % before and {after:.1f} % "
-            f"after scores are divided by the temperature {fitted['temperature']:.3g}"
-        )
-    if fitted.get("abstain_below"):
-        share, right = (100 * measures[name] for name in ("coverage", "precision_at_coverage"))
-        said.append(
-            f"{share:.0f} % of {split} get an answer, with a probability from "
-            f"{fitted['abstain_below']:.3g} on, and {right:.0f} % of these answers are right"
-        )
-    return "; ".join(said)
 
 
 def _one_label_each(metrics: Sequence[Metric]) -> bool:

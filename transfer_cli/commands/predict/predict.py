@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from transfer_cli.assembly.ensemble import Ensemble
-from transfer_cli.commands.closing import AnsweredText, Closing
+from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Row
@@ -157,7 +157,7 @@ def _write(
     answers.write_window(window[: len(finite)], finite)
     for row, answer in zip(window, finite, strict=False):
         if said := answers.task.said(answer):
-            closing.note(AnsweredText(*said, row.line, answers.task.texts(row.example)[0]))
+            closing.note(*said, answers.task.texts(row.example)[0], row.line)
     if len(finite) < len(window):
         row = window[len(finite)]
         text = answers.task.texts(row.example)[0][:SHOWN]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.charts import Chart, Trace, View, rounded
 from transfer_cli.report.html.markup import PageColumn, dashes, shape
@@ -15,25 +14,21 @@ Points = Sequence[tuple[float, float]]
 _BINS, _STEPS = 15, 80
 
 
-def confidence_charts(task: TaskRuns) -> list[Chart]:
+def confidence_charts(task: TaskRuns) -> list[Chart | None]:
     """Return the charts of the best group whose runs were calibrated, or hold answers back."""
-    made = (_reliability(task), _coverage(task))
-    return [chart for chart in made if chart is not None]
+    return [_reliability(task), _coverage(task)]
 
 
-def _counted(task: TaskRuns, name: str, height: int, width: int) -> tuple[list[list[int]], int]:
-    """Return the summed tables of a group, and of how many runs."""
+def _counted(task: TaskRuns, name: str, height: int, width: int) -> list[list[int]]:
+    """Return the summed tables of a group's runs."""
     place = (task.measure.partition("/")[0], name)
     counted = (tables_of(group, place, height, width) for group in task.groups)
     tables = next(filter(None, counted), [])
-    rows = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
-    return rows, len(tables)
+    return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
 
 
 def _reliability(task: TaskRuns) -> Chart | None:
-    rows, runs = _counted(task, "reliability", 4, _BINS)
-    if not rows:
-        return None
+    rows = _counted(task, "reliability", 4, _BINS)
     middles = [100 * (place + 0.5) / _BINS for place in range(_BINS)]
     lines = {
         name: [
@@ -41,49 +36,40 @@ def _reliability(task: TaskRuns) -> Chart | None:
             for middle, count, right in zip(middles, counts, rights, strict=True)
             if count
         ]
-        for name, counts, rights in zip(("before", "after"), rows[::2], rows[1::2], strict=True)
+        for name, counts, rights in zip(("before", "after"), rows[::2], rows[1::2], strict=False)
     }
     said = (
-        "Reliability",
         "Answers in 15 bins by their probability, before and after the temperature, and the share "
         "of each that is right. On the dotted line probabilities are what they say; below it they "
-        f"are too high. {_of(task, runs)}",
+        "are too high."
     )
     even = {"x": [0, 100], "y": [0, 100], "line": {"dashes": "2 3", "width": 1.5},
             "meta": {"role": "quiet"}}  # fmt: skip
-    return _chart("reliability", said, ("probability, %", "right, %"), lines, [even])
+    return _chart(task, "Reliability", said, ("probability, %", "right, %"), lines, even)
 
 
 def _coverage(task: TaskRuns) -> Chart | None:
-    rows, runs = _counted(task, "curve", 2, _STEPS)
-    if not rows:
-        return None
-    counts, rights = (list(accumulate(reversed(row))) for row in rows)
+    rows = [[*accumulate(reversed(row))] for row in _counted(task, "curve", 2, _STEPS)]
     points = {
-        (100 * count / max(1, counts[-1]), 100 * right / count)
-        for count, right in zip(counts, rights, strict=True)
+        (100 * count / rows[0][-1], 100 * right / count)
+        for count, right in zip(*rows, strict=True)
         if count
     }
     said = (
-        "Precision against coverage",
         "Where the surest answers alone are given, as many as the axis says, the share of these "
-        f"that is right. {_of(task, runs)}",
+        "that is right."
     )
-    lines = {"precision": sorted(points)}
-    return _chart("coverage", said, ("answers that are given, %", "of these right, %"), lines, [])
-
-
-def _of(task: TaskRuns, runs: int) -> str:
-    return f"On {task.measure.partition('/')[0]}, {formats.several(runs, 'run')} of the best group."
+    axes = ("answers that are given, %", "of these right, %")
+    lines = {"precision": sorted(points)} if points else {}
+    return _chart(task, "Precision against coverage", said, axes, lines)
 
 
 def _chart(
-    name: str,
-    said: tuple[str, str],
-    axes: tuple[str, str],
-    lines: dict[str, Points],
-    beside: Sequence[Trace],
-) -> Chart:
+    task: TaskRuns, title: str, said: str, axes: tuple[str, str], lines: dict[str, Points],
+    *beside: Trace,
+) -> Chart | None:  # fmt: skip
+    if not lines:
+        return None
     traces: list[Trace] = [
         {
             "name": line,
@@ -94,10 +80,11 @@ def _chart(
         }
         for place, (line, points) in enumerate(lines.items())
     ]  # fmt: skip
+    caption = f"{said} On {task.measure.partition('/')[0]}, the runs of the best group."
     layout = {"xaxis": {"title": axes[0]}, "yaxis": {"title": axes[1]}}
     return Chart(
-        name, *said, f"Line chart. {said[1]} The numbers are in the table.",
-        [View(said[0], [*beside, *traces], layout)],
+        title.split()[0].lower(), title, caption, f"Line chart. {caption}",
+        [View(title, [*beside, *traces], layout)],
         ["line", *(PageColumn(axis, is_number=True) for axis in axes)],
         [(line, f"{x:.1f}", f"{y:.1f}") for line, points in lines.items() for x, y in points],
         [*lines] if len(lines) > 1 else [],
