@@ -65,7 +65,7 @@ def _coverage(task: TaskRuns) -> Chart | None:
 
 
 def _chart(
-    task: TaskRuns, title: str, said: str, axes: tuple[str, str], lines: dict[str, Points],
+    task: TaskRuns, title: str, said: str, axes: tuple[str, str], lines: Mapping[str, Points],
     *beside: Trace,
 ) -> Chart | None:  # fmt: skip
     if not lines:
