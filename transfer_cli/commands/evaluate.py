@@ -85,7 +85,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         few = sum(len(split.data) for split in splits.values()) <= MOST_ITEMS
-        tells = config.input is not None and few
+        tells = config.input is not None and trained.start.task is not None and few
         items: list[Item] | None = [] if config.each is not None or tells else None
         batch = batch_of(config.batch, trained.model, precision.device)
         scores = {
