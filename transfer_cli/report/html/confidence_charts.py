@@ -1,6 +1,6 @@
 """Charts of how far probabilities can be believed: reliability, and precision against coverage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from transfer_cli.report.contents import TaskRuns
@@ -65,7 +65,7 @@ def _coverage(task: TaskRuns) -> Chart | None:
 
 
 def _chart(
-    task: TaskRuns, title: str, said: str, axes: tuple[str, str], lines: dict[str, Points],
+    task: TaskRuns, title: str, said: str, axes: tuple[str, str], lines: Mapping[str, Points],
     *beside: Trace,
 ) -> Chart | None:  # fmt: skip
     if not lines:
