@@ -118,6 +118,23 @@ def test_answers_that_are_not_sure_are_null_and_the_end_tells_of_all(run, transf
     assert "unsure:" in scored.err
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["tagging", *(pytest.param(kind, marks=pytest.mark.slow)
+                  for kind in ("choice", "dialog", "multilabel"))],
+)  # fmt: skip
+def test_every_kind_of_answer_is_calibrated(kind, transfer, task_words, read_json, tmp_path):
+    words = (*task_words(kind), "loop.steps=4", "objective.calibrate=true", "objective.abstain=0.1")
+
+    transfer(*words, "run.dir=run").ok()
+    transfer("evaluate", "run", "split=validation", "output=out.json", "device=cpu").ok()
+
+    found = measures_of(tmp_path / "run")
+    assert found.keys() >= {"ece", "ece/before", "coverage", "precision_at_coverage"}
+    again = read_json(tmp_path / "out.json")["measures"]["validation"]
+    assert again == pytest.approx(found, abs=1e-6)
+
+
 @pytest.mark.parametrize("form", ["onnx", pytest.param("hf", marks=pytest.mark.slow)])
 def test_an_export_gives_the_same_probabilities(run, transfer, tmp_path, form):
     library = pytest.importorskip({"onnx": "onnxruntime", "hf": "transformers"}[form])

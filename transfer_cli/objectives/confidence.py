@@ -138,10 +138,8 @@ def measures(totals: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def tables(totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-    """Return counts: `reliability`, before and after; `curve` and `given` as above."""
-    counts = {name: totals[name] for name in ("curve", "given") if name in totals}
-    if "given" in counts:
-        counts["given"] = counts["given"][None]
+    """Return counts: those of `curve`, and without confidence of `reliability`, before, after."""
+    counts = {"curve": totals["curve"]} if "curve" in totals else {}
     if "reliability" in totals:
         counts["reliability"] = totals["reliability"][:, :2].flatten(0, 1)
     return {name: table.long().tolist() for name, table in counts.items()}

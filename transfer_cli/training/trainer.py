@@ -196,7 +196,8 @@ def _with_confidence(
         return run
     units = 1 if objective.units_are_examples else int(encoded_of(split).lengths.max())
     each = EachExample("unit_results")
-    scorer.score(loss, some_of(split, MOST_SCORES // (units * max(4, len(task.labels)))), each)
+    some = some_of(split, MOST_SCORES // (units * max(4, len(task.labels))))
+    scorer.score(loss, replace(some, scorer=None), each)
     rows = [row.predicted for row in each.gathered()]
     scores, target = (
         pad_sequence([torch.tensor(row[name]).float() for row in rows], True, fill)  # noqa: FBT003

@@ -218,7 +218,7 @@ class Submitted(Answers):
         return f"{self._number(row)}\t", "\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        predicted, *_ = self.task.cells(answer)
+        predicted, *_ = self.task.said(answer) or self.task.cells(answer)
         submission = self.columns.submission
         return str(submission.shown(predicted) if submission else predicted)
 
