@@ -137,7 +137,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [*costs, labels])),
         ("confusion", "Confusion", task_sections.confusion_section(address, task, names)),
-        ("decisions", "Labels", task_sections.decisions_section(task)),
+        ("labels", "Labels", task_sections.labels_section(task)),
         ("errors", "Shared errors", task_sections.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", task_sections.settings_section(task, names)),

@@ -54,6 +54,7 @@ class TokenTagging(UnitObjective):
         Metric("entity_precision", higher_is_better=True, unit="fraction"),
         Metric("entity_recall", higher_is_better=True, unit="fraction"),
         Metric("entity_f1_strict", higher_is_better=True, unit="fraction"),
+        Metric("macro_f1", higher_is_better=True, unit="fraction"),
         # Tags without entities have this alone.
         Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
     )
