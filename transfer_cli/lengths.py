@@ -88,11 +88,6 @@ class Length:
         """Return a stage's length in optimizer steps, at least 1; None for the rest of the run.
 
         Shares are rounded down, so that their sum never exceeds the run.
-
-        Args:
-            steps_per_epoch: Steps of an epoch.
-            total: Steps of the run.
-            stages: Number of stages of the run.
         """
         if self.unit == "auto":
             return max(1, total // stages)

@@ -31,7 +31,6 @@ class Metric:
 
     Args:
         name: Its name in `metrics.jsonl`, `results.json` and `loop.monitor`.
-        higher_is_better: Whether higher values are better.
         unit: Of its values. A fraction is in [0, 1], a percentage in [0, 100].
         headline: Whether runs are judged by it by default; of several, by the first measured one.
         per_example: Whether it follows from a sum over the examples in `items.jsonl`, so that two

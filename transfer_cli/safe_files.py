@@ -36,11 +36,7 @@ class UnreadableError(ValueError):
 
 
 def check_no_pointer(start: bytes) -> None:
-    """Refuse the beginning of what Git LFS leaves in place of a file that it has not fetched.
-
-    Raises:
-        UnreadableError: It is one.
-    """
+    """Refuse the beginning of what Git LFS leaves in place of a file that it has not fetched."""
     if start.startswith(_POINTER):
         raise UnreadableError(
             "it is a pointer of Git LFS in place of the file; `git lfs pull` in its folder "

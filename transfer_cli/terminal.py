@@ -15,6 +15,7 @@ import termios
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
@@ -80,9 +81,7 @@ class Entry:
     """Two columns: a name and its description.
 
     Args:
-        head: The left column.
         text: The right column; it wraps.
-        column: Where the right column begins.
         width: Width of the plain text; None: its lines are not wrapped.
     """
 
@@ -233,6 +232,19 @@ class Page:
 BLANK = Line()
 
 
+_IS_SILENT = ContextVar("is_silent", default=False)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Print nothing, and leave signals to others, within the block."""
+    token = _IS_SILENT.set(True)
+    try:
+        yield
+    finally:
+        _IS_SILENT.reset(token)
+
+
 def print_out(page: Page | Renderable) -> None:
     """Print to standard output."""
     flush_out(_shown(page, sys.stdout))
@@ -240,6 +252,8 @@ def print_out(page: Page | Renderable) -> None:
 
 def print_err(page: Page | Renderable) -> None:
     """Print to standard error."""
+    if _IS_SILENT.get():
+        return
     try:
         sys.stderr.write(_shown(page, sys.stderr))
         sys.stderr.flush()
@@ -295,6 +309,8 @@ def flush_out(text: str = "") -> None:
     Raises:
         BrokenPipeError: Its reader has gone.
     """
+    if _IS_SILENT.get():
+        return
     try:
         if text:
             sys.stdout.write(text)
@@ -314,6 +330,8 @@ def print_line(text: str) -> None:
 
 def heeded(signals: Iterable[int]) -> list[int]:
     """Return the signals without those that this process was begun to ignore, as by `nohup`."""
+    if _IS_SILENT.get():
+        return []
     return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 

@@ -218,7 +218,10 @@ def busy(commands, words, tmp_path):
     process.join()
 
 
-@pytest.mark.parametrize("how", ["resume=auto", "resume={run}", "anew"])
+@pytest.mark.parametrize(
+    "how",
+    ["resume=auto", *(pytest.param(h, marks=pytest.mark.slow) for h in ("resume={run}", "anew"))],
+)
 def test_a_second_command_in_a_run_directory_is_refused(transfer, words, busy, how):
     typed = () if how == "anew" else (how.format(run=busy), "loop.steps=100000")
     if how != f"resume={busy}":

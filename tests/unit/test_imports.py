@@ -18,7 +18,7 @@ FLOORS = {
     "assembly": 5, "testing": 5,
     "training": 6, "analysis": 6,
     "commands": 7,
-    "cli": 8, "__main__": 9,
+    "cli": 8, "__main__": 9, "api": 9,
 }  # fmt: skip
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

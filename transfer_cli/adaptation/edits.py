@@ -60,7 +60,6 @@ class ParallelAdapters(Edit):
     """A bottleneck beside the feed-forward layer of every block (He et al. 2022, section 4).
 
     Args:
-        size: Width of the bottleneck.
         scale: Multiplies what it adds.
         activation: relu, gelu or gelu_tanh.
     """
@@ -279,9 +278,6 @@ class Segments(Edit):
 
     Wolf et al. 2019 add the embedding of the speaker's token in their place; these are new, and
     zero at first.
-
-    Args:
-        count: Number of segments.
     """
 
     count: int = 2

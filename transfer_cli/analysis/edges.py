@@ -82,11 +82,7 @@ class Spans:
 
 
 class SpanProbe(nn.Module):
-    """See the top of this module.
-
-    Args:
-        like: Targets that it is to read.
-    """
+    """See the top of this module."""
 
     def __init__(self, like: Spans) -> None:
         super().__init__()
@@ -126,7 +122,6 @@ def trained(train: Spans, stopped_on: Spans, seed: int) -> SpanProbe:
     Args:
         train: Standardised states.
         stopped_on: Others, which stop it.
-        seed: Of start, order and dropout.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "span probe"))
@@ -253,7 +248,6 @@ class EdgeProbes(Analysis):
         train: A file of labelled spans.
         validation: Another, which stops the probes.
         test: Another, which they are scored on.
-        random: Whether a model with fresh weights is probed, too.
         most: Words of each file whose states are kept at most; targets of others are left out.
     """
 

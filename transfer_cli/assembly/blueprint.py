@@ -85,7 +85,6 @@ class Sizes:
 
     Args:
         steps_per_epoch: With several streams, an epoch is about one pass over the main one.
-        total_steps: Of the run.
         mixture: Which stream each step draws; None where there is one alone.
     """
 
@@ -115,7 +114,6 @@ class Network:
     """A model at its starting weights, where these are from, and what it trains for.
 
     Args:
-        model: With its edits.
         losses: What it trains for, the main loss first.
         edits: Config nodes of everything that was added to it, by name.
         inherited: Names of the parameters that keep what was loaded.
@@ -146,10 +144,6 @@ class Course:
     """How long a run is, and what happens when.
 
     Args:
-        loop: The plain settings of its training.
-        sizes: How long, in steps.
-        lr_scheduler: Sets the learning rate of every parameter group at every step.
-        stage_plans: The stages.
         monitor: The metric that decides which weights are best; None: what runs are judged by.
     """
 
@@ -171,13 +165,7 @@ class Blueprint:
 
     Args:
         config: The run's config with what was decided, which is stored, and compared by a resume.
-        adaptation: What is added, what trains when, what pulls back.
-        start: The models that it starts and learns from.
-        data: Of every stream.
-        network: The model, and what it trains for.
-        course: How long, and in which stages.
         objective: Config node of the main objective, with what it has decided.
-        precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
         kernels: What `loop.compile=auto` has decided for a GPU, and why.
     """
@@ -353,11 +341,7 @@ def _course(
 
 
 def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
-    """Let objectives refuse the start, and decide what depends on what trains.
-
-    Returns:
-        What the main one has decided.
-    """
+    """Let objectives refuse the start; return what the main one decides by what trains."""
     model, objectives = network.model, [loss.objective for loss in network.losses]
     for objective in objectives:
         objective.check_start(model, network.inherited)

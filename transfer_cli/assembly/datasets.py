@@ -20,7 +20,7 @@ from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
 from transfer_cli.data.documents import LineRule, TextSplit
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
-from transfer_cli.data.labelled import LabelledData, Rest, TaskData, rest_of
+from transfer_cli.data.labelled import INPUT, LabelledData, Rest, TaskData, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import cached_tokenizer
@@ -69,7 +69,6 @@ class StreamSource:
     """A further stream as the config describes it.
 
     Args:
-        data: Text or labelled data.
         batch: Examples of a step; None: as many as of the main stream.
         scored: Examples of each split that are scored at most; None: all.
         joins_main: Whether each step of the main stream has a batch of it, too; else a step is of
@@ -96,7 +95,6 @@ class Prepared:
         task: What its examples are; None: text without labels.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
         pairs: What pairs of running text are asked; None: there are none.
-        lines: What became of the line breaks of running text.
         sources: Of the training text, whose blocks follow each other, with their weights.
     """
 
@@ -170,13 +168,8 @@ class RunData:
     """The data of every stream of a run, the main one first; encoded when it is needed.
 
     Args:
-        tokenizer: Of all streams.
-        main: What the run is for.
-        others: The further streams, by name.
         batches: Examples that a step takes of each stream.
         joining: The streams that have a batch in each step of the main one.
-        lines: What becomes of line breaks in running text.
-        info: What objectives learn of each stream.
     """
 
     tokenizer: Tokenizer
@@ -450,7 +443,7 @@ def _encoded(
 ) -> dict[str, EncodedText]:
     return {
         name: encode_text(raw[name].by_rule(rule), tokenizer, cache)
-        for name in SPLITS
+        for name in (*SPLITS, INPUT)
         if name in raw
     }
 
@@ -491,8 +484,6 @@ def with_context(
     """Return running text of which `tokens` tokens are seen before those that are scored.
 
     Args:
-        split: What is scored.
-        shape: The model's.
         tokens: How many; 0 are blocks.
         stride: Tokens that are scored at once; None: a block by memory, else as many as fill one
             beside the context.

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
@@ -25,27 +25,24 @@ from transfer_cli.tasks.base import Answer, Task, by_example
 class Ensemble:
     """Runs that answer examples together, on however many processes there are."""
 
-    def __init__(
-        self, paths: Sequence[str], precision: Precision, base: str | None, batch: int | str
-    ) -> None:
+    def __init__(self, runs: Iterable[Trained], precision: Precision, batch: int | str) -> None:
         self._precision = precision
         self._runs: list[tuple[Trained, Task]] = []
-        for path in paths:
-            trained = open_trained(path, precision, base)
+        for trained in runs:
             task = trained.start.task
             if task is None:
                 raise CheckpointError(
-                    f"run: {path} has learnt from text without labels; predict needs a fine-tuned "
-                    "run"
+                    f"run: {trained.path} has learnt from text without labels; predict needs a "
+                    "fine-tuned run"
                 )
             self._runs.append((trained, task))
         self.batch = min(
             batch_of(batch, trained.model, precision.device) for trained, _ in self._runs
         )
         self.task = self._runs[0][1]
-        for path, (_, task) in zip(paths[1:], self._runs[1:], strict=True):
-            self.task.check_combines(task, paths[0], path)
-        self._num_cut = [0] * len(paths)
+        for trained, task in self._runs[1:]:
+            self.task.check_combines(task, self._runs[0][0].path, trained.path)
+        self._num_cut = [0] * len(self._runs)
         self._num_texts = self._num_empty = 0
 
     @property

@@ -69,15 +69,11 @@ def ours_of(
     """Return a model as `target_of` and `write_folder` ask for it.
 
     Args:
-        description: The model's.
-        tokenizer: Its tokenizer.
         task: What it was adapted to; None for a language model.
         model: With its edits. Those that can be merged are merged already, or the model is on the
             meta device: there a product would import torch's compiler, for seconds.
         heads: Tensors of heads that the model does not have.
-        head: Whether its head is to be written.
         texts: See `Ours`; None: by what it was trained on.
-        length: See `Ours`.
     """
     kind, classifier = published_head(description, task) if head else (None, None)
     labels = description.labels if kind else ()

@@ -28,9 +28,7 @@ class Opened:
     """A model to look into, with or without a head.
 
     Args:
-        path: As it was named.
         config: Of its run; of other models one without data.
-        start: Its description and tokenizer.
         objective: What it was trained for; None: a published model without that head.
         model: On the device, in evaluation mode.
         length: See `longest_input`.
@@ -54,7 +52,8 @@ class Trained(Opened):
     def columns(self) -> Wanted:
         """The columns that were typed for the table that it was trained on, if that is one."""
         data = self.config.data
-        return typed(data.get("text"), data.get("pair"), data.get("label"))
+        join = data.get("join") or "space"
+        return typed(data.get("text"), data.get("pair"), data.get("label"), join)
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
@@ -63,7 +62,6 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     Args:
         path: The run directory, one of its checkpoints, or a published model: its folder, or
             `hf:owner/name`.
-        precision: With the device.
         base: The folder of the model that the run refers to, if it has moved.
     """
     place = Path(path).expanduser()
@@ -89,9 +87,7 @@ def open_to_look_into(
 
     Args:
         path: What `init_from` takes: a run, one of its checkpoints, a published model.
-        precision: With the device.
         base: The folder of the model that it refers to, if it has moved.
-        key: The config key that named it, for errors.
     """
     start = open_pretrained(path, key=key, base=base)
     tensors, planned, objective = start.tensors(), objective_of(start), objective_of(start)

@@ -62,7 +62,6 @@ def memory_parts(blueprint: Blueprint, rows: int | None = None) -> dict[str, int
     """Return what takes memory in training in a process, and how many bytes.
 
     Args:
-        blueprint: Of the run.
         rows: Sequences that pass through the model at once; None: a micro-batch.
     """
     config, shards = blueprint.config, _shards(blueprint)

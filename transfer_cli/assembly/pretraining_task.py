@@ -46,12 +46,8 @@ class Source:
     """Where a model comes from. Nothing is opened before it is needed.
 
     Args:
-        start: What `init_from` names.
         shape: Its shape, with the direction settled.
-        place: Where the run's own data is.
-        origins: What the run is made from.
         named: The text of `source.data`; None: the one that the pretraining's config names.
-        typed: The overrides that were typed for the run.
     """
 
     start: Pretrained
@@ -110,7 +106,6 @@ class Source:
         """Return a model of the trained model's own backbone, with the pretrained head.
 
         Args:
-            trained: The run's model.
             tensors: The weights of `init_from`, where the head may still be.
         """
         device = next(trained.parameters()).device

@@ -15,10 +15,10 @@ from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import EvaluateConfig
-from transfer_cli.data import readers
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Split
-from transfer_cli.data.text import TextData
+from transfer_cli.data.text import TextData, TextFiles
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import EachExample, Scores, batch_of
 from transfer_cli.engine.evaluation import evaluate as score
@@ -58,8 +58,8 @@ _OF_INPUT = (
 )  # fmt: skip
 
 
-def evaluate(config: EvaluateConfig) -> None:
-    """Print the measures of the splits asked for; write them to `output` if there is one."""
+def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
+    """Print the measures of the splits asked for, return them, and write them to `output`."""
     count_or_auto("batch", config.batch)
     _check_input(config)
     for key, ending in (("output", ".json"), ("each", ".jsonl")):
@@ -96,6 +96,7 @@ def evaluate(config: EvaluateConfig) -> None:
             _show(config, trained, splits, scores, origins)
             if items is not None and config.each is not None:
                 write_items(Path(config.each).expanduser(), items)
+    return {name: scored.measures for name, scored in scores.items()}
 
 
 def _show(
@@ -110,8 +111,15 @@ def _show(
     counts = {name: splits[name].counts() for name in scores}
     unigram = ", scored by baseline=unigram and not by the run"
     scorer = unigram if config.baseline == "unigram" else ""
-    for name in scores:
-        print_line(f"{name}: {splits[name].extent()}{scorer}")
+    for name, found in scores.items():
+        split, tokens = splits[name], ""
+        if isinstance(split.data, TextBlocks):
+            scored, every, words = found.counts["loss"], split.data.num_targets, split.text.words
+            counts[name] |= {"tokens": scored, "of_tokens": every}
+            tokens = f"; {scored:,} of {every:,} tokens"
+            if scored == every:
+                tokens += f", {words:,} of {words:,} words"
+        print_line(f"{name}: {split.extent()}{tokens}{scorer}")
     labels = trained.start.description.labels
     tables = {name: found.tables for name, found in scores.items()}
     # Of many labels the worst are listed below.
@@ -144,8 +152,15 @@ def _check_input(config: EvaluateConfig) -> None:
     other = "data" if config.data is not None else "baseline"
     if config.data is not None or config.baseline != "none":
         raise ConfigError(f"{other}: does not go with input=, whose rows are all that is scored")
-    with raised_as(DataError, "input: ", DataError):
-        readers.check_readable(Path(config.input).expanduser())
+    wrong = [name for name in _listed(config.input) if not isinstance(name, str) or not name]
+    if wrong or not config.input:
+        raise ConfigError(
+            f"input: expected a file, a folder, a glob, or a list, got {config.input}"
+        )
+
+
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
 
 
 def _with_context(
@@ -279,20 +294,34 @@ def _of_input(config: EvaluateConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "stop")}
 
 
-def _of_file(config: EvaluateConfig, file: str, trained: Trained) -> Mapping[str, Split]:
-    """Return all rows of the file `input` as a split, read as it says or as in training."""
+def _of_text(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
+    """Return all lines of the text `input` as a split, read as that of training but for pairs."""
+    typed = _of_input(config)
+    other = next((name for name in typed if name != "text"), None)
+    if other is not None:
+        raise ConfigError(f"{other}: is for tables, and this run is a language model")
+    own = trained.config.data
+    names = ("length", "documents", "lines", "heading", "field")
+    options = {name: own[name] for name in names if name in own}
+    options |= {"field": typed["text"]} if typed else {}
+    with raised_as(ConfigError, "input: "):
+        source = TextFiles(train=config.input, **options)
+    start, place = trained.start, DataPlace(config.data_dir, trained.config.seed)
+    shape, only = start.description.shape, (INPUT,)
+    read, _ = datasets.text(source, place, shape, start.tokenizer, only, lines=start.lines)
+    return read.splits
+
+
+def _of_file(config: EvaluateConfig, file: Any, trained: Trained) -> Mapping[str, Split]:
+    """Return all rows of the files `input` as a split, read as it says or as in training."""
     task = trained.start.task
     if task is None:
-        raise ConfigError(
-            "input: this run is a language model, and labelled rows are for runs of labelled data; "
-            "for text say data=text data.train=FILE split=train"
-        )
+        return _of_text(config, trained)
     if task.files is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
     table: type[LabelledFiles] = class_of({TARGET: task.files}, "input")
     chosen = _of_input(config)
-    if isinstance(chosen.get("label"), list):
-        chosen["label"] = tuple(chosen["label"])
+    chosen |= {name: tuple(each) for name, each in chosen.items() if isinstance(each, list)}
     other = [name for name in chosen if name not in table.__dataclass_fields__]
     if other:
         raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")

@@ -94,13 +94,7 @@ _SECTIONS = (
 
 
 def suggest(name: str, command: str, config_dir: Path | None = None) -> str:
-    """Return " Did you mean 'optimizer.lr'?" for a name such as `lr`; "" where none is meant.
-
-    Args:
-        name: What was typed in front of `=`.
-        command: The name of the command, whose keys come into question.
-        config_dir: A folder with the user's own configs.
-    """
+    """Return " Did you mean 'optimizer.lr'?" for a name such as `lr`; "" where none is meant."""
     known = {key for key, _ in keys_and_options(command, config_dir)}
     section, _, last = name.rpartition(".")
     absent = next((said for names, said in ABSENT.items() if last in names.split()), "")

@@ -49,9 +49,7 @@ class EncodedRows:
     """Examples as rows of tokens, with further values for each row.
 
     Args:
-        examples: The examples.
         rows: The tokens of each row, special tokens included.
-        pad: The padding token.
         firsts: The length of each row's first segment; None: there is no second.
         targets: Further keys of a batch: for each row a number or an array, or (for the keys of
             `fill`) a value for each of its tokens.
@@ -142,7 +140,6 @@ def encode_texts(
 
     Args:
         examples: The examples, with a `text` and a `pair`.
-        tokenizer: Turns texts into tokens.
         length: The longest input in tokens, special tokens included.
         direction: The model's, see the table above.
         targets: Further keys of a batch, see `EncodedRows`; None: the examples' labels.
@@ -211,17 +208,14 @@ def check_kept(
     """Raise if the text that `truncate` says would lose all of its tokens for the other one.
 
     Args:
-        example: The example.
         sizes: The tokens of its texts.
         left: How many of them stay, see `kept`.
-        truncate: The same as there.
-        room: The same as there.
-        length: The longest input in tokens.
     """
     if sum(sizes) <= room or {"first": left[0], "second": left[1]}.get(truncate) != 0:
         return
     other, size = ("second", sizes[1]) if truncate == "first" else ("first", sizes[0])
-    line = "" if example.line is None else f"line {example.line}: "
+    file = f"{example.file}, " if example.file else ""
+    line = "" if example.line is None else f"{file}line {example.line}: "
     raise DataError(
         f"{line}the {other} text has {size:,} tokens, and data.length={length} leaves {room:,} for "
         f"both, so data.truncate={truncate} makes no room; data.truncate=longest_first does"

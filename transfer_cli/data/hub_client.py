@@ -58,9 +58,6 @@ def client(kind: RepositoryKind, repository: str, key: str, no_revision: str) ->
     """Yield the hub's client, whose errors become one line.
 
     Args:
-        kind: What is asked for.
-        repository: Its name.
-        key: The config key that names it.
         no_revision: What is wrong where a repository lacks the revision.
     """
     try:

@@ -59,9 +59,7 @@ class KnownFiles:
         """Return a fact about a file, which `find` returns where it is not known.
 
         Args:
-            path: The file.
             what: The name of the fact, and all but the file that decides it.
-            find: Reads the file.
 
         Raises:
             OSError: There is no such file.

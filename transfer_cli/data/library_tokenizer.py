@@ -64,11 +64,7 @@ class TextGrowth:
         return cls(backend.normalizer, _product(list(_parts(data.get("normalizer")))))
 
     def check(self, texts: Sequence[str]) -> None:
-        """Refuse texts that would become too long.
-
-        Raises:
-            UnreadableError: They would.
-        """
+        """Refuse texts that would become too long."""
         if self.normalizer is None or sum(map(len, texts)) * self.most <= _SMALL:
             return
         size = grown = 0
@@ -85,11 +81,7 @@ class TextGrowth:
 
 
 def check_growth(data: Mapping[str, Any]) -> None:
-    """Refuse the content of a `tokenizer.json` that would make too much of a text.
-
-    Raises:
-        UnreadableError: It would.
-    """
+    """Refuse the content of a `tokenizer.json` that would make too much of a text."""
     chains = {
         name: list(_parts(data.get(name)))
         for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")
@@ -368,11 +360,7 @@ def library_errors(problem: str) -> Iterator[None]:
 
 
 def check_file(data: dict[str, Any]) -> None:
-    """Raise for the content of a `tokenizer.json` that would make the library take all memory.
-
-    Raises:
-        UnreadableError: It would.
-    """
+    """Raise for the content of a `tokenizer.json` that would make the library take all memory."""
     check_numbers(data)
     check_growth(data)
 

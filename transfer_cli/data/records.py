@@ -73,7 +73,7 @@ def label_of(record: Record, column: str, name: str) -> str:
     number = isinstance(value, bool | int | float)
     label = json.dumps(value) if number else text_of(record, column, name).strip()
     if not label:
-        raise DataError(f"{where} is empty.")
+        raise DataError(f"{where} is empty.", "empty label")
     if len(label) > MAX_LABEL_CHARACTERS:
         raise DataError(
             f"{where} has {len(label):,} characters, the most is {MAX_LABEL_CHARACTERS:,}. "

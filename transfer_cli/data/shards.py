@@ -71,8 +71,6 @@ class StoredTokens:
     """An entry of the cache: the tokens of a shard.
 
     Args:
-        path: Its folder.
-        dtype: Of a token.
         counts: What `EncodedText` says of them, and `num_tokens`.
     """
 
@@ -98,13 +96,7 @@ class StoredTokens:
 
 @dataclass(frozen=True)
 class Shard:
-    """A text that is encoded in one piece, and the entries of the cache that are made of it.
-
-    Args:
-        split: The text.
-        tokenizer: What encodes it.
-        cache: The folder of the cache.
-    """
+    """A text that is encoded in one piece, and the entries of the cache that are made of it."""
 
     split: TextSplit
     tokenizer: Tokenizer
@@ -144,12 +136,7 @@ class Shard:
         return sound(self.entry, StoredTokens.read)
 
     def kept(self, encoder: "TextEncoder", more: More) -> StoredTokens:
-        """Return its tokens, which are made now if they are missing or damaged.
-
-        Args:
-            encoder: That of the tokenizer.
-            more: Is told how many bytes more are done.
-        """
+        """Return its tokens, which are made now if they are missing or damaged."""
         tokens = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
             self.starts(tokens)
@@ -353,9 +340,6 @@ def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, 
 
     Args:
         shards: Of one tokenizer, in the order in which they are begun.
-        processes: How many are started.
-        threads: Of each.
-        more: Is told how many bytes more are done.
     """
     # No fork: the tokenizers library has threads here already.
     context = multiprocessing.get_context("spawn")

@@ -52,7 +52,6 @@ class Whole:
     """What a split is a part of.
 
     Args:
-        source: Its name.
         size: Its examples; None: they are not counted.
         left_out: What became of those that the split lacks, such as "12 are held out for test".
     """
@@ -96,7 +95,6 @@ class Split:
 
     Args:
         name: train, validation or test.
-        data: The examples.
         text: Words and bytes of the text; none for labelled data.
         order: The order of evaluation, for example by length; None: by number.
         example_of: The number of the example that each row is a window of; None: rows are examples.

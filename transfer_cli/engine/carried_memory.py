@@ -26,7 +26,6 @@ class CarriedMemory:
         batch: B, over all processes.
         micro_batch: Lanes that pass through the model at once.
         steps_per_epoch: After so many steps every lane begins anew, and nothing is remembered.
-        device: Of the model.
     """
 
     def __init__(

@@ -127,10 +127,12 @@ class Scores:
     Args:
         measures: Numbers by name.
         tables: Counts by name, such as a confusion table.
+        counts: What was scored by each term of the objective, such as tokens.
     """
 
     measures: dict[str, float]
     tables: dict[str, list[list[int]]]
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,7 @@ def evaluate(
         predicted = {outcome.index: outcome.predicted for outcome in each.gathered()}
         # A loss that answers nothing has no predictions, or no rows.
         measures |= split.scorer(predicted) if predicted and all(predicted.values()) else {}
-    return Scores(measures, objective.tables(totals))
+    return Scores(measures, objective.tables(totals), counts)
 
 
 def _memory_of(context: TextContext | None) -> Memory | None:

@@ -30,12 +30,7 @@ FEWEST_STEPS = 10
 
 
 class Growth(Schedule):
-    """A rate, not a multiplier, that grows by a constant factor each step.
-
-    Args:
-        start: The rate before the first step.
-        end: The rate of the last step.
-    """
+    """A rate, not a multiplier, that grows by a constant factor each step."""
 
     def __init__(self, start: float, end: float) -> None:
         super().__init__()
@@ -54,8 +49,6 @@ class RangeTest:
     Args:
         rates: Of a layer group whose scale is 1, by step.
         losses: In nats a target, by step; all finite.
-        smoothed: See `smooth`.
-        exploded: Whether the loss exploded before the last step.
     """
 
     rates: Sequence[float]

@@ -39,12 +39,8 @@ class StepReport:
 
     Args:
         losses: Mean of each loss term, in nats a target, and the penalty.
-        total: Their weighted sum.
-        gradient_norm: Global norm before clipping.
         skipped: Number of steps found to be skipped, since loss or gradient was not finite: this
             one, or on a GPU the one before it.
-        tokens: Real tokens seen.
-        examples: Examples seen.
     """
 
     losses: Mapping[str, Tensor]
@@ -100,8 +96,6 @@ class Update:
     """How a gradient moves the weights.
 
     Args:
-        optimizer: With a parameter group for each layer group.
-        lr_scheduler: Sets the learning rate of each parameter group.
         clip: Maximum global gradient norm; None for no clipping.
         max_bad_steps: Skipped steps in a row after which the run fails.
         penalty: Pulls the weights back to their starting values; already started.
@@ -122,15 +116,6 @@ class TrainStep:
 
     With a fused optimizer on a GPU the host does not wait within a step: the device itself skips a
     step whose gradient is not finite, and the host reads that during the next step.
-
-    Args:
-        model: The model to train.
-        losses: The losses to minimise.
-        stages: Which weights train at each step.
-        passes: How they are computed.
-        update: How the weights move.
-        groups: The layer groups, for errors.
-        seed: Seed of everything random.
     """
 
     def __init__(

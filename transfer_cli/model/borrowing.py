@@ -19,12 +19,7 @@ BORROWED = (
 
 
 class BorrowingBackbone(Backbone):
-    """A backbone that reads the embeddings of another one, and has no tables of its own.
-
-    Args:
-        shape: Its own; its embeddings are as wide as the other's.
-        lender: The other one.
-    """
+    """A backbone that reads another's embeddings, as wide as its own, and has no tables."""
 
     def __init__(self, shape: BackboneShape, lender: Backbone) -> None:
         super().__init__(shape, vocabulary=1)  # whose tables go

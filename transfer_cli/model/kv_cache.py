@@ -68,8 +68,6 @@ class KVCache:
     """The keys and values of every block of a causal model.
 
     Args:
-        depth: Number of blocks.
-        max_length: See `LayerKVCache`.
         padding_B: How many positions at the beginning of each text are padding; None: none are.
         keep: See `LayerKVCache`; for positions that are distances. Not together with padding.
     """
@@ -89,8 +87,6 @@ class KVCache:
         """Return a cache of its own for `rows` texts that begin as the only one here does.
 
         Args:
-            rows: Number of texts.
-            max_length: See `LayerKVCache`.
             length: How many positions they share with it; None: all.
         """
         new = KVCache(0, max_length)

@@ -100,7 +100,6 @@ class Rotary:
     Args:
         base: Pair m of r rotated numbers is turned by base^(-2m/r) a position.
         share: Share of a head's width that is turned, its first numbers.
-        scaling: For longer texts; None: none.
         local_base: The base in blocks with a window, which are not scaled; None: as elsewhere.
     """
 
@@ -385,11 +384,7 @@ class BackboneShape:
 
 
 def check_sizes(sizes: Mapping[str, Any]) -> None:
-    """Refuse sizes of a backbone that no model has, before anything of that length is made.
-
-    Raises:
-        ValueError: One is such.
-    """
+    """Refuse sizes of a backbone that no model has, before anything of that length is made."""
     for name in ("width", "heads", "depth", "feedforward", "positions"):
         if name in sizes:
             _check_size(name, sizes[name], 1, MAX_DEPTH if name == "depth" else MAX_SIZE)

@@ -313,7 +313,6 @@ def by_flex(
     """Return what `part.attend` does without dropout, by a kernel that skips unseen blocks.
 
     Args:
-        part: Which keys are seen.
         query: `[B, H, T, W]`.
         key: The same.
         value: The same.

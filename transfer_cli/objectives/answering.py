@@ -7,7 +7,7 @@ Legend: B batch, T positions, N units, C labels, choices or numbers.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch, size
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
+from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights
 
 
 def occurrences(number_N: Tensor, kinds: int) -> Tensor:
@@ -119,6 +120,32 @@ class UnitObjective(Answering):
 
     units_are_examples: ClassVar[bool] = True
     """Whether any text has such units; else a batch says which there are, as that of its task."""
+
+    class_weight: ClassWeight = None
+    """How much the targets of each label count in training; an option of some."""
+    class_weights: ClassWeights | None = None
+    """What that comes to with a run's data."""
+
+    def setup(self, info: TaskInfo) -> None:
+        super().setup(info)
+        self.class_weights = ClassWeights.of(self.class_weight, info)
+
+    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+        """Decide on the weight of each label."""
+        weights = self.class_weights
+        return {} if weights is None else {"class_weight": weights.by_label}
+
+    def divisors(self, batch: Batch) -> Mapping[str, float]:
+        counts, weights = self.counts(batch), self.class_weights
+        return counts if weights is None else {**counts, "loss": weights.total(self.classes(batch))}
+
+    def classes(self, batch: Batch) -> Tensor:
+        """Return, of the weights, the number of each target's."""
+        return batch["label"]
+
+    def weights_on(self, device: torch.device) -> Tensor | None:
+        """Return the weights on a device; None: all targets count alike."""
+        return None if self.class_weights is None else self.class_weights.on(device)
 
     @abstractmethod
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:

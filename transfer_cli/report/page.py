@@ -64,13 +64,7 @@ def page(report: Report) -> str:
 def analyses_page(
     title: str, findings: Mapping[str, Finding], pictures: Mapping[str, Mapping[str, bytes]]
 ) -> str:
-    """Return the page of what analyses found about a model.
-
-    Args:
-        title: What the model is called.
-        findings: By the names of the analyses.
-        pictures: Of these, the PNGs by what each shows.
-    """
+    """Return the page of what analyses found about a model, with their PNGs by what each shows."""
     sections = []
     for name, finding in findings.items():
         embedded = [picture(*shows) for shows in pictures.get(name, {}).items()]

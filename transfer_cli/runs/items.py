@@ -39,7 +39,6 @@ class Item:
         index: Its place in the split, the same for all runs on the same data.
         label: The right answer; "" for language models.
         predicted: The run's answer; "" for language models.
-        probability: The probability of that answer.
         text: The text, shortened; "" if it is not kept.
         loss: Summed nats of its targets.
         targets: How many: 1 for a classifier, the tokens predicted for a language model.

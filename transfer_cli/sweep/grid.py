@@ -40,10 +40,7 @@ class Planner(ABC):
     """What a grid and a search share.
 
     Args:
-        jobs: The sweep.
-        folder: Its folder.
         overrides: What was typed and what a preset sweeps; one for each key.
-        from_preset: The keys that a preset sweeps, and that were not typed.
         launch: Runs jobs, which may share this machine, and returns when all have ended.
     """
 

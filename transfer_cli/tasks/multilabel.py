@@ -58,6 +58,7 @@ class LabelsExample:
     label: tuple[int, ...] | None = None
     pair: str | None = None
     line: int | None = field(default=None, compare=False)
+    file: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ class LabelsTable(Table):
     separator: str = SEPARATOR
 
     task: ClassVar[type[Task]] = MultilabelTask
-    read_as_trained: ClassVar[tuple[str, ...]] = ("separator",)
+    read_as_trained: ClassVar[tuple[str, ...]] = (*Table.read_as_trained, "separator")
     several: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -282,7 +283,7 @@ class LabelsTable(Table):
         return tuple(labels.setdefault(label, label) for label in dict.fromkeys(names))
 
     def example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
-        return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line)
+        return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line, row.file)
 
     def check(self, task: Task, train: Sequence[LabelsExample], where: str) -> None:
         """See `LabelledSource`; columns of labels that no text has, or each has, say nothing."""
@@ -306,7 +307,8 @@ def _has_label(record: Record, column: str, name: str) -> bool:
     if has_label is None:
         raise DataError(
             f"{name}, line {record.line}: {str(cell)!r:.80} in {column!r} says neither yes (1, "
-            "true, yes, x) nor no (0, false, no, nothing)."
+            "true, yes, x) nor no (0, false, no, nothing).",
+            f"{column!r} says neither yes nor no",
         )
     return has_label
 

@@ -203,8 +203,6 @@ def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset())
     """Write into a folder all that is needed to build the run's model, but for its weights.
 
     Args:
-        run: The run.
-        folder: A folder of its directory.
         without: Names of edits that the weights beside it do not hold.
     """
     base = None

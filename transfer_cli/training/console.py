@@ -95,13 +95,8 @@ def pace_text(
     """Return how fast the steps of a run are on a GPU, and what a larger batch may bring.
 
     Args:
-        seconds: Of a step.
         waited: Of these the host has waited for the device.
-        tokens: Of a step.
-        flops: Of a step.
         peak: Floating-point operations that the device computes in a second at most, if known.
-        batch: Sequences of a step.
-        rate: The learning rate.
     """
     speed = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:,.1f} TFLOP/s"
     share = waited / seconds
@@ -179,8 +174,6 @@ def in_words(
     """Return what to expect of new texts, beside what is to be had without the model.
 
     Args:
-        confusion: What became of the texts of each label.
-        labels: The labels.
         by_words: How a linear model on words did on the same texts.
     """
     counts = [sum(row) for row in confusion]

@@ -16,7 +16,6 @@ class Meter:
     Args:
         source: Who counts; without a counter, why nobody does.
         nvml: The package `pynvml`; None: nothing counts.
-        handle: Of the GPU, as `nvml` knows it.
     """
 
     def __init__(self, source: str, nvml: Any = None, handle: Any = None) -> None:

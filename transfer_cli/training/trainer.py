@@ -84,12 +84,7 @@ class FinalMeasures:
 
 
 class SplitScorer:
-    """Scores splits of a run by the weights that its model has now.
-
-    Args:
-        run: The run.
-        progress: How far it is, for errors.
-    """
+    """Scores splits of a run by the weights that its model has now."""
 
     def __init__(self, run: TrainingRun, progress: Progress) -> None:
         self._run = run
@@ -224,14 +219,7 @@ runs are judged by; with fewer the last are better (docs/results.md)."""
 
 
 class Trainer:
-    """Trains a run, scores its best weights, and writes its files.
-
-    Args:
-        command: pretrain or finetune.
-        run: What `build_run` built.
-        directory: Where everything is written.
-        spending: Adds up what it spends.
-    """
+    """Trains a run, scores its best weights, and writes its files."""
 
     def __init__(
         self, command: str, run: TrainingRun, directory: RunDirectory, spending: Spending
@@ -253,11 +241,7 @@ class Trainer:
         self._last_validation: SplitScores | None = None
 
     def resume(self, typed: Sequence[str]) -> None:
-        """Take up what the run directory holds, and train on.
-
-        Args:
-            typed: The overrides that were typed for this resume.
-        """
+        """Take up what the run directory holds, and train on; `typed` are the overrides for it."""
         if self._main:
             self._spending.go_on(self._directory)
         self._before = restore(self._run, self._directory, self._checkpoints, self._progress)

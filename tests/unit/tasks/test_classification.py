@@ -15,7 +15,7 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.table import open_table
-from transfer_cli.data.wanted import Wanted
+from transfer_cli.data.wanted import LABEL, Chosen, Wanted
 from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews
@@ -393,7 +393,7 @@ def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(tas
     out = io.StringIO()
 
     text, pair = (*submission.texts, None)[:2]
-    columns = Columns(text, pair, keep=False, task=record, submission=submission)
+    columns = Columns(Chosen(text, pair, LABEL), keep=False, task=record, submission=submission)
     layout = Layout("tab", None, header=True)
     with open_table(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
         rows = list(rows_of(table, columns, pytest.fail))

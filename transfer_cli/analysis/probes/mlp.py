@@ -80,7 +80,6 @@ def trained(train: Probed, stopped_on: Probed, classes: int, seeds: Sequence[int
     Args:
         train: Standardised states `[N, K, D]`.
         stopped_on: Others, which stop it.
-        classes: C.
         seeds: Of starts and orders.
     """
     layers, width = train.states.shape[1:]

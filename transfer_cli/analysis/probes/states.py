@@ -32,7 +32,6 @@ class LayersRead:
 
     Args:
         layers: Of the L + 1 states.
-        pooling: How the states of a text become one.
         most: Units of a split at most.
     """
 
@@ -46,7 +45,7 @@ class SoughtSplit:
     """A split, with what is to be found in its states.
 
     Args:
-        split: The split; batches of words have `word`.
+        split: Its batches have `word`, where units are words.
         labels: The number of the label of each unit, in the split's order.
         words: Each word; None: the units are texts.
     """
@@ -126,8 +125,6 @@ def states_of(
     Args:
         subject: Whose batches and precision they are.
         model: It, or one of its shape.
-        sought: The split.
-        read: Which states.
     """
     width = model.backbone.shape.width * (3 if read.pooling == "concat" else 1)
     most = min(read.most, max(1, MOST_BYTES // (4 * len(read.layers) * width)))

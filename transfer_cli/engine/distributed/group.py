@@ -32,8 +32,6 @@ class JoinedGroup:
     """This process's connections to the others.
 
     Args:
-        rank: The number of this process, from 0.
-        world_size: Number of processes.
         control: Exchanges small tensors on the CPU.
         patient: The same, but waits as long as it takes.
         store: A dictionary that all processes share; under torchrun it outlives each of them.

@@ -45,7 +45,6 @@ class Replicated(Parallel):
     synchronised, and ones that are frozen later would be waited for.
 
     Args:
-        model: The model.
         some_unused: Whether there are steps in which parameters that train have no part, such as
             the heads of a loss whose stream is not drawn. Looking for them takes time.
     """

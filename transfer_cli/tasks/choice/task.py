@@ -6,7 +6,7 @@ question; a line of RACE is a passage with several.
 Legend: B batch, C choices, S sequences that are there.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,8 @@ from transfer_cli.data.wanted import ANY
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights, check_class_weight
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.tasks.base import (
@@ -143,10 +143,6 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.[tj][xs][to]*") if file.is_file())
-        if not files:
-            raise DataError(
-                f"{path} has no .txt or .json files, of which a folder of RACE is made."
-            )
     examples: list[ChoiceExample] = []
     lines = partial(readers.count_lines, path)
     with progress(f"reading {path}", lines, "lines") as more:
@@ -342,7 +338,7 @@ class ChoiceTask(Task):
 class Choices(LabelledFiles):
     """Own questions with choices, or those of a public data set; see `ROWS`.
 
-    Each file may be a folder of RACE.
+    Each may be a folder of RACE.
 
     Args:
         format: What is in the files; auto: told by their columns.
@@ -351,6 +347,10 @@ class Choices(LabelledFiles):
     task: ClassVar[type[Task]] = ChoiceTask
 
     format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
+
+    def is_one_file(self, folder: Path) -> bool:
+        """See `LabelledFiles`; so is a folder of RACE, with those below it."""
+        return super().is_one_file(folder) or any(folder.rglob("*.txt*"))
 
     def read(self, path: Path) -> list[ChoiceExample]:
         return read_examples(path, self.format)
@@ -389,31 +389,17 @@ class MultipleChoice(SequenceObjective):
 
     class_weight: ClassWeight = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_class_weight(self.class_weight)
-        self.class_weights: ClassWeights | None = None
-
-    def setup(self, info: TaskInfo) -> None:
-        super().setup(info)
-        self.class_weights = ClassWeights.of_answers(self.class_weight, info)
-
-    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide as `SequenceObjective`, and on the weight of each right choice."""
-        decided, weights = super().finalize_options(model, trains), self.class_weights
-        return decided if weights is None else {**decided, "class_weight": weights.by_label}
-
-    def divisors(self, batch: Batch) -> Mapping[str, float]:
-        counts, weights = self.counts(batch), self.class_weights
-        return counts if weights is None else {**counts, "loss": weights.total(batch["index"])}
+    def classes(self, batch: Batch) -> Tensor:
+        """Return the examples, whose right choices have the weights."""
+        return batch["index"]
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy, each example's times its weight."""
         loss_B = self.losses(self.outputs(model, batch, encoded), batch)
-        if self.class_weights is None:
+        weight_N = self.weights_on(loss_B.device)
+        if weight_N is None:
             return {"loss": loss_B.sum()}
-        weight_B = self.class_weights.on(loss_B.device).index_select(0, batch["index"])
-        return {"loss": (weight_B * loss_B).sum()}
+        return {"loss": (weight_N.index_select(0, batch["index"]) * loss_B).sum()}
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the number of each choice, `[B, C]` in float32; -inf where there is none."""

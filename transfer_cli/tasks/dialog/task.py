@@ -8,6 +8,7 @@ Legend: B turns, C candidates, T positions, D width, V vocabulary, R replies.
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -315,11 +316,13 @@ class Dialogs(LabelledFiles):
     max_history: int = 2
     speakers: tuple[str, ...] = SPEAKERS
 
-    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; to score a run on PersonaChat's file, the turns of `valid`."""
         splits = {}
-        for split, path in paths.items():
-            turns = read_turns(path)
+        for split, files in paths.items():
+            turns: dict[str, list[DialogExample]] = {}
+            for name, some in chain.from_iterable(read_turns(path).items() for path in files):
+                turns.setdefault(name, []).extend(some)
             if split == INPUT:
                 splits[split] = turns.get("validation", turns["train"])
             else:
@@ -327,7 +330,7 @@ class Dialogs(LabelledFiles):
             if split == "train" and "validation" in turns and "validation" not in paths:
                 splits["validation"] = turns["validation"]
         first, node = next(iter(paths.values())), self.task.node(**self.options())
-        return LabelledData(first.stem, (), splits, node, files=paths)
+        return LabelledData(first[0].stem, (), splits, node, files=paths)
 
 
 @dataclass(eq=False, repr=False)

@@ -290,7 +290,7 @@ class Squad(LabelledFiles):
     def read(self, path: Path) -> list[SpanExample]:
         return read_questions(path)
 
-    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
         data = super().examples(paths, own)
         if "train" not in paths:
             return data
@@ -305,7 +305,7 @@ class Squad(LabelledFiles):
         if len(train) < len(questions):
             log.warning(
                 "%s: %s of %s questions are left out, whose answers are not in their texts",
-                paths["train"], f"{len(questions) - len(train):,}", f"{len(questions):,}",
+                data.source("train"), f"{len(questions) - len(train):,}", f"{len(questions):,}",
             )  # fmt: skip
         return replace(data, splits={**data.splits, "train": train})
 
