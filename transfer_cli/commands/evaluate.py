@@ -1,7 +1,7 @@
 """`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,15 @@ from transfer_cli.errors import (
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.class_scores import FEW
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import MOST_ITEMS, Item, write_items
+from transfer_cli.runs.results import Results
 from transfer_cli.runs.slices import Slice
 from transfer_cli.safe_files import in_one_line
 from transfer_cli.tasks.sources import LabelledFiles
-from transfer_cli.terminal import print_line
+from transfer_cli.terminal import Page, print_line, print_out
+from transfer_cli.training.console import by_class
 from transfer_cli.training.examples import items_of, of_slices
 from transfer_cli.training.workers import in_process_group
 
@@ -135,11 +138,16 @@ def _show(
             if scored == every:
                 tokens += f", {words:,} of {words:,} words"
         print_line(f"{name}: {split.extent()}{tokens}{scorer}")
-    say(measures)
     labels = trained.start.description.labels
-    for name, found in scores.items():
-        if "confusion" in found.tables:
-            say_confusion(name, labels, found.tables["confusion"])
+    tables = {name: found.tables for name, found in scores.items()}
+    # Of many labels the worst are listed below.
+    listed = {f"/{label}" for label in labels if len(labels) > FEW}
+    say(measures, listed)
+    for name, table in tables.items():
+        if "confusion" in table and not listed:
+            say_confusion(name, labels, table["confusion"])
+        if blocks := by_class(Results(measures=measures, tables=tables, labels=labels), name):
+            print_out(Page(*blocks))
     if config.output is not None:
         result = {
             "run": config.run,
@@ -147,6 +155,8 @@ def _show(
             "data_changed": origins.accepted,
             "counts": counts,
             "measures": measures,
+            "labels": labels,
+            "tables": tables,
         }
         write_json(Path(config.output).expanduser(), result)
 
@@ -237,11 +247,12 @@ def data_source(config: EvaluateConfig, trained: Trained) -> tuple[TextData | Ta
     return found, DataPlace(data_dir, own.seed)
 
 
-def say(measures: dict[str, dict[str, float]]) -> None:
-    """Print a line for each measure of each split."""
+def say(measures: Mapping[str, Mapping[str, float]], without: Set[str] = frozenset()) -> None:
+    """Print a line for each measure of each split, but for those of parts called so."""
     for split, found in measures.items():
         for name, value in found.items():
-            print_line(f"{split:10s} {name:24s} {value:.6g}")
+            if name[name.find("/") :] not in without:
+                print_line(f"{split:10s} {name:24s} {value:.6g}")
 
 
 def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -> None:

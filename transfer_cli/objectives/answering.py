@@ -7,7 +7,7 @@ Legend: B batch, T positions, N units, C labels, choices or numbers.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,8 @@ from transfer_cli.batch import IGNORE, Batch, size
 from transfer_cli.data.split import TextStats
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives import confidence
-from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
+from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights
 
 
 def occurrences(number_N: Tensor, kinds: int) -> Tensor:
@@ -125,6 +126,32 @@ class UnitObjective(Answering):
     """Whether the end of a run fits a temperature on validation; auto: on `confidence.FEWEST`."""
     abstain: float | None = None
     """The share of given answers that is to be right: others are not given. None: all are."""
+
+    class_weight: ClassWeight = None
+    """How much the targets of each label count in training; an option of some."""
+    class_weights: ClassWeights | None = None
+    """What that comes to with a run's data."""
+
+    def setup(self, info: TaskInfo) -> None:
+        super().setup(info)
+        self.class_weights = ClassWeights.of(self.class_weight, info)
+
+    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+        """Decide on the weight of each label."""
+        weights = self.class_weights
+        return {} if weights is None else {"class_weight": weights.by_label}
+
+    def divisors(self, batch: Batch) -> Mapping[str, float]:
+        counts, weights = self.counts(batch), self.class_weights
+        return counts if weights is None else {**counts, "loss": weights.total(self.classes(batch))}
+
+    def classes(self, batch: Batch) -> Tensor:
+        """Return, of the weights, the number of each target's."""
+        return batch["label"]
+
+    def weights_on(self, device: torch.device) -> Tensor | None:
+        """Return the weights on a device; None: all targets count alike."""
+        return None if self.class_weights is None else self.class_weights.on(device)
 
     @abstractmethod
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:

@@ -22,19 +22,6 @@ the weight of each label, 1 where it is not named. None: all count alike."""
 MOST_WEIGHT = 1e6
 
 
-def check_class_weight(asked: ClassWeight) -> None:
-    """Raise ValueError where a weight can be none."""
-    if not isinstance(asked, Mapping):
-        return
-    if not asked:
-        raise ValueError("class_weight is empty, expected balanced or {LABEL: WEIGHT}")
-    for label, weight in asked.items():
-        if not 0 <= weight <= MOST_WEIGHT:
-            raise ValueError(
-                f"class_weight of {label!r} is {weight}, expected 0 to {MOST_WEIGHT:,.0f}"
-            )
-
-
 class ClassWeights:
     """The weights of classes, or of examples, on the host and where a step computes.
 
@@ -48,20 +35,15 @@ class ClassWeights:
         self._weight_C = self._here_C = torch.tensor(weights, dtype=torch.float32)
 
     @classmethod
-    def of_labels(cls, asked: ClassWeight, info: TaskInfo) -> "ClassWeights | None":
-        """Return those of a run's labels, see `weights_by_label`; None where none are asked for."""
-        if asked is None:
-            return None
-        by_label = weights_by_label(asked, info)
-        return cls(by_label, [by_label.get(label, 1.0) for label in info.labels])
+    def of(cls, asked: ClassWeight, info: TaskInfo) -> "ClassWeights | None":
+        """Return those of a run's labels; None where none are asked for.
 
-    @classmethod
-    def of_answers(cls, asked: ClassWeight, info: TaskInfo) -> "ClassWeights | None":
-        """Return those of training examples, each of which has the weight of its right answer."""
+        Of a task without labels they are those of its training examples, by their right answers.
+        """
         if asked is None:
             return None
         by_label = weights_by_label(asked, info)
-        return cls(by_label, [by_label.get(answer, 1.0) for answer in _answers(info)])
+        return cls(by_label, [by_label.get(label, 1.0) for label in info.labels or _answers(info)])
 
     def on(self, device: torch.device) -> Tensor:
         """Return them on a device, where they stay: a step does not wait for copies."""
@@ -100,7 +82,7 @@ def weights_by_label(asked: ClassWeight, info: TaskInfo) -> dict[str, float]:
     The labels of a task that has none are the right answers of its training examples.
 
     Raises:
-        ConfigError: There is no such label, all weights are 0, or answers do not repeat.
+        ConfigError: There is no such label, a weight is none, all are 0, or answers do not repeat.
     """
     key = f"{'objective' if info.name == 'main' else f'losses.{info.name}'}.class_weight"
     count = Counter(_answers(info))
@@ -115,6 +97,9 @@ def weights_by_label(asked: ClassWeight, info: TaskInfo) -> dict[str, float]:
             label: count.total() / (len(count) * count[label]) for label in labels if count[label]
         }
     given = {_name_of(label): weight for label, weight in asked.items()}
+    wrong = {label: weight for label, weight in given.items() if not 0 <= weight <= MOST_WEIGHT}
+    for label, weight in wrong.items():
+        raise ConfigError(f"{key}.{label}: expected 0 to {MOST_WEIGHT:,.0f}, got {weight}")
     unknown = [label for label in given if label not in labels]
     if unknown and labels:
         raise ConfigError(

@@ -4,10 +4,10 @@ Legend: B batch, T positions, D width, C classes.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives import confidence
 from transfer_cli.objectives.answering import occurrences
-from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights, check_class_weight
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.sequence import SequenceObjective
 
 MOST_IN_CONFUSION = 256
@@ -86,8 +86,6 @@ class Classification(SequenceObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_class_weight(self.class_weight)
-        self.class_weights: ClassWeights | None = None
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         self._progress = 0.0
@@ -104,19 +102,6 @@ class Classification(SequenceObjective):
         count = size(batch)
         return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
 
-    def setup(self, info: TaskInfo) -> None:
-        super().setup(info)
-        self.class_weights = ClassWeights.of_labels(self.class_weight, info)
-
-    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide as `SequenceObjective`, and on the weight of each label."""
-        decided, weights = super().finalize_options(model, trains), self.class_weights
-        return decided if weights is None else {**decided, "class_weight": weights.by_label}
-
-    def divisors(self, batch: Batch) -> Mapping[str, float]:
-        counts, weights = self.counts(batch), self.class_weights
-        return counts if weights is None else {**counts, "loss": weights.total(batch["label"])}
-
     @property
     def num_outputs(self) -> int:
         return len(self.info.labels)
@@ -124,9 +109,10 @@ class Classification(SequenceObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the labels that are learnt from."""
         logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
-        weight_C = None if self.class_weights is None else self.class_weights.on(logits_BC.device)
         cross_entropy = partial(
-            F.cross_entropy, weight=weight_C, label_smoothing=self.label_smoothing
+            F.cross_entropy,
+            weight=self.weights_on(logits_BC.device),
+            label_smoothing=self.label_smoothing,
         )
         if self.annealing is None:
             return {"loss": cross_entropy(logits_BC, label_B, reduction="sum")}

@@ -114,10 +114,9 @@ class SequenceObjective(UnitObjective):
                 # A frozen pooler has learnt to read another vector.
                 learns = any(name.startswith(f"heads.{POOLER}.") for name in trains)
                 has_pooler = has_pooler and learns
-        decided = {"pooling": head.pooling}
+        decided = {**super().finalize_options(model, trains), "pooling": head.pooling}
         if POOLER in model.heads:
-            self.pooler = has_pooler
-            decided["pooler"] = has_pooler  # type: ignore[assignment]
+            self.pooler = decided["pooler"] = has_pooler
         return decided
 
     def _can_read_token(self, model: TransferModel, trains: Set[str]) -> bool:

@@ -133,7 +133,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("cost", cost, _charts(address, [*costs, labels])),
         ("confusion", "Confusion", task_sections.confusion_section(address, task, names)),
         ("confidence", "Confidence", _charts(address, confidence_charts(task))),
-        ("decisions", "Labels", task_sections.decisions_section(task)),
+        ("labels", "Labels", task_sections.labels_section(task)),
         ("errors", "Shared errors", task_sections.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", task_sections.settings_section(task, names)),

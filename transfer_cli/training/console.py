@@ -12,9 +12,19 @@ from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
 from transfer_cli.metrics import Metric, wilson_interval
+from transfer_cli.runs.class_scores import FEW, TITLES, class_scores, confused, counts_in
 from transfer_cli.runs.results import Results
 from transfer_cli.safe_files import printable
-from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
+from transfer_cli.terminal import (
+    Column,
+    Entry,
+    Line,
+    Page,
+    Piece,
+    Renderable,
+    TextTable,
+    print_out,
+)
 from transfer_cli.training.measurements import MOST_CHARACTERS
 
 log = logging.getLogger(__name__)
@@ -117,6 +127,7 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
         if table and _one_label_each(results.metrics):
             said = in_words(table, results.labels, results.more["by_words"])
             blocks.append(_entry("in words", said))
+        blocks += by_class(results, split)
     forgetting = results.more["forgetting"]
     if forgetting is not None:
         before, after = forgetting["before"], forgetting["after"]
@@ -131,6 +142,23 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     if results.failed:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
+
+
+def by_class(results: Results, split: str) -> list[Renderable]:
+    """Return how well each label of a split is found, the worst first, and what was confused."""
+    scores = class_scores([results], split)
+    if not scores:
+        return []
+    rows = [[printable(score.label)[:MOST_CHARACTERS], *score.cells()] for score in scores[:FEW]]
+    columns = [Column(f"{split} by label"), *(Column(title, right=True) for title in TITLES)]
+    blocks: list[Renderable] = [TextTable(columns, rows)]
+    if len(scores) > FEW:
+        said = f"{len(scores) - FEW:,} labels more, with an F1 of {scores[FEW].f1:.3f} or more"
+        blocks.append(_entry("and", said))
+    table = counts_in(results, split, "confusion", len(results.labels))
+    if table and (words := confused(results.labels, table)):
+        blocks.append(_entry("confused", words))
+    return blocks
 
 
 def _one_label_each(metrics: Sequence[Metric]) -> bool:

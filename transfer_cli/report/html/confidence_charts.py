@@ -6,7 +6,7 @@ from itertools import accumulate
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.charts import Chart, Trace, View, rounded
 from transfer_cli.report.html.markup import PageColumn, dashes, shape
-from transfer_cli.report.html.task_sections import tables_of
+from transfer_cli.runs.class_scores import counts_in
 
 Points = Sequence[tuple[float, float]]
 """Two shares in percent."""
@@ -21,9 +21,12 @@ def confidence_charts(task: TaskRuns) -> list[Chart | None]:
 
 def _counted(task: TaskRuns, name: str, height: int, width: int) -> list[list[int]]:
     """Return the summed tables of a group's runs."""
-    place = (task.measure.partition("/")[0], name)
-    counted = (tables_of(group, place, height, width) for group in task.groups)
-    tables = next(filter(None, counted), [])
+    split = task.measure.partition("/")[0]
+    counted = (
+        [counts_in(run.results, split, name, height, width) for run in group.runs]
+        for group in task.groups
+    )
+    tables = next((there for of in counted if (there := [*filter(None, of)])), [])
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
 
 

@@ -6,7 +6,7 @@ question; a line of RACE is a passage with several.
 Legend: B batch, C choices, S sequences that are there.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,8 @@ from transfer_cli.data.wanted import ANY
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights, check_class_weight
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.confidence import Calibrate
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
@@ -399,31 +399,17 @@ class MultipleChoice(SequenceObjective):
     calibrate: Calibrate = field(default=False, kw_only=True)
     abstain: float | None = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_class_weight(self.class_weight)
-        self.class_weights: ClassWeights | None = None
-
-    def setup(self, info: TaskInfo) -> None:
-        super().setup(info)
-        self.class_weights = ClassWeights.of_answers(self.class_weight, info)
-
-    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide as `SequenceObjective`, and on the weight of each right choice."""
-        decided, weights = super().finalize_options(model, trains), self.class_weights
-        return decided if weights is None else {**decided, "class_weight": weights.by_label}
-
-    def divisors(self, batch: Batch) -> Mapping[str, float]:
-        counts, weights = self.counts(batch), self.class_weights
-        return counts if weights is None else {**counts, "loss": weights.total(batch["index"])}
+    def classes(self, batch: Batch) -> Tensor:
+        """Return the examples, whose right choices have the weights."""
+        return batch["index"]
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy, each example's times its weight."""
         loss_B = self.losses(self.outputs(model, batch, encoded), batch)
-        if self.class_weights is None:
+        weight_N = self.weights_on(loss_B.device)
+        if weight_N is None:
             return {"loss": loss_B.sum()}
-        weight_B = self.class_weights.on(loss_B.device).index_select(0, batch["index"])
-        return {"loss": (weight_B * loss_B).sum()}
+        return {"loss": (weight_N.index_select(0, batch["index"]) * loss_B).sum()}
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the number of each choice, `[B, C]` in float32; -inf where there is none."""

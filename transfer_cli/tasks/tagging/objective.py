@@ -3,9 +3,9 @@
 Legend: B rows, T positions, D width, N targets, C tags.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,8 @@ from transfer_cli.model.backbone import Backbone, initialise_plain
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective, occurrences
-from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights, check_class_weight
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.confidence import Calibrate
 
 MOST_IN_CONFUSION = 256
@@ -56,6 +56,7 @@ class TokenTagging(UnitObjective):
         Metric("entity_precision", higher_is_better=True, unit="fraction"),
         Metric("entity_recall", higher_is_better=True, unit="fraction"),
         Metric("entity_f1_strict", higher_is_better=True, unit="fraction"),
+        Metric("macro_f1", higher_is_better=True, unit="fraction"),
         # Tags without entities have this alone.
         Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
     )
@@ -70,23 +71,10 @@ class TokenTagging(UnitObjective):
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        check_class_weight(self.class_weight)
-        self.class_weights: ClassWeights | None = None
 
-    def setup(self, info: TaskInfo) -> None:
-        super().setup(info)
-        self.class_weights = ClassWeights.of_labels(self.class_weight, info)
-
-    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide on the weight of each tag."""
-        weights = self.class_weights
-        return {} if weights is None else {"class_weight": weights.by_label}
-
-    def divisors(self, batch: Batch) -> Mapping[str, float]:
-        counts, weights, target_BT = self.counts(batch), self.class_weights, batch["target"]
-        if weights is None:
-            return counts
-        return {**counts, "loss": weights.total(target_BT[target_BT != IGNORE])}
+    def classes(self, batch: Batch) -> Tensor:
+        target_BT = batch["target"]
+        return target_BT[target_BT != IGNORE]
 
     @property
     def head(self) -> str:
@@ -135,8 +123,7 @@ class TokenTagging(UnitObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         rows_N = rows_with_target(batch)
         logits_NC = self._logits_at(rows_N, model, encoded)
-        weight_C = None if self.class_weights is None else self.class_weights.on(logits_NC.device)
-        return {"loss": _summed(logits_NC, batch, rows_N, weight_C)}
+        return {"loss": _summed(logits_NC, batch, rows_N, self.weights_on(logits_NC.device))}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy of each row, summed over its targets."""
