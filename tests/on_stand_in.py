@@ -343,7 +343,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
     ),
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
     "classification, annealed": (
-        lambda: Classification(dropout=0, annealing="linear"),
+        lambda: Classification(dropout=0, annealing="linear", class_weight={"animal": 0.1}),
         tiny.Questions,
         {},
     ),
@@ -353,7 +353,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
     "multilabel": (lambda: Multilabel(dropout=0), Several, {}),
     "choice": (lambda: MultipleChoice(dropout=0), tiny.groups, {}),
     "spans": (SpanExtraction, Spans, {}),
-    "tags": (lambda: TokenTagging(dropout=0), Tagged, {}),
+    "tags": (lambda: TokenTagging(dropout=0, class_weight={"animal": 0.1}), Tagged, {}),
     "dialog": (lambda: NextUtterance(dropout=0, reply_tokens=0), Turns, {}),
     "text to text": (lambda: PrefixLM(generate=False), Answered, {}),
     "classification with a pooler": (

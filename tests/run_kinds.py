@@ -41,7 +41,7 @@ KINDS = {
     ),
     "full": QUESTIONS,
     "frozen": f"{QUESTIONS} adaptation=frozen",
-    "bucketed": f"{QUESTIONS} loop.bucket=true",
+    "bucketed": f"{QUESTIONS} loop.bucket=true objective.class_weight=balanced",
     "forgetting": f"{QUESTIONS} forgetting.data=source",
     "stages": f"finetune {{adapting gradual_unfreezing}} {OFTEN}",
     "penalty": f"finetune {{adapting ewc}} {OFTEN}",
@@ -68,7 +68,10 @@ KINDS = {
         f"{FEW} init_from={{masked}} adaptation=pet "
         "'objective.words={{place: tower, person: bridge}}'"
     ),
-    "taught tags": f"{TAGS} adaptation=distil adaptation.teachers=[{{task_run tagging}}] {OFTEN}",
+    "taught tags": (
+        f"{TAGS} adaptation=distil adaptation.teachers=[{{task_run tagging}}] {OFTEN} "
+        "objective.class_weight=balanced"
+    ),
     "unlabelled tags": f"{TAGS} adaptation=uda losses.rest.perturb=delete {OFTEN}",
     **{name: f"{{task_words {name}}} {OFTEN}" for name in task_kinds.KINDS},
 }  # fmt: skip

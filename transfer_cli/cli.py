@@ -138,9 +138,9 @@ def _asks_help(words: list[str]) -> bool:
     return any(word in ("--help", "-h", "--help=all") for word in words)
 
 
-def _function_of(command: Command) -> Callable[[Any], None]:
+def _function_of(command: Command) -> Callable[[Any], Any]:
     module, _, name = command.function.rpartition(".")
-    function: Callable[[Any], None] = getattr(_load(module), name)
+    function: Callable[[Any], Any] = getattr(_load(module), name)
     return function
 
 
@@ -177,10 +177,16 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
+    from transfer_cli.config.key_files import with_files
     from transfer_cli.config.variables import check_variables
 
-    request = flags.parse(words, name)
     check_variables(os.environ)
+    if name == "pretrain":
+        # Read by torch when it first takes memory: it then asks Linux for pages of 2 MiB, and a
+        # step, which takes and gives back hundreds of MiB, is not held up by thousands of small
+        # ones. Where lengths vary from step to step, such blocks leave gaps: twice the memory.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    request = with_files(name, command, flags.parse(words, name))
     request = replace(request, overrides=_with_quotes(request.overrides, command))
     if command.named:
         below = tuple(f"{key}." for key in command.named)
@@ -212,7 +218,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     else:
         made = compose.composed(name, request)
         with made.typed.at_work():
-            _perform(name, command, request, made.config)
+            perform(name, command, request, made.config)
 
 
 def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
@@ -237,8 +243,12 @@ def _try_out(config: "DictConfig", command: str) -> None:
         logging.disable(logging.NOTSET)
 
 
-def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
-    """Check a config and do the work of its command, or have the processes that it starts do it."""
+def perform(name: str, command: Command, request: "Request", config: "DictConfig") -> Any:
+    """Check a config and do the work of its command, or have the processes that it starts do it.
+
+    Returns:
+        What the command returns; None where other processes work.
+    """
     from omegaconf import OmegaConf
 
     from transfer_cli.config.build import import_plugins
@@ -246,11 +256,6 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
     from transfer_cli.config.decided import with_values
     from transfer_cli.runs.environment import computing_threads
 
-    if name == "pretrain":
-        # Read by torch when it first takes memory: it then asks Linux for pages of 2 MiB, and a
-        # step, which takes and gives back hundreds of MiB, is not held up by thousands of small
-        # ones. Where lengths vary from step to step, such blocks leave gaps: twice the memory.
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     check(config, name)
     if command.scales:
         _load("transfer_cli.training.workers")
@@ -263,13 +268,13 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
             typed = workers.overrides(CommandLine.of_this_command().overrides, folder)
             words = [name, *request.flags, *typed]
             workers.start(words, config.devices, config.get("restarts", 0))
-            return
+            return None
     config = with_values(config, _best_runs(config))
-    perform = _function_of(command)
+    work = _function_of(command)
     import_plugins(request.plugins)  # what they register is there before any work begins
     with computing_threads(config.get("threads")):
         # A run's is stored, and compared by a resume; the others are plain values.
-        perform(config if "loop" in config else OmegaConf.to_object(config))
+        return work(config if "loop" in config else OmegaConf.to_object(config))
 
 
 def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,7 +316,7 @@ def _sweep(name: str, command: Command, request: "Request") -> None:
     from transfer_cli.sweep.jobs import Jobs
     from transfer_cli.sweep.multirun import chosen_folder, run_sweep
 
-    task = partial(_perform, name, command, request)
+    task = partial(perform, name, command, request)
     jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
     with chosen_folder(jobs) as folder:
         try:

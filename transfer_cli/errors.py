@@ -35,7 +35,16 @@ class ConfigError(TransferError):
 
 
 class DataError(TransferError):
-    """Text or labels that cannot be found, fetched or read."""
+    """Text or labels that cannot be found, fetched or read.
+
+    Args:
+        message: The cause and the cure.
+        reason: The fault of a row in a few words, which others may have as well.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class SelectionError(TransferError):
@@ -55,11 +64,7 @@ class RunError(TransferError):
 
 
 class NotFiniteError(RunError):
-    """A model that gives NaN or infinity.
-
-    Args:
-        what: What is not finite, and where.
-    """
+    """A model that gives NaN or infinity; `what` says what is not finite, and where."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -90,7 +95,6 @@ class WorkerError(TransferError):
     """A process that was started to work on a run has ended before the run did.
 
     Args:
-        message: What happened to it.
         exit_code: The exit code of the run, as a shell would call what happened.
     """
 

@@ -31,7 +31,6 @@ class Metric:
 
     Args:
         name: Its name in `metrics.jsonl`, `results.json` and `loop.monitor`.
-        higher_is_better: Whether higher values are better.
         unit: Of its values. A fraction is in [0, 1], a percentage in [0, 100].
         headline: Whether runs are judged by it by default; of several, by the first measured one.
         per_example: Whether it follows from a sum over the examples in `items.jsonl`, so that two
@@ -80,11 +79,7 @@ class Metric:
 
     @classmethod
     def from_json(cls, record: Any) -> "Metric":
-        """Return the metric of a record, whose unknown keys are ignored.
-
-        Raises:
-            ValueError: The record is not a metric's.
-        """
+        """Return the metric of a record, ignoring unknown keys; ValueError where it is none."""
         stored = record if isinstance(record, dict) else {}
         known = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
         texts = all(isinstance(known.get(key, ""), str) for key in ("name", "unit"))
@@ -154,9 +149,11 @@ def without_details(measures: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in measures.items() if "/" not in name}
 
 
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1."""
-    z = 1.96
+def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1.
+
+    Another `z`, a quantile of the normal distribution, gives one of another width.
+    """
     middle, scale = right + z * z / 2, total + z * z
     half = z * math.sqrt(right * (total - right) / total + z * z / 4)
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -15,6 +15,7 @@ import termios
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
@@ -77,14 +78,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Entry:
-    """Two columns: a name and its description.
-
-    Args:
-        head: The left column.
-        text: The right column; it wraps.
-        column: Where the right column begins.
-        width: Width of the plain text; None: its lines are not wrapped.
-    """
+    """Two columns: a name and its description, which wraps, in plain text up to a `width`."""
 
     head: Pieces
     text: Pieces
@@ -233,6 +227,19 @@ class Page:
 BLANK = Line()
 
 
+_IS_SILENT = ContextVar("is_silent", default=False)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Print nothing, and leave signals to others, within the block."""
+    token = _IS_SILENT.set(True)
+    try:
+        yield
+    finally:
+        _IS_SILENT.reset(token)
+
+
 def print_out(page: Page | Renderable) -> None:
     """Print to standard output."""
     flush_out(_shown(page, sys.stdout))
@@ -240,6 +247,8 @@ def print_out(page: Page | Renderable) -> None:
 
 def print_err(page: Page | Renderable) -> None:
     """Print to standard error."""
+    if _IS_SILENT.get():
+        return
     try:
         sys.stderr.write(_shown(page, sys.stderr))
         sys.stderr.flush()
@@ -290,11 +299,9 @@ def _can_be_written(stream: TextIO) -> bool:
 
 
 def flush_out(text: str = "") -> None:
-    """Write a text to standard output, and all that was printed.
-
-    Raises:
-        BrokenPipeError: Its reader has gone.
-    """
+    """Write a text, and all that was printed; BrokenPipeError where its reader has gone."""
+    if _IS_SILENT.get():
+        return
     try:
         if text:
             sys.stdout.write(text)
@@ -314,6 +321,8 @@ def print_line(text: str) -> None:
 
 def heeded(signals: Iterable[int]) -> list[int]:
     """Return the signals without those that this process was begun to ignore, as by `nohup`."""
+    if _IS_SILENT.get():
+        return []
     return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 

@@ -102,14 +102,6 @@ def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
 # --- importance, attributions, neurons -----------------------------------------------------------
 
 
-def test_importance_has_an_entry_for_each_part(analyze, finetuned):
-    content = analyze(finetuned, "importance", *SHOWN["importance"][0])
-
-    assert [len(heads) for heads in content["heads"]] == [2]
-    assert set(content["left_out"]) == {"heads", "blocks", "attention", "feed_forward"}
-    assert [each["share"] for each in content["pruning"]] == [0, 0.5, 1]
-
-
 def test_words_of_a_file_are_explained(analyze, finetuned):
     Path("t.txt").write_text("Where is it ?\nHow many ?\n\n")
 
@@ -179,15 +171,6 @@ def test_agreement_is_what_score_says_of_the_same_pairs(transfer, analyze, pretr
     assert {each["group"]: each["accuracy"] for each in content["groups"]} == {
         "a": measures["accuracy/a"], "b": measures["accuracy/b"],
     }  # fmt: skip
-
-
-def test_pairs_are_made_where_none_are_named(analyze, pretrained):
-    groups = analyze(pretrained, "agreement", "analysis.agreement.pairs=3")["groups"]
-
-    assert [group["group"] for group in groups] == [
-        "agreement/none", "agreement/same", "agreement/other", "agreement/two others",
-    ]  # fmt: skip
-    assert {group["count"] for group in groups} == {3}
 
 
 # --- edges ---------------------------------------------------------------------------------------
@@ -344,27 +327,6 @@ def test_the_last_token_knows_the_kind_above_the_embeddings_alone(analyze, encyc
 
 
 # --- similarity ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def frozen(pretrained, loop):
-    run = pretrained.with_name("frozen")
-    words = ("data=sample_questions", f"init_from={pretrained}", *loop, "adaptation=frozen")
-    finished("finetune", *words, "loop.steps=2", f"run.dir={run}")
-    return run
-
-
-@pytest.mark.slow
-def test_frozen_weights_have_not_moved_and_say_the_same(analyze, frozen):
-    # What the run began with is the other model.
-    content = analyze(frozen, "similarity")
-
-    assert content["over"] == "tokens"
-    assert [content["cka"][at][at] for at in (0, 1)] == pytest.approx([1, 1], abs=1e-6)
-    assert content["cosine"] == pytest.approx([1, 1], abs=1e-6)
-    moved = {(each["group"], each["kind"]): each["relative"] for each in content["moved"]}
-    assert moved["embeddings", "all"] == moved["block.0", "all"] == moved["all", "all"] == 0
-    assert moved["head.class", "all"] is None
 
 
 def test_checkpoints_are_compared_over_time(analyze, pretrained):

@@ -1,6 +1,8 @@
 """`transfer evaluate`: any split, any data that fits, and the baseline."""
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,72 @@ def test_other_text_is_scored(transfer, pretrained, corpus):
     assert set(measured(ended.out)) == {"train"}
 
 
+SHORT = ["What do we know ?", "sea the . to a", "", "Kadru has ferries , and rafts ."]
+
+
+@pytest.mark.parametrize(
+    ("run", "files"),
+    [
+        ("short_run", {"held.txt": 150}),
+        ("masked", {"held.txt": 150}),
+        ("short_run", {"a.txt": 4, "b.txt": 5}),
+        ("short_run", {"rows.jsonl": 2}),
+    ],
+)
+def test_every_line_of_an_own_text_is_scored(run, files, transfer, request, tmp_path, read_json):
+    for name, count in files.items():
+        lines = [SHORT[number % 4] for number in range(count)]
+        rows = [json.dumps({"body": line}) for line in lines]
+        (tmp_path / name).write_text("\n".join(rows if name == "rows.jsonl" else lines) + "\n")
+    path, name = request.getfixturevalue(run), next(iter(files)) if len(files) == 1 else "*.txt"
+    words = [*(["text=body"] if name == "rows.jsonl" else []), "device=cpu", "output=out.json"]
+
+    ended = transfer("evaluate", path, name, *words).ok()
+
+    found, measures = (read_json("out.json")[what]["input"] for what in ("counts", "measures"))
+    lines = [SHORT[number % 4] for count in files.values() for number in range(count)]
+    assert found["words"] == sum(len(line.split()) + 1 for line in lines)
+    assert (found["tokens"] == found["of_tokens"]) is (run == "short_run")
+    assert 0 < found["tokens"] <= found["of_tokens"]
+    assert f"; {found['tokens']:,} of {found['of_tokens']:,} tokens" in ended.out
+    assert all(map(math.isfinite, measures.values()))
+
+
+def test_a_text_of_ones_own_is_scored_as_the_same_text_is_elsewhere(transfer, short_run, read_json):
+    Path("held.txt").write_text("".join(f"{line} {n}\n" for n in range(40) for line in SHORT))
+    context = ("device=cpu", "evaluation.context=16", "output=out.json")
+
+    transfer("evaluate", short_run, "held.txt", *context).ok()
+    found = read_json("out.json")["measures"]["input"]
+    data = ("data=text", "data.train=held.txt", "data.validation=other.txt")
+    Path("other.txt").write_text("other\n")
+    transfer("evaluate", short_run, *data, "split=train", *context).ok()
+
+    assert found == read_json("out.json")["measures"]["train"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("no.txt", "input: no.txt does not exist"),
+        ("no*.txt", "input: No file matches no*.txt"),
+        (".", "input: . is a folder without a file"),
+        ("empty.txt", "empty.txt is empty"),
+        ("a.txt delimiter=comma", "delimiter: "),
+        ("a.txt label=b", "label: "),
+        ("a.txt baseline=unigram", "baseline: "),
+        ("input=3", "input: "),
+    ],
+)
+def test_what_is_no_text_of_ones_own_is_refused(words, message, transfer, short_run, tmp_path):
+    (tmp_path / "empty.txt").touch() if "empty" in words else None
+    (tmp_path / "a.txt").write_text("a b c\n") if "a.txt" in words else None
+
+    transfer("evaluate", f"run={short_run}", *words.split(), "output=out.json").refusal(message)
+
+    assert not (tmp_path / "out.json").exists()
+
+
 def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
     labels = ("animal", "city", "disease", "mineral", "person", "river")
     rows = [f"What is it no {n} ?,{labels[n % 6]}" for n in range(60)]
@@ -183,7 +251,7 @@ def test_rows_that_cannot_be_scored_are_counted(transfer, finetuned, own):
     ended = transfer("evaluate", str(finetuned), "input=new.csv", "errors=skip", "device=cpu").ok()
 
     assert "input: scored 60 of 62 examples of new.csv (2 cannot be read)\n" in ended.out
-    assert "new.csv, line 62: the label in 'kind' is empty" in ended.err
+    assert re.search(r"new.csv: 2 of 62 rows left out: .*lines? 62", ended.err), ended.err
 
 
 def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, tmp_path):

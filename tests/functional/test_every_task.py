@@ -24,9 +24,6 @@ KINDS = {
     "sample_text_pairs": ("prefix_lm", {"text": "Where is it ?"}),
 }
 
-QUICK = ("sample_numbers", "sample_choices", "sample_text_pairs")
-"""Of which stopped runs are gone on with in the quick tests."""
-
 OF_PARTS = ("span", "prefix_lm")
 """Objectives that say nothing of a text, of choices or of a word."""
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.functional.conftest import LOOP, TINY, finished
-from tests.published import FAMILIES, TEXT, publish, reference
+from tests.published import TEXT, publish, reference
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import with_facts
@@ -71,7 +71,7 @@ def their_logits(folder, texts, pairs=None, **options):
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
-        pytest.param(family, kind, marks=[] if family in FAMILIES else [pytest.mark.slow])
+        pytest.param(family, kind, marks=[] if family in QUICK else [pytest.mark.slow])
         for family, kinds in HEADS.items()
         for kind in kinds
     ],

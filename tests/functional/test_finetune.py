@@ -1,15 +1,20 @@
 """`transfer finetune`: what it starts from, what trains, what it leaves behind."""
 
+import csv
 import errno
 import io
 import json
 import os
+import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests import tickets
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.model.weights import read_description
@@ -271,3 +276,73 @@ def test_prepare_counts_the_texts(transfer):
     ended = transfer("prepare", TEXTS, "tokenizer.size=600").ok()
 
     assert "train      144 lines" in ended.out
+
+
+def test_the_config_of_a_run_repeats_it(transfer, finetuned, tmp_path):
+    transfer("finetune", finetuned / "config.yaml", "run.dir=again").ok()
+    transfer("finetune", "--config", finetuned / "config.yaml", "seed=7", "run.dir=other").ok()
+
+    once, again, other = map(backbone_of, (finetuned, tmp_path / "again", tmp_path / "other"))
+    assert same(once, again)
+    assert not same(once, other)
+
+
+def test_the_commands_of_the_page_on_tables_read_several_files_and_columns(
+    transfer, pretrained, loop, tmp_path
+):
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    section = page.split("**Several files")[1].split("**Bad rows**")[0]
+    commands = re.findall(r"^\$ transfer (.+)$", section, re.M)
+    commands += re.findall(r"`transfer (evaluate LM .+?)`", page)
+    (tmp_path / "tickets").mkdir()
+    for number, name in enumerate(("tickets/may.csv", "tickets/june.csv", "april.csv", "may.csv")):
+        rows = [[text[:9], text[9:], label] for text, label in tickets.rows(number)[:90]]
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([["subject", "body", "label"], *rows])
+    (tmp_path / "june.csv").write_bytes((tmp_path / "tickets" / "may.csv").read_bytes())
+    (tmp_path / "held.txt").write_text("a b c\n" * 9)
+    (tmp_path / "LM").symlink_to(pretrained)
+
+    ended = [
+        transfer(*shlex.split(command), *(loop if "finetune" in command else ["device=cpu"])).ok()
+        for command in commands
+    ]
+
+    assert len(ended) == 4
+    assert "input: scored 90 of 90 examples of june.csv" in ended[2].out
+    assert "of held.txt" in ended[3].out
+
+
+def test_several_files_and_columns_train_a_run_that_reads_others_alike(
+    transfer, pretrained, loop, tmp_path, read_json
+):
+    for name, first in (("a.csv", 0), ("b.csv", 20)):
+        rows = [
+            f"{n},{('bill', 'parcel')[n % 2]},about {n},{('Bill', 'Post', 'bill', 'Post')[n % 4]}"
+            for n in range(first, first + 20)
+        ]
+        (tmp_path / "parts").mkdir(exist_ok=True)
+        table = ["id,subject,body,label", *rows, "1,,,"]
+        (tmp_path / "parts" / name).write_text("\n".join(table) + "\n")
+    typed = ("data=table", "data.train=parts/*.csv", "data.text=[subject,body]", "data.errors=skip",
+             "data.merge_labels=true", "data.join=' - '", f"init_from={pretrained}", *loop,
+             "loop.steps=2")  # fmt: skip
+
+    planned = transfer("plan", "finetune", *typed).ok()
+    ended = transfer("finetune", *typed, "run.dir=run").ok()
+    (tmp_path / "new.csv").write_text("label,body,subject\nBILL,about,bill\nPost,x,y\n")
+    scored = transfer("evaluate", "run", "new.csv", "device=cpu", "output=out.json").ok()
+    answers = transfer("predict", "run", "new.csv", "device=cpu").ok()
+    again = transfer("evaluate", "run", "split=all", "device=cpu").ok()
+
+    for command in (planned, ended):
+        assert command.err.count("parts/a.csv: 1 of 21 rows left out: empty label, line 22") == 1
+    assert read_json("run/model/model.json")["labels"] == ["Bill", "Post"]
+    assert "input: scored 2 of 2 examples of new.csv" in scored.out
+    assert [json.loads(line)["text"] for line in answers.out.splitlines()] == [
+        "bill - about", "y - x"
+    ]  # fmt: skip
+    assert "train: scored 36 of 40 examples of parts/a.csv and 1 more" in again.out
+
+    (tmp_path / "parts" / "c.csv").write_text("id,subject,body,label\n50,a,b,Post\n")
+    transfer("evaluate", "run", "device=cpu").refusal("data: ", "since the run began")

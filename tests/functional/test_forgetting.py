@@ -52,7 +52,10 @@ def pretrained_score(transfer, deep):
 
 @pytest.mark.parametrize(
     ("preset", "words"),
-    [("frozen", ()), ("feature_extraction", ("forgetting.blocks=100000",))],  # more than there are
+    [
+        pytest.param("frozen", (), marks=pytest.mark.slow),
+        ("feature_extraction", ("forgetting.blocks=100000",)),  # more than there are
+    ],
 )
 def test_a_frozen_backbone_forgets_nothing(preset, words, adapt, pretrained_score):
     _, found = adapt(preset, "forgetting.data=source", *words)
@@ -63,7 +66,7 @@ def test_a_frozen_backbone_forgets_nothing(preset, words, adapt, pretrained_scor
     assert records[-1] == {"kind": "forgetting", "step": 6, **found["after"]}
 
 
-@pytest.mark.parametrize("preset", ["full", "adapters"])
+@pytest.mark.parametrize("preset", ["full", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt, pretrained_score):
     ended, found = adapt(preset, "forgetting.data=source", "optimizer.lr=0.05")
 
@@ -78,21 +81,6 @@ def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt, p
     backbone = {n: t for n, t in tensors.items() if n.startswith("backbone.")}
     own = {f"backbone.{n}": t for n, t in trained.model.backbone.state_dict().items()}
     assert all(torch.equal(backbone[name], own[name]) for name in own)
-
-
-def test_it_is_measured_with_the_best_weights(adapt, read_json):
-    words = (
-        "forgetting.data=source", "optimizer.lr=0.3", "loop.evaluate_every=1 steps",
-        "loop.bucket=true",
-    )  # fmt: skip
-    _, found = adapt("full", *words)
-    best = read_json("run/results.json")["best_step"]
-    assert best < 6
-    Path("run").rename("whole")
-
-    _, short = adapt("full", *words, f"loop.steps={best}")
-
-    assert found == short
 
 
 def test_a_run_that_is_not_asked_measures_nothing(adapted, read_json):

@@ -43,7 +43,7 @@ def test_a_text_goes_on_and_the_same_seed_makes_the_same_text(generate):
     assert generate("What is", "max_tokens=10", "seed=4") != first
 
 
-@pytest.mark.parametrize("how", [("temperature=0",), ("seed=1", "top_k=50"), ("samples=3",)])
+@pytest.mark.parametrize("how", [("temperature=0",), ("seed=1", "top_k=50", "samples=3")])
 def test_the_cache_changes_nothing(generate, how):
     words = ("What is", "max_tokens=12", "output=-", *how)
 
@@ -180,7 +180,14 @@ def test_the_token_that_ends_a_published_models_text_ends_it(transfer, tmp_path)
     assert (row["text"], row["ended"], row["tokens"]) == ("", "end", 1)
 
 
-@pytest.mark.parametrize("family", ["gpt2", *published.LLAMAS])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gpt2",
+        "gemma3_text",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in published.LLAMAS[:4]),
+    ],
+)
 def test_a_published_model_says_what_its_own_implementation_says(transfer, tmp_path, family):
     kind = "LMHeadModel" if family == "gpt2" else "CausalLM"
     model = published.publish(tmp_path / "given", family, kind)

@@ -94,6 +94,7 @@ def test_chosen_options_alone_are_copied(transfer, tmp_path):
     assert files == {"model/my_small.yaml", "experiment/sample/my_frozen.yaml", "data/my_text.yaml"}
 
 
+@pytest.mark.slow
 def test_a_copied_experiment_composes_with_what_it_builds_on(transfer, pretrained):
     transfer("init", "configs", "--from", "experiment=sample/frozen")
 

@@ -140,13 +140,6 @@ def test_pretraining_has_its_rate_found_too(transfer, tmp_path, tiny, corpus):
     assert "next       transfer pretrain data=text" in ended.out
 
 
-def test_a_frozen_backbone_has_one_rate(transfer, read_json, pretrained):
-    transfer("lr-find", "finetune", *SAMPLE, *STEPS, f"init_from={pretrained}",
-             "adaptation=frozen", "run.dir=rates").ok()  # fmt: skip
-
-    assert list(read_json("rates/suggestion.json")["groups"]) == ["head.class"]
-
-
 def test_without_matplotlib_nothing_is_trained(transfer, tmp_path, pretrained, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 

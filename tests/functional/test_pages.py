@@ -87,6 +87,27 @@ def test_every_command_of_the_students_runs(ended_well):
         ended_well([*typed, "data=sample_text", "data.length=64", *steps])
 
 
+# --- tables ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_command_on_rare_labels_runs(ended_well, pretrained, read_json):
+    rows = [f"what is it {n} ?,{'urgent' if n % 10 == 0 else 'other'}" for n in range(60)]
+    Path("tickets.csv").write_text("\n".join(["text,label", *rows]))
+    typed = [words for words in commands("tables.md") if "class_weight" in " ".join(words)]
+    small = ("device=cpu", "loop.steps=2", "run.root=runs", "sweep.isolate=false")
+
+    for words in typed:
+        ended_well([*(word.replace("MODEL", str(pretrained)) for word in words), *small])
+
+    runs = sorted(Path("runs").rglob("results.json"))
+    stored = [read_json(run.parent / "model" / "model.json")["objective"] for run in runs]
+    weights = [each["class_weight"] for each in stored]
+    assert weights.count(None) == 2
+    assert all(each["urgent"] > each["other"] > 0 for each in weights if each)
+    assert len(weights) == 5
+
+
 # --- sweeps ------------------------------------------------------------------------------------
 
 SMALLER = {

@@ -197,10 +197,12 @@ def test_a_table_is_written_where_it_is_asked_for(predict, tmp_path, output, wor
 
     with (tmp_path / output).open(newline="") as file:
         header, *rows = csv.reader(file, delimiter=mark)
-    assert header == ["text", "label", *(f"probability/{label}" for label in LABELS), "n", "more"]
+    ours = ["label", "probability", *(f"probability/{label}" for label in LABELS), "warning"]
+    assert header == ["text", *ours, "n", "more"]
     for row, answer, kept in zip(rows, answers, (["1", "a"], ["2", "b"]), strict=True):
         assert row[:2] == [answer["text"], answer["label"]]
-        assert list(map(float, row[2:-2])) == list(answer["probabilities"].values())
+        shares = [answer["probability"], *answer["probabilities"].values()]
+        assert [*map(float, row[2:-3])] == shares
         assert row[-2:] == kept
 
 
@@ -251,7 +253,7 @@ def test_other_fields_are_kept_in_json_lines(predict, tmp_path):
 
     [answer] = predict("input=in.jsonl", "keep=true")
 
-    assert list(answer) == ["text", "label", "probabilities", "n", "x"]
+    assert list(answer) == ["text", "label", "probability", "probabilities", "n", "x"]
     assert (answer["n"], answer["x"]) == ([1], {"y": None})
 
 
@@ -267,10 +269,10 @@ def test_rows_that_cannot_be_read_are_told_of_and_left_out(transfer, finetuned, 
 
     texts = [json.loads(line)["text"] for line in ended.out.splitlines()]
     assert texts == ["Who ?", "Where\n?", "How ?"]
-    first, second, last = ended.err.splitlines()
-    assert "in.csv, line 3: 1 column, but the header in line 1 has 2." in first
-    assert "in.csv, line 6: byte 0xFF" in second
-    assert last.endswith("skipped 2 of 5 rows, which cannot be read")
+    (said,) = ended.err.splitlines()
+    assert "in.csv: 2 of 5 rows left out: " in said
+    assert "columns (1), line 3" in said
+    assert "not UTF-8 (1), line 6" in said
 
 
 def test_many_bad_rows_are_counted(transfer, finetuned, tmp_path):
@@ -280,8 +282,9 @@ def test_many_bad_rows_are_counted(transfer, finetuned, tmp_path):
         "predict", f"run={finetuned}", "device=cpu", "input=in.jsonl", "errors=skip"
     ).ok()
 
-    assert ended.err.count("\n") == 22
-    assert ended.err.endswith("skipped 500 of 501 rows, which cannot be read\n")
+    (said,) = ended.err.splitlines()
+    assert "in.jsonl: 500 of 501 rows left out: " in said
+    assert said.endswith(", lines 2, 3, 4, 5, 6, ...")
 
 
 # --- several runs ------------------------------------------------------------------------------

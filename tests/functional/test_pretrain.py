@@ -154,18 +154,6 @@ def test_a_run_without_a_name_gets_one_by_date_and_choice(transfer, corpus, tiny
     assert f"next       transfer finetune init_from=runs/pretrain/{run.name}" in ended.out
 
 
-def test_a_masked_model_is_measured_by_its_own_perplexity(
-    transfer, corpus, tiny, loop, tmp_path, read_json
-):
-    words = ("data=text", f"data.train={corpus}", "objective=mlm", *tiny, *loop, "loop.steps=2")
-
-    transfer("pretrain", *words, "run.dir=run").ok()
-
-    measures = read_json(tmp_path / "run" / "results.json")["measures"]
-    assert set(measures["validation"]) == {"loss", "masked_token_perplexity"}
-    assert read_description(tmp_path / "run" / "model").shape.direction == "bidirectional"
-
-
 def test_own_texts_may_be_packed_and_in_json(transfer, corpus, tiny, loop, tmp_path, read_json):
     lines = corpus.read_text().splitlines()
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
@@ -202,17 +190,6 @@ def test_pretraining_goes_on_from_another_run(transfer, pretrained, corpus, loop
     assert "new:" not in ended.err
     before, after = read_weights(pretrained / "model"), read_weights(tmp_path / "run" / "model")
     assert all(before[name].equal(after[name]) for name in before)
-
-
-def test_a_run_ends_early_when_patience_runs_out(transfer, corpus, tiny, loop, tmp_path, read_json):
-    words = ("data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=60")
-
-    ended = transfer(
-        "pretrain", *words, "optimizer.lr=1e-30", "loop.patience=2", "run.dir=run"
-    ).ok()
-
-    assert "ending early" in ended.err
-    assert read_json(tmp_path / "run" / "results.json")["seen"]["steps"] == 9
 
 
 # --- loop.minutes: a run ends by the clock, with its rate decayed --------------------------------

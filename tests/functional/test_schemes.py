@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
@@ -57,18 +56,6 @@ TEXTS = ["Where is the bridge, number 3 ?", "Who built it ?", "Why ?"]
 
 
 # --- what trains -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@each_preset
-def test_a_short_run_ends_well(preset, adapted, read_json):
-    run = adapted(preset).run
-
-    found = read_json(run / "results.json")
-    assert found["seen"]["steps"] == 12
-    assert found["presets"]["adaptation"] == preset
-    assert 0 <= found["measures"]["validation"]["accuracy"] <= 1
-    assert read_json(run / "status.json")["status"] == "finished"
 
 
 @each_preset
@@ -266,10 +253,9 @@ def parts_of(run, edits=None, **changes):
     return build_run(config, "finetune")
 
 
-@pytest.mark.parametrize("names", [*([name] for name in ADDED), list(ADDED)], ids="+".join)
-def test_what_is_added_changes_no_state_before_the_first_step(names, adapted):
+def test_what_is_added_changes_no_state_before_the_first_step(adapted):
     run = adapted("full").run
-    plain, edited = parts_of(run), parts_of(run, {name: ADDED[name] for name in names})
+    plain, edited = parts_of(run), parts_of(run, ADDED)
     batch = plain.data.splits["train"].data.batch(np.arange(24))
     before, after = plain.model.backbone.eval(), edited.model.backbone.eval()
 
@@ -281,38 +267,14 @@ def test_what_is_added_changes_no_state_before_the_first_step(names, adapted):
     assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
 
 
-def test_the_mix_of_layers_begins_as_their_mean(adapted):
-    parts = parts_of(adapted("feature_extraction").run)
-    batch = parts.data.splits["train"].data.batch(np.arange(4))
-    model = parts.model.eval()
-
-    with torch.inference_mode():
-        states = torch.stack(list(batch["states"].unbind(2)))
-        wanted = F.layer_norm(states, states.shape[-1:]).mean(0)
-        found = model.readout(list(states))
-
-    assert len(states) == 3
-    assert torch.allclose(found, wanted, atol=1e-5)
-
-
 # --- refused before the first batch --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["loop.steps=10"], "the run, which has 10"),
-        (["adaptation=sequential_unfreezing", "adaptation.schedule_per=stage"],
-         "stage 1, which has 2"),
-    ],
-)  # fmt: skip
-def test_a_run_and_its_plan_warn_of_a_warm_up_that_never_ends_in_the_same_words(
-    words, what, transfer, adapting
-):
-    problem = f"schedule.warmup: its 10 steps are as long as {what}"
+def test_a_run_and_its_plan_warn_of_a_warm_up_that_never_ends_in_the_same_words(transfer, adapting):
+    problem = "schedule.warmup: its 10 steps are as long as the run, which has 10"
 
-    planned = transfer("plan", "finetune", *adapting(), *words)
-    ended = transfer("finetune", *adapting(), *words, "run.dir=run")
+    planned = transfer("plan", "finetune", *adapting(), "loop.steps=10")
+    ended = transfer("finetune", *adapting(), "loop.steps=10", "run.dir=run")
 
     assert (planned.code, ended.code) == (0, 0), planned.err + ended.err
     assert f"warning: {problem}" in " ".join(planned.out.split())
@@ -380,7 +342,9 @@ def test_the_shares_of_mixed_layers_are_reported(adapted, read_json):
 # --- frozen features -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["frozen", "feature_extraction"])
+@pytest.mark.parametrize(
+    "preset", [pytest.param("frozen", marks=pytest.mark.slow), "feature_extraction"]
+)
 def test_cached_features_change_no_number(preset, transfer, adapting, read_json):
     words = adapting(preset, "schedule=constant", "loop.bucket=true")
     said, found = {}, {}
@@ -475,19 +439,6 @@ def test_the_fisher_information_is_estimated_once(transfer, adapting, fisher_fil
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [["adaptation.penalty.sequences=3"], ["adaptation.penalty.fisher=empirical"]]
-)
-def test_other_fisher_information_has_a_file_of_its_own(words, transfer, adapting, fisher_files):
-    transfer(*ewc(adapting, "run.dir=first")).ok()
-    files = fisher_files()
-    transfer(*ewc(adapting, *words, "run.dir=second")).ok()
-
-    assert len(fisher_files()) == 2
-    assert fisher_files().items() > files.items()
-
-
-@pytest.mark.slow
 def test_fisher_information_of_changed_weights_is_not_taken_for_that_of_the_checkpoint(
     transfer, adapting, fisher_files, tmp_path
 ):
@@ -506,7 +457,12 @@ def test_fisher_information_of_changed_weights_is_not_taken_for_that_of_the_chec
 
 
 @pytest.mark.parametrize(
-    ("preset", "moving"), [("frozen", 0), ("lora", 0), ("gradual_unfreezing", 2), ("l2_sp", 2)]
+    ("preset", "moving"),
+    [
+        ("lora", 0),
+        ("gradual_unfreezing", 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("frozen", 0), ("l2_sp", 2))),
+    ],
 )
 def test_adaptations_train_with_it_and_what_is_frozen_stays(
     transfer, adapting, deep, preset, moving

@@ -86,14 +86,6 @@ def test_a_step_has_the_batch_and_the_loss_of_the_stream_that_it_drew(run, drawn
     assert {name for name, _ in drawn} == {"main", "second"}
 
 
-def test_the_end_of_a_run_can_be_the_task_alone(run, drawn):
-    run("multitask", "mixing.power=0.2", "mixing.target_only=50%", "loop.steps=12")
-
-    names = [name for name, _ in drawn]
-    assert set(names[6:]) == {"main"}
-    assert "second" in names[:6]
-
-
 @pytest.mark.slow
 def test_a_validation_may_score_some_examples_of_a_stream(run, read_json):
     run("multitask", "streams.second.scored=1", "run.dir=some")
@@ -178,14 +170,6 @@ def test_a_run_on_two_tasks_scores_and_predicts_the_main_one(
     assert measured == pytest.approx({name: found[name] for name in measured})
     assert {"loss", "accuracy", "accuracy/person"} <= measured.keys()
     assert len(said.out.splitlines()) == 30
-
-
-def test_a_frozen_backbone_under_two_heads(run, second_task, deep):
-    run("frozen", *second_task, "mixing.power=0")
-
-    before, after = open_pretrained(str(deep)).tensors(), open_pretrained("run").tensors()
-    names = [name for name in before if name.startswith("backbone.")]
-    assert all(np.array_equal(before[name], after[name]) for name in names)
 
 
 @pytest.mark.slow

@@ -209,15 +209,6 @@ def test_a_run_that_learnt_nothing_says_so(transfer, task_words):
 # --- choices -------------------------------------------------------------------------------------
 
 
-def test_each_example_has_its_item(task_run):
-    run = task_run("choice")
-    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
-
-    assert {item["label"] for item in items} <= {f"very {word}" for word in PLACES}
-    assert all(f"/ {item['label']}" in item["text"] for item in items)
-    assert {item["score"] for item in items} <= {0.0, 1.0}
-
-
 def test_new_questions_are_answered_and_runs_answer_with_their_mean(transfer, task_run, tmp_path):
     run = task_run("choice")
     asked = choice(3)
@@ -330,12 +321,6 @@ def test_each_line_gets_a_reply_that_depends_on_what_was_said(talk):
     first, second = ended.out.splitlines()
     assert (len(alone.out.splitlines()), len(ended.out.splitlines())) == (1, 2)
     assert first != second
-
-
-def test_the_same_seed_says_the_same(talk):
-    once, again = (talk("the red bridge ?", more=["seed=3"]).out for _ in range(2))
-
-    assert once == again != ""
 
 
 def test_nothing_typed_is_the_end(talk):

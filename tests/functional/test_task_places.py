@@ -107,6 +107,16 @@ def test_every_question_of_the_published_format_is_scored(transfer, task_run, re
     assert read_json(tmp_path / "out.json")["measures"]["input"]["exact_match"] > 90
 
 
+each_family = pytest.mark.parametrize(
+    "family",
+    [
+        "bert",
+        "roberta",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("distilbert", "electra")),
+    ],
+)
+
+
 def best_pair(start_T, end_T, first, past):
     """Return the best span between two positions."""
     pairs = [
@@ -115,7 +125,7 @@ def best_pair(start_T, end_T, first, past):
     return max(pairs)[1:]
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "roberta"])
+@each_family
 def test_a_published_model_cuts_what_its_reference_does(transfer, tmp_path, family):
     lib = reference()
     publish(tmp_path / "published", family, "QuestionAnswering")
@@ -238,7 +248,7 @@ def test_parts_of_speech_are_judged_by_accuracy(transfer, task_words, read_json,
     assert (found["tags"], found["entities"]) == (["DET", "NOUN", "VERB"], [])
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra"])
+@each_family
 def test_a_published_model_tags_as_its_reference_does(transfer, tmp_path, family):
     lib = reference()
     names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -300,7 +310,9 @@ def said_by(transfer, few, teachers):
     return load_file(new)["answers"]
 
 
-@pytest.mark.parametrize("preset", ["distil", "self_training", "uda"])
+@pytest.mark.parametrize(
+    "preset", ["distil", pytest.param("self_training", marks=pytest.mark.slow), "uda"]
+)
 def test_the_tags_of_what_is_left_out_never_reach_a_batch(
     preset, transfer, few, task_run, monkeypatch
 ):

@@ -22,10 +22,7 @@ class Adaptation:
     """Independent choices; all combinations work.
 
     Args:
-        plan: Which weights train in which stage.
-        layer_scale: Learning-rate multiplier of each layer group.
         edits: Changes of the network, by name, applied in this order.
-        penalty: Penalty on the distance from the starting weights.
         frozen_eval: Whether modules without trainable parameters run in evaluation mode.
         schedule_per: Whether the learning-rate schedule spans the run or restarts with each stage.
         store: Which weights a run writes: all; only the trained ones, with a reference to the model

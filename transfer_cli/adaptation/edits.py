@@ -60,7 +60,6 @@ class ParallelAdapters(Edit):
     """A bottleneck beside the feed-forward layer of every block (He et al. 2022, section 4).
 
     Args:
-        size: Width of the bottleneck.
         scale: Multiplies what it adds.
         activation: relu, gelu or gelu_tanh.
     """
@@ -223,11 +222,7 @@ class MixLayers(Edit):
 
 @dataclass(frozen=True)
 class FreshTop(Edit):
-    """Reinitialise the top blocks: they may be too specific to pretraining.
-
-    Args:
-        blocks: Number of blocks. The final norm belongs to the top one.
-    """
+    """Reinitialise the top blocks, and the final norm with them: they may fit pretraining alone."""
 
     structural: ClassVar[bool] = False
     blocks: int = 1
@@ -250,11 +245,7 @@ class FreshTop(Edit):
 
 @dataclass(frozen=True)
 class NewRows(Edit):
-    """Train the embeddings of special tokens while the other embeddings are frozen.
-
-    Args:
-        tokens: Any of cls, sep, mask, unk and pad.
-    """
+    """Train the embeddings of special tokens (cls, sep, mask, unk, pad) while others are frozen."""
 
     tokens: tuple[str, ...] = ("cls",)
 
@@ -279,9 +270,6 @@ class Segments(Edit):
 
     Wolf et al. 2019 add the embedding of the speaker's token in their place; these are new, and
     zero at first.
-
-    Args:
-        count: Number of segments.
     """
 
     count: int = 2

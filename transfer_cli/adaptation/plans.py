@@ -44,15 +44,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The steps and parameters of one stage.
-
-    Args:
-        begin: First step, counted from 0.
-        end: The step after its last one.
-        trains: Full names of the parameters that train.
-        rate: Multiplies every learning rate.
-        patience: See `Stage`.
-    """
+    """The steps from `begin`, counted from 0, up to `end`, and the parameters that train then."""
 
     begin: int
     end: int
@@ -102,7 +94,6 @@ class NewWeights:
 
     Args:
         norms: Whether all norms train as well (Houlsby et al. 2019, section 2.1).
-        also: Patterns of further groups or parameters that train.
     """
 
     norms: bool = False
@@ -131,11 +122,7 @@ class Biases:
 
 @dataclass(frozen=True)
 class TopBlocks:
-    """The top blocks, heads and added modules train.
-
-    Args:
-        count: Number of blocks.
-    """
+    """The top blocks, heads and added modules train."""
 
     count: int = 2
 
@@ -163,7 +150,6 @@ class GradualUnfreezing:
 
     Args:
         every: Length of a stage; one epoch in the paper. auto: an equal share of the run.
-        always: Patterns of groups that train from the start.
     """
 
     every: str = "auto"
@@ -192,9 +178,7 @@ class ChainThaw:
 
     Args:
         every: Maximum length of a stage. auto: an equal share of the run.
-        patience: See `Stage`.
         with_new: Whether the new groups train in every stage. In the paper they do not.
-        later_rate: Multiplies all learning rates after the first stage.
     """
 
     every: str = "auto"
@@ -225,10 +209,6 @@ class SequentialUnfreezing:
     """First the new groups train, then everything but the embeddings, then everything.
 
     Chronopoulou et al. 2019, section 3.2, where the stages begin at epochs 0, 1 and 4.
-
-    Args:
-        new: Length of the first stage.
-        upper: Length of the second stage.
     """
 
     new: str = "20%"

@@ -30,9 +30,7 @@ class NumberAgreement(Analysis):
     (Linzen et al. 2016). `transfer score` asks the same, and writes it as a run.
 
     Args:
-        pairs: Made pairs of each kind.
         first: Whether the first token is scored, or given, where a model reads nothing before it.
-        within_word: See `generation.sentences.SentenceScorer`.
         shown: Wrong pairs that are shown, those first of which the model is surest.
     """
 

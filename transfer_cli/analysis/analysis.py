@@ -37,10 +37,8 @@ class Material:
 
     Args:
         called: What it is called in messages and on pages.
-        names: Its splits.
         task: What its examples are; None: text without labels.
         encode: Returns one of the splits.
-        pairs: Pairs of sentences, where that is what was named.
     """
 
     called: str
@@ -79,12 +77,9 @@ class Subject:
     """A model that is looked at, and what it is shown.
 
     Args:
-        opened: The model, in evaluation mode, with what belongs to it.
-        material: What it is shown.
         asked: The splits that were asked for: the first of them that there is.
         precision: Of forward passes, with the device.
         batch: Sequences that pass through the model at once.
-        seed: What is random about an analysis follows from it.
         other: A second model that it is compared with, which is shown the same.
     """
 

@@ -270,13 +270,7 @@ _TITLE_CHARACTERS = 70
 def attention_view(
     texts: Sequence[TextMaps], described: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Return the texts with their maps, but for those that are too much for a page.
-
-    Args:
-        texts: The maps.
-        described: What the file says of each text.
-        tokenizer: The model's.
-    """
+    """Return the texts with their maps, but for those that are too much for a page."""
     shown, room = [], _MOST_BYTES
     for maps, text in zip(texts, described, strict=True):
         if len(maps.sequence.tokens) <= _MOST_TOKENS:

@@ -81,8 +81,6 @@ def integrated_gradients(
     up to the change of the number within 5 %, or there are 400. Sundararajan et al. 2017.
 
     Args:
-        function: The number.
-        text_TE: The embeddings of the text.
         baseline_TE: Where the line begins; equal to the text where that is to stay.
         at_once: Points that pass through the model together.
     """
@@ -134,9 +132,7 @@ class TextAttribution:
     """A text with a score for each word by each method, `[W]`, signed.
 
     Args:
-        text: The text.
         output: What the model says, of which the scores are parts.
-        scores: By method.
         path: Of integrated gradients, by token.
     """
 

@@ -58,7 +58,6 @@ def _debiased(inner: Tensor, first: Tensor, second: Tensor) -> Tensor:
     Vectors are centred, so each row of a kernel without its diagonal sums to minus that.
 
     Args:
-        inner: The inner product of the whole kernels.
         first: The diagonal of the first, `[..., N]`.
         second: The diagonal of the second.
     """

@@ -82,11 +82,7 @@ class Spans:
 
 
 class SpanProbe(nn.Module):
-    """See the top of this module.
-
-    Args:
-        like: Targets that it is to read.
-    """
+    """See the top of this module."""
 
     def __init__(self, like: Spans) -> None:
         super().__init__()
@@ -121,13 +117,7 @@ class SpanProbe(nn.Module):
 
 
 def trained(train: Spans, stopped_on: Spans, seed: int) -> SpanProbe:
-    """Return a probe with its best weights on other targets.
-
-    Args:
-        train: Standardised states.
-        stopped_on: Others, which stop it.
-        seed: Of start, order and dropout.
-    """
+    """Return a probe of standardised states with its best weights on other targets."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "span probe"))
         probe = SpanProbe(train)
@@ -176,12 +166,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class EdgeTarget:
-    """A span, or two, of a sentence, with its labels.
-
-    Args:
-        spans: One or two, counted in words of the whole file.
-        labels: Any number.
-    """
+    """A span, or two, counted in words of the whole file, with any number of labels."""
 
     spans: tuple[Span, ...]
     labels: tuple[str, ...]
@@ -253,7 +238,6 @@ class EdgeProbes(Analysis):
         train: A file of labelled spans.
         validation: Another, which stops the probes.
         test: Another, which they are scored on.
-        random: Whether a model with fresh weights is probed, too.
         most: Words of each file whose states are kept at most; targets of others are left out.
     """
 

@@ -65,13 +65,10 @@ class Embeddings(Analysis):
 
     Args:
         of: tokens or texts.
-        most: How many, at most.
         order: Which tokens: those most frequent in the training data, or the first of the
             vocabulary; auto: frequent ones, where there are data.
         words: Words whose neighbours are shown; one of several tokens is their mean. None: a few of
             those tokens.
-        neighbours: Of each.
-        pooling: Of texts.
     """
 
     of: Literal["tokens", "texts"] = "tokens"

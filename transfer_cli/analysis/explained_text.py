@@ -59,11 +59,8 @@ class ExplainedText:
 
     Args:
         example: The number of its example, from 0.
-        row: The text as the model reads it.
         words: All but special tokens, which stay where others are taken away.
         output: The number of the output that is explained.
-        explained: What it says.
-        prediction: The model's answer.
         label: The right one; None: it is not known.
     """
 
@@ -83,7 +80,6 @@ def words_of(
 
     Args:
         tokens: Without padding.
-        tokenizer: The model's.
         texts: What they were made of. Where the tokens are no beginning of theirs, words are shown
             as the tokenizer decodes them, unknown ones by its name for them.
     """
@@ -123,7 +119,6 @@ class Explainer:
     It is asked in float32, since differences are small.
 
     Args:
-        subject: The model.
         removal: What becomes of a word that is taken away: its pieces become the mask token, or
             are deleted. None: the first, unless the model never learnt that token: a causal one,
             or one whose tokenizer has none.
@@ -182,12 +177,7 @@ class Explainer:
         return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
 
     def without(self, text: ExplainedText, removed: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
-        """Return the explained output and its `confidence` for versions of a text, `[K]` each.
-
-        Args:
-            text: The text.
-            removed: The numbers of the words that each version lacks.
-        """
+        """Return the explained output and its `confidence` for versions of a text, `[K]` each."""
         scores, shares = [], []
         for begin in range(0, len(removed), self._subject.batch):
             rows = [
@@ -272,8 +262,6 @@ class ChosenTexts:
     """The texts of a split, or of a file, as a model reads and answers them.
 
     Args:
-        subject: The model, and what it is shown.
-        explainer: Asks it.
         label: The label whose score is explained; None: the one that the model says.
     """
 

@@ -122,9 +122,7 @@ class TextMaps:
     """The attention of all heads while a model reads one sequence.
 
     Args:
-        sequence: What it reads.
         maps: `[L, H, T, T]`; the probabilities of a query are a row, and sum to 1.
-        rollout: `[L, T, T]`, see `rollout`.
     """
 
     sequence: ReadSequence
@@ -160,9 +158,6 @@ def rollout(maps: FloatArray) -> FloatArray:
 
     Place by place the product of (A + I) / 2, where A is the mean over heads and I the residual
     stream (Abnar and Zuidema 2020, section 3); its rows sum to 1.
-
-    Args:
-        maps: `[L, H, T, T]`.
     """
     mixed = np.eye(maps.shape[-1])
     products = []
@@ -203,13 +198,7 @@ MEASURES = ("entropy", *KINDS, "distance")
 
 
 class HeadSummaries:
-    """Sums over the queries of many sequences, place by place; see `means` for what of.
-
-    Args:
-        places: L.
-        heads: H.
-        separator: The token that separates or ends texts.
-    """
+    """Sums over queries of many sequences at L places of H heads; see `means` for what of."""
 
     def __init__(self, places: int, heads: int, separator: int) -> None:
         self._sums = {name: torch.zeros(places, heads, dtype=torch.float64) for name in MEASURES}

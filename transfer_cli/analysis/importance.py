@@ -140,7 +140,6 @@ class Importance(Analysis):
 
     Args:
         most: Examples that are scored at most, evenly spread; None: all.
-        left_out: The kinds of parts that are left out one at a time.
         prune: Whether heads are left out together, a tenth more each time: the least important
             first, by gradients (Michel et al. 2019, section 4).
         random_orders: Orders drawn at random that this is compared with.
@@ -203,14 +202,7 @@ def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dic
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores the model without some of its parts.
-
-    Args:
-        subject: The model.
-        split: What it is scored on.
-        metric: The measure that it is judged by.
-        whole: The measures of the model with all its parts.
-    """
+    """Scores the model without some of its parts."""
 
     subject: Subject
     split: Split

@@ -35,7 +35,6 @@ class TokenProperties:
     """Position, kind of token, and the class of the text.
 
     Args:
-        tokenizer: The model's.
         labels: Names of the classes; the batches have them as `label`.
 
     Attributes:
@@ -104,11 +103,7 @@ class PropertySums:
 
 
 class UnitSums:
-    """Sums over tokens of the units of a layer, and the contexts in which each is highest.
-
-    Args:
-        contexts: K.
-    """
+    """Sums over tokens of the units of a layer, and the contexts in which each is highest."""
 
     def __init__(self, contexts: int) -> None:
         self._contexts = contexts

@@ -71,7 +71,6 @@ class ComparedTexts:
 
     Args:
         examples: Their numbers in the split; of a long one its first window is read.
-        pooling: How a vector is made of a text's states.
     """
 
     examples: Numbers
@@ -155,7 +154,6 @@ class Similarity(Analysis):
     Args:
         over: What is compared: the states of tokens, which both have to read alike, or those of
             texts, pooled; auto: of tokens, where that is so.
-        pooling: Of texts.
         most: Tokens or texts that are compared, at most.
         over_time: Whether each checkpoint of the run is compared with the other model, too.
     """
@@ -332,7 +330,6 @@ class MovedWeights:
     Args:
         group: Their layer group (`model.transfer_model`), or `ALL`.
         kind: attention, feed_forward, norms, embeddings, head, added; or `ALL`.
-        parameters: How many there are.
         compared: How many the other model has in the same shape.
         relative: The norm of their change by that of the other's weights, of those that are
             compared; None: there are none, or all of the other's are 0.

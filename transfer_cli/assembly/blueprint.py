@@ -19,6 +19,7 @@ from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_bounded_by_time,
+    check_confidence,
     check_head,
     check_memory,
     check_residual,
@@ -88,7 +89,6 @@ class Sizes:
 
     Args:
         steps_per_epoch: With several streams, an epoch is about one pass over the main one.
-        total_steps: Of the run.
         mixture: Which stream each step draws; None where there is one alone.
     """
 
@@ -118,7 +118,6 @@ class Network:
     """A model at its starting weights, where these are from, and what it trains for.
 
     Args:
-        model: With its edits.
         losses: What it trains for, the main loss first.
         edits: Config nodes of everything that was added to it, by name.
         inherited: Names of the parameters that keep what was loaded.
@@ -149,10 +148,6 @@ class Course:
     """How long a run is, and what happens when.
 
     Args:
-        loop: The plain settings of its training.
-        sizes: How long, in steps.
-        lr_scheduler: Sets the learning rate of every parameter group at every step.
-        stage_plans: The stages.
         monitor: The metric that decides which weights are best; None: what runs are judged by.
     """
 
@@ -174,13 +169,7 @@ class Blueprint:
 
     Args:
         config: The run's config with what was decided, which is stored, and compared by a resume.
-        adaptation: What is added, what trains when, what pulls back.
-        start: The models that it starts and learns from.
-        data: Of every stream.
-        network: The model, and what it trains for.
-        course: How long, and in which stages.
         objective: Config node of the main objective, with what it has decided.
-        precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
         kernels: What `loop.compile=auto` has decided for a GPU, and why.
     """
@@ -233,12 +222,7 @@ class Blueprint:
     def description(
         self, base: Base | None = None, *, without: Set[str] = frozenset()
     ) -> ModelDescription:
-        """Return all that is needed to build the run's model, but for its weights.
-
-        Args:
-            base: The model that holds the weights that are not stored with the run.
-            without: Names of edits that its weights do not hold.
-        """
+        """Return what builds the run's model, but for its weights, which may lack some edits."""
         info, tokenizer = self.data.info["main"], self.data.tokenizer
         return ModelDescription(
             shape=self.model.backbone.shape,
@@ -331,9 +315,11 @@ def _losses(
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == kind:
             asked["main"].objective.inherit_options(described.objective)
-    return bind_losses(
+    losses = bind_losses(
         asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
+    check_confidence(losses, validates="validation" in data.splits)
+    return losses
 
 
 def _course(
@@ -356,11 +342,7 @@ def _course(
 
 
 def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
-    """Let objectives refuse the start, and decide what depends on what trains.
-
-    Returns:
-        What the main one has decided.
-    """
+    """Let objectives refuse the start; return what the main one decides by what trains."""
     model, objectives = network.model, [loss.objective for loss in network.losses]
     for objective in objectives:
         objective.check_start(model, network.inherited)

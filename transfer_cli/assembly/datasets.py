@@ -1,7 +1,7 @@
 """Config to data: found, tokenised, encoded, ready to train on and to score."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
 from transfer_cli.data.documents import LineRule, TextSplit
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
-from transfer_cli.data.labelled import LabelledData, Rest, TaskData, rest_of
+from transfer_cli.data.labelled import INPUT, LabelledData, Rest, TaskData, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import cached_tokenizer
@@ -69,7 +69,6 @@ class StreamSource:
     """A further stream as the config describes it.
 
     Args:
-        data: Text or labelled data.
         batch: Examples of a step; None: as many as of the main stream.
         scored: Examples of each split that are scored at most; None: all.
         joins_main: Whether each step of the main stream has a batch of it, too; else a step is of
@@ -96,7 +95,6 @@ class Prepared:
         task: What its examples are; None: text without labels.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
         pairs: What pairs of running text are asked; None: there are none.
-        lines: What became of the line breaks of running text.
         sources: Of the training text, whose blocks follow each other, with their weights.
     """
 
@@ -119,7 +117,8 @@ class Prepared:
 
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
-        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs)
+        train = () if self.task is None else encoded_of(self.splits["train"]).examples
+        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train)
 
     def encoded(self) -> "Prepared":
         """Return it as it is."""
@@ -152,7 +151,7 @@ class Unencoded:
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
         own = task_of_data(self.data)
-        return TaskInfo(tokenizer, own.labels, task=own)
+        return TaskInfo(tokenizer, own.labels, task=own, train=self.data.splits["train"])
 
     def encoded(self) -> Prepared:
         """Return it, encoded."""
@@ -169,13 +168,8 @@ class RunData:
     """The data of every stream of a run, the main one first; encoded when it is needed.
 
     Args:
-        tokenizer: Of all streams.
-        main: What the run is for.
-        others: The further streams, by name.
         batches: Examples that a step takes of each stream.
         joining: The streams that have a batch in each step of the main one.
-        lines: What becomes of line breaks in running text.
-        info: What objectives learn of each stream.
     """
 
     tokenizer: Tokenizer
@@ -195,6 +189,12 @@ class RunData:
     def drawn(self) -> dict[str, int]:
         """The examples of the streams of which a step draws one."""
         return {name: count for name, count in self.counts.items() if name not in self.joining}
+
+    @property
+    def splits(self) -> Set[str]:
+        """The names of the splits of the main stream."""
+        main = self.main
+        return (main.data if isinstance(main, Unencoded) else main).splits.keys()
 
     def encoded(self) -> dict[str, Prepared]:
         """Return the streams, ready to train on and to score."""
@@ -449,7 +449,7 @@ def _encoded(
 ) -> dict[str, EncodedText]:
     return {
         name: encode_text(raw[name].by_rule(rule), tokenizer, cache)
-        for name in SPLITS
+        for name in (*SPLITS, INPUT)
         if name in raw
     }
 
@@ -490,8 +490,6 @@ def with_context(
     """Return running text of which `tokens` tokens are seen before those that are scored.
 
     Args:
-        split: What is scored.
-        shape: The model's.
         tokens: How many; 0 are blocks.
         stride: Tokens that are scored at once; None: a block by memory, else as many as fill one
             beside the context.

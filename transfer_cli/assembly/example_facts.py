@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save
 
 from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.assembly.ensemble import Ensemble
+from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.data.split import Split
 from transfer_cli.engine import distributed
@@ -54,7 +55,8 @@ def ask_teachers(
                 "or a stream of rest or of the same task"
             )
         try:
-            ensemble = Ensemble(loss.objective.teachers, precision, None, batch)
+            teachers = (open_trained(path, precision) for path in loss.objective.teachers)
+            ensemble = Ensemble(teachers, precision, batch)
             part.task.check_combines(ensemble.task, "this run", loss.objective.teachers[0])
         except CheckpointError as error:
             raise CheckpointError(f"{key}: {str(error).removeprefix('run: ')}") from error

@@ -21,6 +21,9 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.runs.directory import HUB, RunDirectory
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import mapping
+from transfer_cli.safe_files import UnreadableError
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,7 @@ class Opened:
     """A model to look into, with or without a head.
 
     Args:
-        path: As it was named.
         config: Of its run; of other models one without data.
-        start: Its description and tokenizer.
         objective: What it was trained for; None: a published model without that head.
         model: On the device, in evaluation mode.
         length: See `longest_input`.
@@ -54,7 +55,22 @@ class Trained(Opened):
     def columns(self) -> Wanted:
         """The columns that were typed for the table that it was trained on, if that is one."""
         data = self.config.data
-        return typed(data.get("text"), data.get("pair"), data.get("label"))
+        join = data.get("join") or "space"
+        return typed(data.get("text"), data.get("pair"), data.get("label"), join)
+
+    @property
+    def training_labels(self) -> tuple[Mapping[str, int], int]:
+        """How many training examples have each label, and how many there are.
+
+        Nothing and 0 where no run beside it says so.
+        """
+        try:
+            results = Results.read(RunDirectory(self.start.folder.parent).results)
+        except (OSError, UnreadableError):
+            return {}, 0
+        counts = mapping(dict(results.more), "training_labels")
+        known = {label: count for label, count in counts.items() if type(count) is int}
+        return known, results.examples.get("train", 0)
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
@@ -63,7 +79,6 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     Args:
         path: The run directory, one of its checkpoints, or a published model: its folder, or
             `hf:owner/name`.
-        precision: With the device.
         base: The folder of the model that the run refers to, if it has moved.
     """
     place = Path(path).expanduser()
@@ -89,9 +104,7 @@ def open_to_look_into(
 
     Args:
         path: What `init_from` takes: a run, one of its checkpoints, a published model.
-        precision: With the device.
         base: The folder of the model that it refers to, if it has moved.
-        key: The config key that named it, for errors.
     """
     start = open_pretrained(path, key=key, base=base)
     tensors, planned, objective = start.tensors(), objective_of(start), objective_of(start)

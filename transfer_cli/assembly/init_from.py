@@ -58,12 +58,8 @@ class Pretrained:
     """What `init_from` names: a model to start from.
 
     Args:
-        weights: The folder with its weights.
         folder: The folder with its description and tokenizer.
-        description: What must be known to build it.
-        tokenizer: The one that it was trained with.
         base: Where the user says that the weights are that this model does not store.
-        published: The model that others have published, where it is one.
         layers: The numbers of the blocks that are picked of it, which its description then has
             alone; None: all.
     """
@@ -267,8 +263,6 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     Args:
         path: A run directory, its `model/`, one of its checkpoints, a published model's folder,
             or `hf:owner/name` to fetch that.
-        key: The config key that named it, for errors.
-        base: See `Pretrained`.
     """
     place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
     if is_published(place):
@@ -332,7 +326,6 @@ def pick_layers(
     """Return a model to start from with some of its blocks alone.
 
     Args:
-        start: The model.
         layers: Their numbers; None: `depth` blocks, spread over all of them.
         depth: How many; None: as many as `layers`, or all.
     """
@@ -397,19 +390,10 @@ def choose_tokenizer(
 def with_rows(
     tensors: Mapping[str, Tensor], own: Tokenizer, grown: Tokenizer, seed: int
 ) -> tuple[Mapping[str, Tensor], frozenset[str]]:
-    """Return a model's weights with rows for the tokens that its tokenizer has got.
+    """Return weights with rows for the tokens that a tokenizer has got, and the names of those.
 
     A row is drawn from N(m, 0.02^2) with the mean m of the others, so that no new token is far
     likelier than they are (Hewitt 2021); a bias is m.
-
-    Args:
-        tensors: Its weights.
-        own: Its tokenizer.
-        grown: The same with further tokens.
-        seed: The run's.
-
-    Returns:
-        Them, and the names of those that have new rows.
     """
     count = grown.size - own.size
     if not count:

@@ -34,13 +34,7 @@ OWN_DATA = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A loss as the config asks for it.
-
-    Args:
-        objective: What it computes.
-        stream: The stream that it reads.
-        weight: How much it counts: a number, or what makes one of the step.
-    """
+    """A loss as the config asks for it."""
 
     objective: Objective
     stream: str = "main"
@@ -147,13 +141,7 @@ def bind_losses(
 
 
 def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
-    """Refuse an objective that needs other examples than its data has.
-
-    Args:
-        name: The name of the loss.
-        loss: The objective.
-        task: The task of its data, or its class; None: text without labels.
-    """
+    """Refuse an objective that needs other examples than its data has (None: unlabelled text)."""
     needs, there = loss.objective.task, None if task is None else task.name
     if (
         there == "choice"

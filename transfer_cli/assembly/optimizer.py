@@ -22,10 +22,6 @@ def base_lr(lr: object, width: int) -> float:
 
     Adam moves each weight by about its rate, so what a layer's output moves by grows with the
     number of weights that it sums: its rate has to fall with the width (Yang et al. 2021).
-
-    Args:
-        lr: The value in the config.
-        width: The model's.
     """
     found = lr
     if isinstance(lr, str) and (rule := _FOR_WIDTH.fullmatch(lr)):
@@ -55,9 +51,6 @@ def parameter_groups(
     has no gradient, and torch's optimizers skip it, weight decay included.
 
     Args:
-        model: The model.
-        groups: Its layer groups.
-        scale: Multiplies the learning rate of a layer group.
         weight_decay: Whether matrices decay; not where a penalty replaces weight decay.
     """
     with raised_as(ConfigError, "adaptation.layer_scale: "):

@@ -39,7 +39,6 @@ class SplitIdentity:
     """What a split is.
 
     Args:
-        source: The file, or files, that it comes from.
         content: Hex digest of all that it holds, in order.
         rows: Its examples; None: it is text without labels.
         texts: Hex digest of the examples without what people said of them.
@@ -102,13 +101,7 @@ class Origins:
     # --- what a run is made from ----------------------------------------------------------------
 
     def labelled(self, key: str, data: LabelledData, only: tuple[str, ...] = ()) -> LabelledData:
-        """Return labelled data, its labels and its task as they were when the run began.
-
-        Args:
-            key: The config key.
-            data: All of it.
-            only: The splits to compare; none: all.
-        """
+        """Return labelled data, labels and task as when the run began; no `only`: all splits."""
         labels = self._labels.get(key)
         if self._model is not None and key == "data":
             labels = self._model.labels
@@ -228,15 +221,11 @@ def _identity(record: Mapping[str, Any]) -> SplitIdentity:
 def of_examples(
     source: str, examples: Sequence[Any], texts: Callable[[Any], Sequence[str]]
 ) -> SplitIdentity:
-    """Return what labelled examples are.
-
-    Args:
-        source: See `SplitIdentity`.
-        examples: Dataclasses of plain values.
-        texts: Returns the texts of an example.
-    """
+    """Return what labelled examples, dataclasses of plain values, are."""
     content, alone = (hashlib.blake2b(digest_size=16) for _ in range(2))
-    names = [each.name for each in fields(examples[0])] if examples else []
+    every = fields(examples[0]) if examples else ()
+    # Where files are is no content: they may be moved.
+    names = [each.name for each in every if each.compare or each.name != "file"]
     for chunk in _chunks(examples):
         content.update(_as_json([[getattr(each, name) for name in names] for each in chunk]))
         alone.update(_as_json([list(texts(each)) for each in chunk]))

@@ -46,12 +46,8 @@ class Source:
     """Where a model comes from. Nothing is opened before it is needed.
 
     Args:
-        start: What `init_from` names.
         shape: Its shape, with the direction settled.
-        place: Where the run's own data is.
-        origins: What the run is made from.
         named: The text of `source.data`; None: the one that the pretraining's config names.
-        typed: The overrides that were typed for the run.
     """
 
     start: Pretrained
@@ -107,12 +103,7 @@ class Source:
         return int(own or self.shape.positions)
 
     def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
-        """Return a model of the trained model's own backbone, with the pretrained head.
-
-        Args:
-            trained: The run's model.
-            tensors: The weights of `init_from`, where the head may still be.
-        """
+        """Return a model of the trained backbone with the pretrained head, perhaps of `tensors`."""
         device = next(trained.parameters()).device
         heads = dict(self.objective.modules(trained.backbone))
         for name, head in heads.items():
@@ -169,12 +160,7 @@ class ForgettingText:
 
 @dataclass(frozen=True)
 class Forgetting:
-    """How well a backbone still does what it was pretrained for.
-
-    Args:
-        measure: Returns the pretraining measures of the backbone as it is now.
-        before: What they were before training.
-    """
+    """How well a backbone does what it was pretrained for, now and before training."""
 
     measure: Callable[[], dict[str, float]]
     before: Mapping[str, float]

@@ -68,18 +68,12 @@ class TrainingRun:
     """Everything that a run consists of, built and checked before the first batch.
 
     Args:
-        blueprint: Model, losses, groups and planned stages.
-        prepared: The data of every stream; "main" is what the run is for.
-        streams: What the steps draw their batches from.
-        step: The training step.
-        tally: Counts what its steps compute, in this process.
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
         leave_out: Names of the weights that are not.
         forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
         passing: The same where nothing trains.
-        origins: What data and weights it is made from.
         states: What the states took that it keeps of a frozen backbone, here or where the cache
             has them from.
     """

@@ -258,7 +258,7 @@ def _file(config: AnalyzeConfig, opened: Opened) -> Material:
     wanted = Wanted(labelled=False, keys="")
     with reading.opened(path, kind, Layout(), wanted) as given:
         chosen = given.table.columns(wanted, wanted)
-        columns = Columns(chosen.text, chosen.pair, keep=False, task=task)
+        columns = Columns(chosen, keep=False, task=task)
         rows = reading.rows_of(given.table, columns, _refuse)
         examples = [row.example for row in islice(rows, MOST_TEXTS)]
         is_cut = next(rows, None) is not None

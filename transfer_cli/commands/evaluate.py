@@ -1,7 +1,7 @@
 """`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +11,15 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
+from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import EvaluateConfig
-from transfer_cli.data import readers
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Split
-from transfer_cli.data.text import TextData
+from transfer_cli.data.text import TextData, TextFiles
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import EachExample, Scores, batch_of
 from transfer_cli.engine.evaluation import evaluate as score
@@ -33,13 +34,16 @@ from transfer_cli.errors import (
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.class_scores import FEW
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.items import Item, write_items
+from transfer_cli.runs.items import MOST_ITEMS, Item, write_items
+from transfer_cli.runs.results import Results
 from transfer_cli.runs.slices import Slice
 from transfer_cli.safe_files import in_one_line
 from transfer_cli.tasks.sources import LabelledFiles
-from transfer_cli.terminal import print_line
-from transfer_cli.training.examples import items_of, of_slices, of_unseen
+from transfer_cli.terminal import Page, print_line, print_out
+from transfer_cli.training.console import by_class
+from transfer_cli.training.examples import items_of, of_slices, with_unseen
 from transfer_cli.training.workers import in_process_group
 
 _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -55,8 +59,8 @@ _OF_INPUT = (
 )  # fmt: skip
 
 
-def evaluate(config: EvaluateConfig) -> None:
-    """Print the measures of the splits asked for; write them to `output` if there is one."""
+def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
+    """Print the measures of the splits asked for, return them, and write them to `output`."""
     count_or_auto("batch", config.batch)
     _check_input(config)
     for key, ending in (("output", ".json"), ("each", ".jsonl")):
@@ -83,7 +87,9 @@ def evaluate(config: EvaluateConfig) -> None:
             splits = {name: replace(split, context=None) for name, split in splits.items()}
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
-        items: list[Item] | None = None if config.each is None else []
+        few = sum(len(split.data) for split in splits.values()) <= MOST_ITEMS
+        tells = config.input is not None and trained.start.task is not None and few
+        items: list[Item] | None = [] if config.each is not None or tells else None
         batch = batch_of(config.batch, trained.model, precision.device)
         scores = {
             name: _scores(model, trained, split, batch, precision, items, slices)
@@ -93,6 +99,22 @@ def evaluate(config: EvaluateConfig) -> None:
             _show(config, trained, splits, scores, origins)
             if items is not None and config.each is not None:
                 write_items(Path(config.each).expanduser(), items)
+            if items is not None and tells:
+                _say_closing(trained, splits[INPUT], items)
+    return {name: scored.measures for name, scored in scores.items()}
+
+
+def _say_closing(trained: Trained, split: Split, items: Sequence[Item]) -> None:
+    """Log how the answers to a file are shared out, and which are least sure."""
+    task, examples = trained.start.task, datasets.encoded_of(split).examples
+    if task is None or not any(item.probability for item in items):
+        return
+    closing = Closing(task, *trained.training_labels)
+    for item in items:
+        example = examples[item.index]
+        line, text = getattr(example, "line", None), task.texts(example)[0]
+        closing.note(item.predicted, item.probability, text, line)
+    closing.say()
 
 
 def _show(
@@ -107,13 +129,25 @@ def _show(
     counts = {name: splits[name].counts() for name in scores}
     unigram = ", scored by baseline=unigram and not by the run"
     scorer = unigram if config.baseline == "unigram" else ""
-    for name in scores:
-        print_line(f"{name}: {splits[name].extent()}{scorer}")
-    say(measures)
-    labels = trained.start.description.labels
     for name, found in scores.items():
-        if "confusion" in found.tables:
-            say_confusion(name, labels, found.tables["confusion"])
+        split, tokens = splits[name], ""
+        if isinstance(split.data, TextBlocks):
+            scored, every, words = found.counts["loss"], split.data.num_targets, split.text.words
+            counts[name] |= {"tokens": scored, "of_tokens": every}
+            tokens = f"; {scored:,} of {every:,} tokens"
+            if scored == every:
+                tokens += f", {words:,} of {words:,} words"
+        print_line(f"{name}: {split.extent()}{tokens}{scorer}")
+    labels = trained.start.description.labels
+    tables = {name: found.tables for name, found in scores.items()}
+    # Of many labels the worst are listed below.
+    listed = {f"/{label}" for label in labels if len(labels) > FEW}
+    say(measures, listed)
+    for name, table in tables.items():
+        if "confusion" in table and not listed:
+            say_confusion(name, labels, table["confusion"])
+        if blocks := by_class(Results(measures=measures, tables=tables, labels=labels), name):
+            print_out(Page(*blocks))
     if config.output is not None:
         result = {
             "run": config.run,
@@ -121,6 +155,8 @@ def _show(
             "data_changed": origins.accepted,
             "counts": counts,
             "measures": measures,
+            "labels": labels,
+            "tables": tables,
         }
         write_json(Path(config.output).expanduser(), result)
 
@@ -134,8 +170,15 @@ def _check_input(config: EvaluateConfig) -> None:
     other = "data" if config.data is not None else "baseline"
     if config.data is not None or config.baseline != "none":
         raise ConfigError(f"{other}: does not go with input=, whose rows are all that is scored")
-    with raised_as(DataError, "input: ", DataError):
-        readers.check_readable(Path(config.input).expanduser())
+    wrong = [name for name in _listed(config.input) if not isinstance(name, str) or not name]
+    if wrong or not config.input:
+        raise ConfigError(
+            f"input: expected a file, a folder, a glob, or a list, got {config.input}"
+        )
+
+
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
 
 
 def _with_context(
@@ -178,8 +221,7 @@ def _scores(
         raise ConfigError("slices: are parts of labelled examples, and this is a language model")
     each = EachExample() if slices or items is not None else None
     scored = partial(score, model, trained.objective, batch=batch, precision=precision)
-    found = scored(split, each=each)
-    found.measures.update(of_unseen(split, scored).measures)
+    found = with_unseen(scored(split, each=each), split, scored)
     if each is not None:
         own = items_of(split, datasets.Prepared({split.name: split}, task), each)
         if items is not None:
@@ -206,11 +248,12 @@ def data_source(config: EvaluateConfig, trained: Trained) -> tuple[TextData | Ta
     return found, DataPlace(data_dir, own.seed)
 
 
-def say(measures: dict[str, dict[str, float]]) -> None:
-    """Print a line for each measure of each split."""
+def say(measures: Mapping[str, Mapping[str, float]], without: Set[str] = frozenset()) -> None:
+    """Print a line for each measure of each split, but for those of parts called so."""
     for split, found in measures.items():
         for name, value in found.items():
-            print_line(f"{split:10s} {name:24s} {value:.6g}")
+            if name[name.find("/") :] not in without:
+                print_line(f"{split:10s} {name:24s} {value:.6g}")
 
 
 def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -> None:
@@ -270,20 +313,34 @@ def _of_input(config: EvaluateConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "stop")}
 
 
-def _of_file(config: EvaluateConfig, file: str, trained: Trained) -> Mapping[str, Split]:
-    """Return all rows of the file `input` as a split, read as it says or as in training."""
+def _of_text(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
+    """Return all lines of the text `input` as a split, read as that of training but for pairs."""
+    typed = _of_input(config)
+    other = next((name for name in typed if name != "text"), None)
+    if other is not None:
+        raise ConfigError(f"{other}: is for tables, and this run is a language model")
+    own = trained.config.data
+    names = ("length", "documents", "lines", "heading", "field")
+    options = {name: own[name] for name in names if name in own}
+    options |= {"field": typed["text"]} if typed else {}
+    with raised_as(ConfigError, "input: "):
+        source = TextFiles(train=config.input, **options)
+    start, place = trained.start, DataPlace(config.data_dir, trained.config.seed)
+    shape, only = start.description.shape, (INPUT,)
+    read, _ = datasets.text(source, place, shape, start.tokenizer, only, lines=start.lines)
+    return read.splits
+
+
+def _of_file(config: EvaluateConfig, file: Any, trained: Trained) -> Mapping[str, Split]:
+    """Return all rows of the files `input` as a split, read as it says or as in training."""
     task = trained.start.task
     if task is None:
-        raise ConfigError(
-            "input: this run is a language model, and labelled rows are for runs of labelled data; "
-            "for text say data=text data.train=FILE split=train"
-        )
+        return _of_text(config, trained)
     if task.files is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
     table: type[LabelledFiles] = class_of({TARGET: task.files}, "input")
     chosen = _of_input(config)
-    if isinstance(chosen.get("label"), list):
-        chosen["label"] = tuple(chosen["label"])
+    chosen |= {name: tuple(each) for name, each in chosen.items() if isinstance(each, list)}
     other = [name for name in chosen if name not in table.__dataclass_fields__]
     if other:
         raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")

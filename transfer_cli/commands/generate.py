@@ -16,7 +16,7 @@ from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_jso
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.config.schema import GenerateConfig, SamplingConfig
 from transfer_cli.data.encoded_task import warn_of_cuts
-from transfer_cli.engine.precision import device_and_precision
+from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least, raised_as
 from transfer_cli.generation import decoding
 from transfer_cli.generation.decoding import Sampling, TokenSampler
@@ -39,24 +39,52 @@ MAX_PROMPT_BYTES = 2**20
 def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
-    at_least("max_tokens:", config.max_tokens, 1, ConfigError)
-    at_least("samples:", config.samples, 1, ConfigError)
-    sampling = sampling_of(config)
-    stops = texts_of(config.stop, "stop")
-    if "" in stops:
-        raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
+    _check(config)
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
+    shows = config.output != STANDARD_OUTPUT
+    streams = shows and config.samples == 1
+    # Several texts, or those of a file, are not shown while they grow.
+    lead, texts, whole = continued(
+        trained, precision, prompt, config, flush_out if streams else _ignore
+    )
+    if shows and not streams:
+        flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in texts))
+    if config.output is not None:
+        _write(config.output, prompt, texts, whole)
+
+
+def _check(config: GenerateConfig) -> None:
+    at_least("max_tokens:", config.max_tokens, 1, ConfigError)
+    at_least("samples:", config.samples, 1, ConfigError)
+    sampling_of(config)
+    if "" in texts_of(config.stop, "stop"):
+        raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
+
+
+def _ignore(text: str) -> None:
+    """Show nothing while a text grows."""
+
+
+def continued(
+    trained: Trained,
+    precision: Precision,
+    prompt: str,
+    config: GenerateConfig,
+    show: Callable[[str], None] = _ignore,
+) -> tuple[str, list[GeneratedText], str]:
+    """Return what is shown before the texts, the texts, and what ended those that nothing else did.
+
+    `show` is told the text while it grows.
+    """
+    _check(config)
     asked, shape = _asked(trained, prompt), trained.start.description.shape
     memory = _memory(asked, shape, is_cached=config.cache)
     most = _room(len(asked.tokens), config.max_tokens, None if memory else shape.positions)
+    stops = texts_of(config.stop, "stop")
     texts = [GeneratedText(asked.layout, prompt, stops) for _ in range(config.samples)]
-    shows = config.output != STANDARD_OUTPUT
-    streams = shows and len(texts) == 1
     lead = "" if asked.is_source else paint(fit(prompt), "note", sys.stdout)
-    # Several texts, or those of a file, are not shown while they grow.
-    show: Callable[[str], None] = flush_out if streams else (lambda _: None)
 
     with ExitStack() as line, torch.inference_mode(), precision.context():
         show(lead)
@@ -67,7 +95,7 @@ def generate(config: GenerateConfig) -> None:
             rows=config.samples,
             max_new_tokens=most,
             use_cache=config.cache,
-            sampling=sampling,
+            sampling=sampling_of(config),
             sampler=TokenSampler(config.seed, config.samples),
             allowed_V=asked.layout.allowed_tokens(),
             prefix=asked.prefix,
@@ -81,13 +109,9 @@ def generate(config: GenerateConfig) -> None:
                 break
         for text in texts:
             show(fit(text.flush()))
-    if shows and not streams:
-        flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in texts))
     if most < config.max_tokens and not all(text.finish_reason for text in texts):
         log.info("the text ends here: the model's %d positions are used up", shape.positions)
-    if config.output is not None:
-        whole = "max_tokens" if most == config.max_tokens else "positions"
-        _write(config.output, prompt, texts, whole)
+    return lead, texts, "max_tokens" if most == config.max_tokens else "positions"
 
 
 def sampling_of(config: SamplingConfig) -> Sampling:
@@ -112,14 +136,7 @@ def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str)
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A prompt as a model reads it.
-
-    Args:
-        layout: Of what is generated.
-        tokens: The prompt's.
-        prefix: See `decoding.generate`.
-        is_source: Whether it is answered, and not gone on with.
-    """
+    """A prompt as a model reads it, to go on with, or as a source to be answered."""
 
     layout: PromptLayout
     tokens: list[int]

@@ -32,14 +32,7 @@ def check_output(output: str | None, key: str = "output") -> None:
 
 
 def check_ending(key: str, output: str, known: Sequence[str], otherwise: str = "") -> None:
-    """Refuse a file whose ending promises what is not written; one without an ending is fine.
-
-    Args:
-        key: Begins the message.
-        output: The file.
-        known: The endings of what is written.
-        otherwise: Ends the message.
-    """
+    """Refuse a file whose ending promises what is not written; one without an ending is fine."""
     path = Path(output).expanduser()
     is_other = path.exists() and not path.is_file()  # a device, a pipe or a folder
     if path.suffix and path.suffix.lower() not in known and not is_other:
@@ -138,4 +131,5 @@ _TRAINS = {**_READS, "resume": _folder}
 _WRITES_RUN = {**_READS, "output": _new}
 _OF_COMMAND = {
     "pretrain": _TRAINS, "finetune": _TRAINS, "score": _WRITES_RUN, "analyze": _WRITES_RUN,
+    "evaluate": {**_READS, "input": _data},
 }  # fmt: skip

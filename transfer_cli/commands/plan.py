@@ -5,9 +5,11 @@ large model takes no longer than one of a small one. Of the data only its size i
 is measured at the end, on the run itself, by default where that takes seconds.
 """
 
+import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,27 @@ MEASURED_STEPS = 5
 """How many short ones are taken."""
 
 
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Leave out what was logged before: a run that is measured reads its data a second time."""
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        count = len(said)
+        said.add(record.getMessage())
+        return len(said) > count
+
+    handlers = logging.getLogger("transfer_cli").handlers
+    for handler in handlers:
+        handler.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_new)
+
+
+@_said_once()
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do, and take some of its steps to estimate its time."""
     typed, steps = CommandLine.of_this_command().overrides, config.plan.steps
@@ -115,8 +138,6 @@ class _Measured:
     """What some steps of a run took.
 
     Args:
-        seconds: Of a step.
-        of_what: What was computed, in words.
         tokens: Real ones of the main data in all that was computed.
         steps: How many steps that was; for a sequence a part of one.
     """
@@ -226,11 +247,7 @@ def _keeps_states(planned: Blueprint) -> bool:
 
 
 def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Amounts, str]:
-    """Return what a step computes where each text has as many tokens as it may have.
-
-    Returns:
-        The prices of each stage, the amounts of a step, and in words what they are of.
-    """
+    """Return prices of each stage, amounts of a step of full texts, and what these are."""
     planned.model.backbone.recompute(planned.course.loop.activation_checkpointing)
     prices = [prices_of(planned.model, stage.trains) for stage in planned.course.stage_plans]
     texts = planned.course.loop.batch

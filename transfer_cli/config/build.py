@@ -71,7 +71,6 @@ def build(
 
     Args:
         node: A mapping with `_target_`, or without one when `kind` is a dataclass.
-        key: The key of `node` in the config, for errors.
         kind: The class that the object must be an instance of, or several joined by `|`.
         extra: Further arguments of the constructor that no config can give, such as parameters.
     """

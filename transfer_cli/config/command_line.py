@@ -13,8 +13,6 @@ class CommandLine:
 
     Args:
         overrides: What was typed, but for words that are for the launcher of a sweep.
-        presets: The option chosen for each config group.
-        config_dir: The folder with the user's own configs.
     """
 
     overrides: tuple[str, ...] = ()

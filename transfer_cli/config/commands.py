@@ -52,6 +52,7 @@ FLAGS = (
     ("--help all", "Show every option and every key, with a line on each."),
     ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
     ("--info defaults", "Print which files it was put together from."),
+    ("FILE.yaml", "Read keys from a file, as --config FILE; typed ones win."),
     ("--config-dir DIR", "Also search DIR for options of your own."),
     ("--config-name NAME", "Start from DIR/NAME.yaml, whose defaults begin with the command."),
     ("--plugin PACKAGE", "Let configs name classes of a package of your own."),
@@ -66,7 +67,6 @@ class Command:
     """A command as people see it.
 
     Args:
-        summary: One line.
         function: `module.function`, imported when the command runs and not before.
         keys: The keys that people change most, in the order of the help text; none for a command
             that takes no overrides.
@@ -76,13 +76,11 @@ class Command:
             that has to be given. The value RUN stands for any, null for none.
         ignores: Beginnings of keys that it takes and does nothing with; they are not listed.
         scales: Whether several processes can work on it (`devices=N`).
-        makes_runs: Whether it leaves a run directory.
         places: The keys whose values may be typed alone, in their order, and what help calls them.
         typed: The key of a text, which is never read as more than text.
         lists: Keys of several such texts.
         named: Keys below which there are names of one's own.
         usage: What follows its name, for a command that takes no overrides.
-        typed_as: What it is typed as, where that is not its name.
     """
 
     summary: str

@@ -37,6 +37,7 @@ from transfer_cli.config import describe, schema
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.flags import Request, quoted, takes_one
+from transfer_cli.config.own_presets import path_of
 from transfer_cli.config.suggest import options_with, suggest
 from transfer_cli.errors import ConfigError, TransferError, listed, nearest
 from transfer_cli.safe_files import UnreadableError, read_text
@@ -51,13 +52,7 @@ _TAKEN = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=", "hydra.mode=
 
 @dataclass(frozen=True)
 class Composed:
-    """A config, and how it came about.
-
-    Args:
-        config: The config of the command.
-        typed: What was typed and chosen.
-        hydra: Hydra's own node, in which a sweep finds its launcher.
-    """
+    """A config, and how it came about; in Hydra's own node a sweep finds its launcher."""
 
     config: DictConfig
     typed: CommandLine
@@ -65,13 +60,7 @@ class Composed:
 
 
 def composed(command: str, request: Request, words: Sequence[str] | None = None) -> Composed:
-    """Return the config of a command line, or of a job of a sweep.
-
-    Args:
-        command: The name of the command.
-        request: What was typed.
-        words: The overrides of the job; None: those that were typed.
-    """
+    """Return the config of a command line, or of a job of a sweep, whose overrides are `words`."""
     overrides = request.overrides if words is None else tuple(words)
     with _explained(command, request):
         _check(request)
@@ -147,7 +136,7 @@ def _loader(config_dir: Path | None) -> ConfigLoaderImpl:
     schema.register()
     path = create_config_search_path(str(conf_dir()))
     if config_dir is not None:
-        path.prepend("command-line", f"file://{config_dir.resolve()}", SearchPathQuery("schema"))
+        path.prepend("command-line", path_of(config_dir), SearchPathQuery("schema"))
     return ConfigLoaderImpl(path)
 
 
@@ -226,13 +215,7 @@ _OF_HYDRA = {
 
 
 def explain(error: Exception, command: str, request: Request) -> str:
-    """Return one line: the key or file, what was found there, what to do.
-
-    Args:
-        error: What Hydra raised while it composed the config of `command`.
-        command: The name of the command.
-        request: What was typed.
-    """
+    """Return one line on an error of Hydra: the key or file, what was found there, what to do."""
     inner = error.__cause__ or error.__context__
     cause = inner if isinstance(inner, OmegaConfBaseException) else error  # Hydra wraps some
     if isinstance(cause, yaml.YAMLError):

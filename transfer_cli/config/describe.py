@@ -34,7 +34,6 @@ class Key:
     """A key, as it is typed in a config.
 
     Args:
-        name: Its full name.
         value: Its value as it is written, "" for a section.
         line: What it means; "" where nothing is said.
         kind: Its type as it is declared; "" for a key of an option.
@@ -66,8 +65,6 @@ class Option:
     Args:
         group: The folder, for example `adaptation/plan`.
         name: The part after `=`.
-        line: Its description.
-        file: Its path.
         origin: `packaged`, or `yours` for a file of --config-dir.
         shadowed: Whether a packaged option of the same name is used instead.
     """
@@ -181,9 +178,6 @@ def offered(
     """Return the options that mean something to a command, in the order of its groups.
 
     Args:
-        name: The name of the command.
-        command: The command.
-        config_dir: A folder with the user's own configs.
         without: Beginnings of `GROUP/OPTION` that mean nothing now.
     """
     taken = list(groups_of(name))

@@ -22,15 +22,12 @@ class Request:
 
     Args:
         overrides: `key=value` words, in order.
-        asks_help: Whether `--help` was given.
         asks_all: Whether it was `--help all`.
         multirun: Whether each comma-separated value is a run of its own.
         shows: What is printed instead of running the command: "config", "defaults" or nothing.
-        package: The part of the config that is printed; None: all of it.
         resolve: Whether interpolations are filled in where the config is printed.
-        config_dir: A folder with the user's own configs.
         config_name: The user's own primary config, in place of the command's.
-        plugins: Packages whose classes configs may name.
+        files: Files of keys that were named with `--config`.
         flags: Those that another process needs to compose and run the same.
     """
 
@@ -44,6 +41,7 @@ class Request:
     config_dir: Path | None = None
     config_name: str | None = None
     plugins: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
     def value_of(self, key: str) -> str | None:
@@ -79,6 +77,7 @@ _FLAGS: Flags = {
     "--config-dir -cd": {},
     "--config-name -cn": {},
     "--plugin": REPEATED,
+    "--config": REPEATED,
     "--job": {},
     "--html": {},
 }
@@ -87,7 +86,7 @@ _FLAGS: Flags = {
 _SPELT = {"--help=all": ("--help", "all")}
 """Flags as people type them too -> as they are read."""
 
-_ONE_OPTION = {
+ONE_OPTION = {
     "data", "model", "tokenizer", "objective", "optimizer", "schedule", "adaptation",
     "adaptation/plan", "adaptation/layer_scale", "adaptation/penalty",
 }  # fmt: skip
@@ -152,6 +151,7 @@ def parse(arguments: list[str], command: str = "") -> Request:
         config_dir=Path(typed.config_dir) if typed.config_dir else None,
         config_name=typed.config_name,
         plugins=tuple(typed.plugin),
+        files=tuple(typed.config),
         flags=tuple(_typed(typed, ("debug", "config_dir", "config_name", "plugin", "job"))),
     )
 
@@ -201,7 +201,7 @@ def refuse_lists(overrides: Iterable[str], command: str) -> None:
 def takes_one(key: str, command: str) -> bool:
     """Return whether a key of a command has one value, as far as its declaration says."""
     declaration = declared(command).get(key)
-    return key in _ONE_OPTION or (declaration is not None and declaration.takes_one)
+    return key in ONE_OPTION or (declaration is not None and declaration.takes_one)
 
 
 def check_plugins(packages: Iterable[str]) -> None:

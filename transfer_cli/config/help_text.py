@@ -28,6 +28,9 @@ MOST_LINES = 80
 COLUMN = 34
 """The column in which descriptions begin."""
 
+_WIDEST = 60
+"""Characters of a value that are shown."""
+
 _NAMES = 26
 """The column in which the options of a group begin."""
 
@@ -256,7 +259,8 @@ class _Keys:
             return "(needed)"
         if isinstance(value, bool):
             return str(value).lower()
-        return "null" if value is None else str(value)
+        text = "null" if value is None else str(value)
+        return text if len(text) <= _WIDEST else f"{text[:_WIDEST]} ..."
 
     def _meaning(self, key: str) -> str:
         above, _, name = key.rpartition(".")

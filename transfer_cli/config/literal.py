@@ -34,7 +34,6 @@ def with_quotes(words: Sequence[str], lists: Sequence[str] = ()) -> tuple[str, .
     list, as `<a>` has to be. Values in quotes are left as they are, such as several for a sweep.
 
     Args:
-        words: What was typed.
         lists: Keys of several texts; `[a,b]` is such a list.
     """
     return tuple(_with_quotes(word, lists) for word in words)

@@ -25,12 +25,13 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """Return the config in a file.
+    """Return the stored config in a file, with the names of today; else see `read_mapping`."""
+    renamed: dict[str, Any] = config_of_today(with_new_names(read_mapping(path)))
+    return renamed
 
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: It is no config that a run writes.
-    """
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping in a file, if it is such as a run writes."""
     try:
         events = _events(read_text(path, MAX_CONFIG_BYTES))
         first = next(events, None)
@@ -44,8 +45,7 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise UnreadableError(f"{line}broken YAML: {reason}") from error
     if not isinstance(found, dict):
         raise UnreadableError("it is no mapping")
-    renamed: dict[str, Any] = config_of_today(with_new_names(found))
-    return renamed
+    return found
 
 
 def scalar(text: str) -> Any:

@@ -203,8 +203,8 @@ class ModelConfig:
 class TableConfig:
     """How a file of rows is read."""
 
-    text: str | None = None
-    """Of `input`, the column of the text; none: as in training, else by its name or contents."""
+    text: Any = None
+    """Of `input`, the column of the text, or a list; none: as in training, else recognised."""
     pair: str | None = None
     """Of `input`, the column of a second text."""
     delimiter: str | None = None
@@ -321,8 +321,8 @@ class EvaluateConfig(TableConfig, DeviceConfig, ModelConfig, SharedConfig):
     """The run directory to score."""
     data_changed: str = "refuse"
     """Typed as `data.changed`: refuse or accept data that have changed since the run began."""
-    input: str | None = None
-    """A labelled table of your own, of which every row is scored; none: a split of the data."""
+    input: Any = None
+    """Own rows (a text, of a language model), all scored: file, folder, glob, list; none: data."""
     label: Any = None
     """Of `input`, the column of the label; of several labels perhaps a list, a column each."""
     format: str | None = None

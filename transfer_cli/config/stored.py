@@ -37,9 +37,7 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
     """Return the config of a run, its plain values checked against the schema of its command.
 
     Args:
-        path: The file.
         command: The command that made the run; if unknown, the schema with all keys is taken.
-        key: The config key that named the run.
 
     Raises:
         CheckpointError: The file is missing, damaged, hostile or the config of something else.

@@ -68,18 +68,20 @@ OTHER_NAMES = {
     "seed": "random_seed random_state",
     "run.root": "runs_dir log_dir",
     "objective.label_smoothing": "label_smoothing_factor smoothing",
+    "objective.class_weight": "class_weights loss_weights weight_classes",
 }
 """A key or an option -> what others call it; the first that a command has is meant."""
 
 ABSENT = {
-    "class_weights class_weight sample_weight sample_weights loss_weights weight_classes": (
-        "labels are not weighed; repeat rare rows in the file, or judge by loop.monitor=macro_f1"
+    "sample_weight sample_weights": (
+        "rows are not weighed; repeat some in the file, or weigh labels by objective.class_weight"
     ),
     "focal_loss focal_gamma gamma focal": (
         "there is no focal loss; objective.annealing=linear leaves out what is known already"
     ),
     "oversample oversampling undersample balanced_sampling sampler": (
-        "rows are drawn as often as they stand in the file; repeat rare ones there"
+        "rows are drawn as often as they stand in the file; objective.class_weight=balanced weighs "
+        "the rare ones"
     ),
 }
 """What others call what there is not -> what to do in its place."""
@@ -92,13 +94,7 @@ _SECTIONS = (
 
 
 def suggest(name: str, command: str, config_dir: Path | None = None) -> str:
-    """Return " Did you mean 'optimizer.lr'?" for a name such as `lr`; "" where none is meant.
-
-    Args:
-        name: What was typed in front of `=`.
-        command: The name of the command, whose keys come into question.
-        config_dir: A folder with the user's own configs.
-    """
+    """Return " Did you mean 'optimizer.lr'?" for a name such as `lr`; "" where none is meant."""
     known = {key for key, _ in keys_and_options(command, config_dir)}
     section, _, last = name.rpartition(".")
     absent = next((said for names, said in ABSENT.items() if last in names.split()), "")

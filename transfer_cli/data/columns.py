@@ -91,26 +91,30 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         name: The table's in messages.
     """
     text, pair, label = (_at(column, columns) for column in (asked.text, asked.pair, asked.label))
-    labels = tuple(str(_at(given, columns)) for given in asked.labels)
+    labels, texts = (
+        tuple(str(_at(given, columns)) for given in several)
+        for several in (asked.labels, asked.texts)
+    )
+    text = "+".join(texts) or text
     if asked.labelled and {"answer", "_input_hash"} <= {*columns}:
         check_accepted([row.get("answer") for row in sample], name)
     asked = replace(asked, labelled=asked.labelled and not labels)
     if not columns:  # when it is read, it is said why
-        return Chosen(text or TEXT, pair, label or LABEL, labels=labels)
+        return Chosen(text or TEXT, pair, label or LABEL, (), labels, texts, asked.join)
     search = _Search(columns, sample, asked, name)
     if asked.written:
-        text, label = search.written(text, label)
+        text, label = search.written(text, label, *texts)
     if label is None and asked.labelled:
-        label = search.label_by_name(text, pair)
+        label = search.label_by_name(text, pair, *texts)
     if text is None and pair is None:
         text, pair = _pair(columns)
     if text is None:
         taken = (label, pair, *labels)
         text = search.text_by_name(*taken) or search.longest(*taken)
     if label is None and asked.labelled:
-        label = search.repeated(text, pair)
+        label = search.repeated(text, pair, *texts)
     roles = (
-        (TEXT, asked.text, text), ("pair", asked.pair, pair),
+        (TEXT, asked.text or texts, text), ("pair", asked.pair, pair),
         (LABEL, asked.label or not asked.labelled, label),
     )  # fmt: skip
     said = (
@@ -118,7 +122,7 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         for what, typed, column in roles
         if not typed and column not in (None, what)
     )
-    return Chosen(text, pair, label or LABEL, tuple(said), labels)
+    return Chosen(text, pair, label or LABEL, tuple(said), labels, texts, asked.join)
 
 
 @dataclass(frozen=True)
@@ -130,12 +134,13 @@ class _Search:
     asked: Wanted
     name: str
 
-    def written(self, text: str | None, label: str | None) -> tuple[str, str]:
-        """Return the columns of a text and of what people wrote to it."""
+    def written(self, text: str | None, label: str | None, *parts: str) -> tuple[str, str]:
+        """Return the columns of a text, perhaps in parts, and of what people wrote to it."""
         for source, target in _WRITTEN:
             both = text or source, label or target
-            is_there = both[0] != both[1] and {*both} <= {*self.columns}
-            if is_there and (self._cells(both[0]) or not self.sample):
+            sources = parts or both[:1]
+            is_there = both[1] not in sources and {*sources, both[1]} <= {*self.columns}
+            if is_there and (any(map(self._cells, sources)) or not self.sample):
                 if text is None:
                     self._check_whole_source(*both)
                 return both
@@ -153,8 +158,8 @@ class _Search:
             keys = self.asked.keys
             raise DataError(
                 f"{self.name}: {target!r} answers {listed(map(repr, (*others, source)))}, and one "
-                f"column is read. Join them in the file, or choose: {keys}{TEXT}={others[0]} "
-                f"{keys}{LABEL}={target}"
+                f"column is read. Say {keys}{TEXT}=[{','.join((*others, source))}] to join "
+                f"them, or {keys}{TEXT}={others[0]} {keys}{LABEL}={target}"
             )
 
     def text_by_name(self, *taken: str | None) -> str | None:

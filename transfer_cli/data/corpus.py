@@ -85,13 +85,10 @@ class EncodedText:
             may begin.
         num_words: Space-separated words, and one for the end of every line.
         num_bytes: UTF-8 bytes, with one for the end of every line; see `TextSplit.size_bytes`.
-        num_lines: Lines, with the empty ones.
-        num_unknown: Unknown tokens.
         path: Its folder in the cache; of several shards, the one that their folders are in.
         part_of: What it is a part of; None: it is complete.
         starts: Where documents begin, in tokens: at the end of the line before. None: they are not
             told apart.
-        num_shards: How many files it is encoded in.
         sources: How many tokens are from each; none: all blocks come equally often.
     """
 

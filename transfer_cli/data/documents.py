@@ -50,7 +50,7 @@ With `end` each line ends with the separator; else each document does, and lines
 """
 
 _SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
-"""Of the files of a folder that are read, before the suffix of a packed one."""
+"""Of the files of text in a folder, before the suffix of a packed one."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,16 @@ class TextSplit:
     Args:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
-        rule: What becomes of line breaks.
         begins: Yields for each line whether a document begins with it; None: with the first alone.
         begins_by: How it knows, to tell it from other ways.
-        apart: Whether documents are told apart in the tokens.
         fingerprint: Hex digest that changes when the lines do.
         source: The name of its file, or files, in messages.
-        files: The digest of each file.
         size_bytes: The size of the original, where lines lose some of it; None: that of the lines,
             with a byte for the end of each.
         about_bytes: About how many bytes the lines have, to show progress by; None: not known.
         part_of: What it is a part of; None: it is complete.
         parts: The files that it consists of, in order, each to be encoded alone (a *shard*); none:
             it is one.
-        workers: Processes that encode parts at once.
         sources: How many parts are from each, in their order; none: all examples come equally
             often.
     """
@@ -222,12 +218,9 @@ class HoldOut:
     """Holds out every (1 / share)-th block of `block` lines that are not empty, or documents.
 
     Args:
-        share: The held-out share of the lines.
-        block: Lines, or documents, of a block.
         keeps_held_out: Whether it keeps what is held out, or the rest.
         span: Of a file that is too short, the first line that is held out and the one after the
             last, in place of blocks.
-        documents: Whether documents are held out whole, and not lines.
     """
 
     share: float
@@ -318,15 +311,28 @@ def held_out_whole(fingerprint: str, share: float) -> bool:
 # ----------------------------------------------------------------------------------- files
 
 
-def expand(patterns: str | list[str]) -> list[Path]:
-    """Return the files of paths, folders and globs, each once."""
+def expand(
+    patterns: str | list[str],
+    suffixes: Sequence[str] = _SUFFIXES,
+    is_one: Callable[[Path], bool] = lambda folder: False,
+) -> list[Path]:
+    """Return the files of paths, folders and globs, each once.
+
+    Args:
+        patterns: The paths, folders and globs.
+        suffixes: Of the files of a folder that are read.
+        is_one: Whether a folder stands for one file.
+    """
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not pattern:
             raise DataError("A name of a file is empty, expected a path, folder or glob.")
         path = located(pattern)
+        if path.is_dir() and is_one(path):
+            paths.append(path)
+            continue
         if path.is_dir():
-            files = _in_folder(path, pattern)
+            files = _in_folder(path, pattern, suffixes)
         elif glob.has_magic(pattern) and not path.exists():
             # `Path.glob` takes no absolute pattern.
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above
@@ -341,20 +347,22 @@ def expand(patterns: str | list[str]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def _in_folder(folder: Path, pattern: str) -> list[Path]:
-    """Return the text files in a folder and those below it, without hidden ones."""
+def _in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files in a folder and those below it, without hidden ones."""
     if pattern.startswith(HUB):
         return sorted(folder.glob("*.parquet"))
+    if said := readers.saved_by_datasets(folder):
+        raise DataError(f"{folder} is a folder of Arrow files.{said}")
     files = [
         path
         for path in _below(folder, set())
         # A link to a file that is gone is refused later: its text would be missing.
-        if readers.suffix_of(path) in _SUFFIXES and (path.is_file() or path.is_symlink())
+        if readers.suffix_of(path) in suffixes and (path.is_file() or path.is_symlink())
     ]
     if not files:
         raise DataError(
-            f"{folder} is a folder without a file of text ({listed(_SUFFIXES, len(_SUFFIXES))}, "
-            "also packed). Name the files, or a glob."
+            f"{folder} is a folder without a file that is read ({', '.join(suffixes)}, also "
+            "packed). Name the files, or a glob."
         )
     return files
 

@@ -53,7 +53,6 @@ class TextEncoder:
     large, so that memory stays bounded.
 
     Args:
-        tokenizer: What encodes words, and lines.
         threads: How many work at once, together with this one.
     """
 
@@ -127,13 +126,7 @@ def _whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.i
 
 @dataclass
 class _Passage:
-    """A text that is encoded at once.
-
-    Args:
-        before: What stands before it in its document, as much as matters.
-        text: The text.
-        after: Tokens behind it.
-    """
+    """A text that is encoded at once, with as much of what stands before it as matters."""
 
     before: str
     text: str
@@ -141,13 +134,7 @@ class _Passage:
 
 
 class DocumentEncoder:
-    """Lines to the tokens of documents, each with the token that ends a text behind it.
-
-    Args:
-        split: The text.
-        tokenizer: What encodes it.
-        most: Characters of the lines that are encoded at once.
-    """
+    """Lines to the tokens of documents, each with the token that ends a text behind it."""
 
     def __init__(self, split: TextSplit, tokenizer: Tokenizer, most: int) -> None:
         self._split, self._tokenizer, self._most = split, tokenizer, most

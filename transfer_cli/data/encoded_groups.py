@@ -19,10 +19,8 @@ class EncodedGroups:
     """Examples with several sequences each, a row an example; batches are `[B, C, T]`.
 
     Args:
-        examples: The examples.
         sequences: All their sequences, those of one example after the other.
         counts: How many sequences each example has, at least one.
-        pad: The padding token.
         targets: Further keys of a batch, a value for each example.
 
     Attributes:

@@ -15,7 +15,7 @@ Legend: B examples, T positions.
 
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -49,9 +49,7 @@ class EncodedRows:
     """Examples as rows of tokens, with further values for each row.
 
     Args:
-        examples: The examples.
         rows: The tokens of each row, special tokens included.
-        pad: The padding token.
         firsts: The length of each row's first segment; None: there is no second.
         targets: Further keys of a batch: for each row a number or an array, or (for the keys of
             `fill`) a value for each of its tokens.
@@ -101,6 +99,12 @@ class EncodedRows:
         """Add a key to all batches, with a value for each thing that is answered: here a row."""
         self.add(name, values)
 
+    def knows(self, special: Set[int]) -> npt.NDArray[np.bool_]:
+        """Return of each example whether a token stands for a part of it: one not in `special`."""
+        known = ~np.isin(self._tokens, [*special])
+        rows = np.repeat(self.example_of, self.lengths)
+        return np.bincount(rows, known, len(self.examples)) > 0
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -142,7 +146,6 @@ def encode_texts(
 
     Args:
         examples: The examples, with a `text` and a `pair`.
-        tokenizer: Turns texts into tokens.
         length: The longest input in tokens, special tokens included.
         direction: The model's, see the table above.
         targets: Further keys of a batch, see `EncodedRows`; None: the examples' labels.
@@ -208,20 +211,12 @@ def check_kept(
     room: int,
     length: int,
 ) -> None:
-    """Raise if the text that `truncate` says would lose all of its tokens for the other one.
-
-    Args:
-        example: The example.
-        sizes: The tokens of its texts.
-        left: How many of them stay, see `kept`.
-        truncate: The same as there.
-        room: The same as there.
-        length: The longest input in tokens.
-    """
+    """Raise if the text that `truncate` says would lose all of its tokens for the other one."""
     if sum(sizes) <= room or {"first": left[0], "second": left[1]}.get(truncate) != 0:
         return
     other, size = ("second", sizes[1]) if truncate == "first" else ("first", sizes[0])
-    line = "" if example.line is None else f"line {example.line}: "
+    file = f"{example.file}, " if example.file else ""
+    line = "" if example.line is None else f"{file}line {example.line}: "
     raise DataError(
         f"{line}the {other} text has {size:,} tokens, and data.length={length} leaves {room:,} for "
         f"both, so data.truncate={truncate} makes no room; data.truncate=longest_first does"
@@ -289,6 +284,15 @@ def warn_of_empty(num_empty: int, num_examples: int) -> None:
     """Log how many examples have no text, if any have none."""
     if num_empty:
         log.warning("%s of %s examples are empty texts", f"{num_empty:,}", f"{num_examples:,}")
+
+
+def warn_of_unknown(num_unknown: int, num_examples: int) -> None:
+    """Log how many examples have no token that the model knows, if any have none."""
+    if num_unknown:
+        log.warning(
+            "of %s of %s examples the model knows no token: their answers say nothing of them",
+            f"{num_unknown:,}", f"{num_examples:,}",
+        )  # fmt: skip
 
 
 def is_empty(texts: "Sequence[str]") -> bool:

@@ -65,9 +65,6 @@ def fetch_member(remote: RemoteFile, member: str, folder: Path, local: Path | No
     No other archive than the known one is opened: its size and SHA-256 are checked first.
 
     Args:
-        remote: The zip file.
-        member: The name of a file in it.
-        folder: The folder to unpack into.
         local: A copy of the zip file, which is not moved; None: the one in `folder`.
     """
     target = folder / member

@@ -104,7 +104,8 @@ def _json_object(line: str, where: str) -> dict[str, object]:
     try:
         value = STRICT_JSON.decode(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}).") from error
+        said = f"{where}: not JSON ({error.msg} at column {error.colno})."
+        raise DataError(said, "not JSON") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: JSON that cannot be read ({error}).") from error
     if not isinstance(value, dict):

@@ -82,9 +82,6 @@ class TaskText(TextData):
     A label costs money and a text does not, so leave the task's `labelled` unset to use all texts.
 
     The splits are those of `finetune` with the same seed, so validation texts stay unread.
-
-    Args:
-        task: The labelled data set.
     """
 
     task: TaskData

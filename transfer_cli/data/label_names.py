@@ -1,13 +1,15 @@
-"""Names of labels that were probably not meant as they are: a line of warning for each kind."""
+"""Names of labels: which were probably not meant as they are, which are joined or left out."""
 
 import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, Literal
 
-from transfer_cli.errors import listed
+from transfer_cli.errors import DataError, listed
 
 log = logging.getLogger(__name__)
 
@@ -25,26 +27,108 @@ _MARKS = re.compile("[\u0300-\u036f\ufe00-\ufe0f]")
 
 _FEWEST_RARE = 20
 _MOST_SHOWN = 5
+_MOST_JOINED = 12
+
+OTHER = "other"
+"""What rare labels are called where they become one."""
 
 
 def look_over(counts: Mapping[str, int], where: str) -> None:
-    """Warn about names of labels that were probably not meant as they are.
-
-    Args:
-        counts: How many training examples have each label.
-        where: The name of the data in messages.
-    """
+    """Warn about names of labels that were probably not meant as they are."""
     kinds = {
         "labels that differ in no more than capitals, spaces, accents or characters without width: "
-        "{}; if they are one label, write it in one way": _alike(counts),
+        "{}; if they are one label, data.merge_labels=true joins them": _alike(counts),
         "{} looks like a missing label or a formula's error, and is learnt as a class; leave such "
-        "rows out of the file": [
+        "rows out of the file (data.label)": [
             f"{name!r} {counts[name]:,}" for name in counts if is_missing(name)
         ],
     }
     for line, names in kinds.items():
         if names:
-            log.warning("%s: %s (data.label)", where, line.format(listed(names, _MOST_SHOWN)))
+            log.warning("%s: %s", where, line.format(listed(names, _MOST_SHOWN)))
+
+
+@dataclass(frozen=True)
+class LabelRules:
+    """What becomes of spellings of a label, and of labels that few examples have.
+
+    Args:
+        merge: Whether labels are one where `look_over` would warn: the commonest of them.
+        least: The fewest examples of a label that is not rare.
+        rare: keep: rare labels are learnt like others; drop: they are left out; other: they are
+            one label, `other`. What training did not have is then left out, or `other`, too.
+    """
+
+    merge: bool = False
+    least: int = 5
+    rare: Literal["keep", "drop", "other"] = "keep"
+
+    def learnt(self, counts: Mapping[str, int], where: str) -> dict[str, str | None]:
+        """Return what the labels of training examples are called; None: they are left out.
+
+        Args:
+            counts: How many examples have each label, in the order of their first ones.
+            where: The name of the data in messages.
+        """
+        names: dict[str, str | None] = {label: label for label in counts}
+        if self.merge:
+            commonest: dict[str, str] = {}
+            for label in sorted(counts, key=lambda label: -counts[label]):
+                commonest.setdefault(_folded(label), label)
+            names = {label: commonest[_folded(label)] for label in counts}
+            joined = [f"{name!r} into {to!r}" for name, to in names.items() if name != to]
+            if joined:
+                log.info("%s: data.merge_labels: %s", where, listed(joined, _MOST_JOINED))
+        totals = Counter[str]()
+        for label, name in names.items():
+            totals[str(name)] += counts[label]
+        rare = [name for name, count in totals.items() if count < self.least]
+        # Where most examples have such a label it is rather the file that is small.
+        of_rare = sum(totals[name] for name in rare)
+        if rare and (self.rare != "keep" or 2 * of_rare < totals.total()):
+            self._say_rare(rare, totals, where)
+        if self.rare == "keep":
+            return names
+        to = _other_among(name for name in totals if name not in rare)
+        new = to if self.rare == "other" else None
+        return {label: new if name in rare else name for label, name in names.items()}
+
+    def _say_rare(self, rare: Sequence[str], totals: Mapping[str, int], where: str) -> None:
+        if self.rare != "keep" and len(totals) - len(rare) + (self.rare == "other") < 2:
+            raise DataError(
+                f"{where}: {len(rare)} of its {len(totals)} labels have fewer than data.least="
+                f"{self.least} examples, so that nothing is left to tell apart; set it lower, or "
+                "say data.rare=keep"
+            )
+        done = {
+            "keep": "learnt like the others; data.rare=drop or other leaves them out or joins them",
+            "drop": "left out, as data.rare=drop says",
+            "other": "joined, as data.rare=other says",
+        }
+        shown = listed((f"{name!r} {totals[name]:,}" for name in rare), _MOST_SHOWN)
+        log.warning(
+            "%s: labels of fewer than data.least=%d examples: %s; %s",
+            where, self.least, shown, done[self.rare],
+        )  # fmt: skip
+
+    def among(self, label: str, labels: Sequence[str]) -> str | None:
+        """Return what a label is called among those that were learnt, by the same rules.
+
+        One for which there is no rule stays as it is, and None is left out.
+        """
+        if label in labels:
+            return label
+        if self.merge:
+            same = next((known for known in labels if _folded(known) == _folded(label)), None)
+            if same is not None:
+                return same
+        return {"keep": label, "drop": None, "other": _other_among(labels)}[self.rare]
+
+
+def _other_among(labels: Iterable[str]) -> str:
+    """Return the label that rare ones become: one that is called so, or a new one."""
+    alike = [label for label in labels if _folded(label) == _folded(OTHER)]
+    return alike[0] if alike and OTHER not in alike else OTHER
 
 
 def say_numbers(counts: Mapping[str, int], where: str) -> None:
@@ -65,6 +149,24 @@ def say_numbers(counts: Mapping[str, int], where: str) -> None:
         log.warning(
             "%s: %d of %d labels occur once (%s); is that the column of the label (data.label)?",
             where, len(once), len(counts), listed((f"{name[:80]!r}" for name in once), 3),
+        )  # fmt: skip
+
+
+def say_differences(labels: Mapping[Any, Collection[str]]) -> None:
+    """Say in one line which labels some files have and others have not; labels are by file."""
+    files_of = {
+        label: [path for path in labels if label in labels[path]]
+        for label in dict.fromkeys(chain.from_iterable(labels.values()))
+    }
+    partial = [
+        f"{label!r} ({f'{files[0]} alone' if len(files) == 1 else f'{len(files)} files'})"
+        for label, files in files_of.items()
+        if len(files) < len(labels)
+    ]
+    if partial:
+        log.info(
+            "%s: labels that not each of the %d files has: %s",
+            listed(labels, 1), len(labels), listed(partial, _MOST_SHOWN),
         )  # fmt: skip
 
 

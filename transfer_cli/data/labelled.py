@@ -4,14 +4,17 @@
 """
 
 import itertools
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import ConfigError, DataError, at_least, listed
+
+log = logging.getLogger(__name__)
 
 INPUT = "input"
 """The split that all rows of a file are."""
@@ -21,12 +24,16 @@ _SUBMITTED_DECIMALS = 3
 
 @dataclass(frozen=True, slots=True)  # there may be millions
 class Example:
-    """A text, or two, and the number of its label; `line` is that of its file, if it has one."""
+    """A text, or two, and the number of its label.
+
+    `line` is that of its file, if it has one; `file` is that file where a split has several.
+    """
 
     text: str
     label: int | None = None
     pair: str | None = None
     line: int | None = field(default=None, compare=False)
+    file: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class LabelledData:
             name; None: examples are no rows of tables.
         words: Words for labels that are none themselves, for objectives that ask a language model.
         seen: The numbers of the examples of a split, given as such, that stand in training, too.
+        called: Returns what a label is called among others, itself where nothing says otherwise;
+            None: it is left out.
     """
 
     name: str
@@ -54,50 +63,62 @@ class LabelledData:
     splits: Mapping[str, Sequence[Any]]
     task: Mapping[str, Any] | None = None
     part_of: Mapping[str, Whole] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     rest: Sequence[Any] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cells: Callable[[Path, str], Mapping[int, str]] | None = field(default=None, compare=False)
+    called: Callable[[str, Sequence[str]], str | None] | None = field(default=None, compare=False)
 
     def column(self, split: str, name: str) -> list[str]:
         """Return what stands in a column of the rows of a split."""
-        path = self.files.get(split) or self.files.get("train")
-        if self.cells is None or path is None:
+        files = self._files(split)
+        if self.cells is None or not files:
             raise DataError(
                 f"{self.name}: its examples are no rows of a table, so they have no column {name!r}"
             )
-        cells = self.cells(path, name)
-        return [cells[example.line] for example in self.splits[split]]
+        cells = {str(path): self.cells(path, name) for path in files}
+        only = str(files[0])
+        return [cells[example.file or only][example.line] for example in self.splits[split]]
 
     def source(self, split: str) -> str:
         """Return what a split comes from, for messages."""
-        return str(self.files.get(split) or self.files.get("train") or self.name)
+        return listed(self._files(split), 1) or self.name
+
+    def _files(self, split: str) -> Sequence[Path]:
+        return self.files.get(split) or self.files.get("train") or ()
 
     def numbered_as(self, labels: tuple[str, ...]) -> "LabelledData":
         """Return the same data with the numbers that `labels` have."""
         if self.labels == labels:
             return self
-        new = [label for label in self.labels if label not in labels]
+        called = self.called or (lambda label, _: label)
+        names = {label: called(label, labels) for label in self.labels}
+        new = [label for label, name in names.items() if name not in (None, *labels)]
         if new:
-            line = self._line_of(self.labels.index(new[0]))
-            place = self.source("train") + ("" if line is None else f", line {line}")
+            place = self._place_of(self.labels.index(new[0]))
             raise DataError(
                 f"{place}: a new label, {listed(map(repr, new))}. This run knows "
                 f"{listed(labels, 10)}, and keeps its labels: leave it out, or train a new run."
             )
-        numbers = [labels.index(label) for label in self.labels]
+        numbers = [None if name is None else labels.index(name) for name in names.values()]
         splits = {
-            name: tuple(_renumbered(example, numbers) for example in examples)
-            for name, examples in self.splits.items()
+            split: tuple(_renumbered(examples, numbers)) for split, examples in self.splits.items()
         }
+        if gone := [label for label, name in names.items() if name is None]:
+            log.warning(
+                "%s: examples of labels that this run left out are left out: %s",
+                self.source("train"), listed(map(repr, gone), 10),
+            )  # fmt: skip
         return replace(self, labels=labels, splits=splits)
 
-    def _line_of(self, number: int) -> int | None:
-        """Return the line of the first example with a label; None: its task does not say."""
+    def _place_of(self, number: int) -> str:
+        """Return the file, and the line if its task says that, of the first example of a label."""
         examples = itertools.chain.from_iterable(self.splits.values())
-        with_it = (example for example in examples if getattr(example, "label", None) == number)
-        return getattr(next(with_it, None), "line", None)
+        first = next((each for each in examples if getattr(each, "label", None) == number), None)
+        line = getattr(first, "line", None)
+        file = getattr(first, "file", None) or self.source("train")
+        return file if line is None else f"{file}, line {line}"
 
 
 @dataclass(frozen=True)
@@ -189,10 +210,15 @@ class TaskData(ABC):
         """
 
 
-def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
-    label = getattr(example, "label", None)
-    if label is None:
-        raise DataError("data: its labels are not those of the run, in another order or number")
-    several = isinstance(label, tuple)
-    new = tuple(numbers[number] for number in label) if several else numbers[label]
-    return replace(example, label=new)
+def _renumbered(examples: Sequence[Any], numbers: Sequence[int | None]) -> Iterator[Any]:
+    """Yield examples with the new numbers of their labels, without those that have none."""
+    for example in examples:
+        label = getattr(example, "label", None)
+        if label is None:
+            raise DataError("data: its labels are not those of the run, in another order or number")
+        several = isinstance(label, tuple)
+        old = label if several else (label,)
+        named = (numbers[number] for number in old)
+        new = tuple(dict.fromkeys(number for number in named if number is not None))
+        if several or new:
+            yield replace(example, label=new if several else new[0])

@@ -44,7 +44,6 @@ class Layout:
 
     Args:
         delimiter: What stands between columns, a character or its name in `DELIMITERS`.
-        encoding: As Python names it.
         header: Whether the first row names the columns, or the line that does.
         quotes: What they mean, one of `QUOTES`.
         sheet: The name of a sheet of a spreadsheet, or its number from 1.
@@ -114,7 +113,6 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
     That is what divides most rows into as many columns.
 
     Args:
-        lines: The first lines, with their ends.
         usual: What it is unless another is better.
     """
     best, delimiter = (0.0, False, 0, True), usual
@@ -153,7 +151,6 @@ def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
     of texts and labels are is one wherever it stands.
 
     Args:
-        rows: The first rows, without empty ones.
         wanted: Names of columns that are asked for.
     """
     if not rows:
@@ -178,12 +175,7 @@ def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
 
 
 def has_header(rows: Sequence[Sequence[str]], wanted: Collection[str]) -> bool | None:
-    """Return whether the first row names the columns; None: it may be like the rows below.
-
-    Args:
-        rows: The first rows.
-        wanted: Names of columns that are asked for.
-    """
+    """Return whether the first row names the columns; None: it may be like the rows below."""
     first, *others = rows
     if _num_known(first, others, wanted):
         return True

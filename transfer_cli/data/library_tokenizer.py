@@ -64,11 +64,7 @@ class TextGrowth:
         return cls(backend.normalizer, _product(list(_parts(data.get("normalizer")))))
 
     def check(self, texts: Sequence[str]) -> None:
-        """Refuse texts that would become too long.
-
-        Raises:
-            UnreadableError: They would.
-        """
+        """Refuse texts that would become too long."""
         if self.normalizer is None or sum(map(len, texts)) * self.most <= _SMALL:
             return
         size = grown = 0
@@ -85,11 +81,7 @@ class TextGrowth:
 
 
 def check_growth(data: Mapping[str, Any]) -> None:
-    """Refuse the content of a `tokenizer.json` that would make too much of a text.
-
-    Raises:
-        UnreadableError: It would.
-    """
+    """Refuse the content of a `tokenizer.json` that would make too much of a text."""
     chains = {
         name: list(_parts(data.get(name)))
         for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")
@@ -212,12 +204,7 @@ largest, so that one token of number 4,294,967,295 would end the process."""
 
 
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library.
-
-    Args:
-        backend: One that has the five special tokens.
-        source: Its name in messages, for example its path.
-    """
+    """A tokenizer of the `tokenizers` library that has the five special tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
         names = _special_names(backend, source)
@@ -368,11 +355,7 @@ def library_errors(problem: str) -> Iterator[None]:
 
 
 def check_file(data: dict[str, Any]) -> None:
-    """Raise for the content of a `tokenizer.json` that would make the library take all memory.
-
-    Raises:
-        UnreadableError: It would.
-    """
+    """Raise for the content of a `tokenizer.json` that would make the library take all memory."""
     check_numbers(data)
     check_growth(data)
 

@@ -20,13 +20,7 @@ from transfer_cli.data.split import Dataset
 
 @dataclass(frozen=True)
 class Stream:
-    """A source of training batches.
-
-    Args:
-        data: The examples.
-        sampler: Those of each step.
-        joins_main: Whether each step of the main stream has a batch of this one, too.
-    """
+    """A source of training batches: for steps of its own, or for each of the main stream."""
 
     data: Dataset
     sampler: StepSampler
@@ -38,12 +32,9 @@ class StepDataLoader:
     """Loads one process's micro-batches of step n, n + 1, ..., without an end.
 
     Args:
-        streams: Sources by name.
         micro_batch: Examples in one forward pass of a process.
         first: Returns the first step; called when an iteration begins.
         mixture: Decides which stream each step draws; None: always "main".
-        rank: The number of this process, from 0.
-        world_size: Number of processes that share each step's examples.
     """
 
     streams: Mapping[str, Stream]

@@ -27,9 +27,7 @@ class Mixture:
 
     Args:
         sizes: Examples of each stream, by name; "main" is among them.
-        total: Steps of the run.
         steps_per_epoch: Steps of an epoch of the mixture, for annealing.
-        seed: Decides every draw.
         power: 1 draws in proportion to the sizes, 0 all streams equally often, 0.5 in between.
         anneal: Ignore `power`; it falls from 1 in the first epoch to 0.2 in the last:
             1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland and Murray 2019).

@@ -79,12 +79,7 @@ class BrokenLine(str):
 
 
 def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its end) of a text file, plain or packed.
-
-    Args:
-        path: The file.
-        encoding: As Python names it; None: it is recognised.
-    """
+    """Yield (line number from 1, line without its end) of a text file, plain or packed."""
     name = str(path)
     with closing(open_file(path)) as file:
         source = _told(file, name, encoding)
@@ -148,7 +143,7 @@ def check_readable(path: Path) -> None:
         if not path.exists():
             raise _missing(path)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, expected a file.{_saved_by_datasets(path)}")
+            raise DataError(f"{path} is a folder, expected a file.{saved_by_datasets(path)}")
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty.")
         if path.is_file():  # a pipe can be read only once
@@ -220,7 +215,7 @@ def suffix_of(path: Path) -> str:
     return name.suffix.lower()
 
 
-def _saved_by_datasets(folder: Path) -> str:
+def saved_by_datasets(folder: Path) -> str:
     """Return how to read a folder that the library `datasets` has saved; "" for others."""
     splits = sorted(part.parent.name for part in folder.glob("*/state.json"))
     if not splits and not (folder / "state.json").exists():
@@ -234,7 +229,9 @@ def _saved_by_datasets(folder: Path) -> str:
 
 def _missing(path: Path) -> DataError:
     if has_magic(path.name):
-        return DataError(f"{path} does not exist, and a pattern of names is read for text alone.")
+        return DataError(
+            f"{path} does not exist; a pattern of names is read in data.train and the like."
+        )
     if path.is_symlink():
         return DataError(f"{path} is a link to {path.readlink()}, which does not exist.")
     folder = next(parent for parent in path.parents if parent.is_dir())
@@ -348,8 +345,6 @@ def recognised(
     """Return a file in an encoding whose lines end with a byte.
 
     Args:
-        start: Its first bytes.
-        stream: All of it.
         name: What to call it in messages.
         encoding: As Python names it; None: it is recognised.
         key: What is typed to say it; None: nothing, a text has to be in UTF-8.
@@ -439,7 +434,9 @@ def decoded(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
         except UnicodeDecodeError as error:
             place = f"byte 0x{raw[error.start]:02X} at offset {error.start} of the line"
             wrong = f"{place} is not {encoding.upper()}. Save the file as UTF-8."
-    error_found = DataError(f"{name}, line {number}: {wrong}")
+    error_found = DataError(
+        f"{name}, line {number}: {wrong}", "a NUL byte" if zero >= 0 else f"not {encoding.upper()}"
+    )
     return BrokenLine.of(raw.decode(encoding, errors="replace"), error_found)
 
 

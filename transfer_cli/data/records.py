@@ -27,12 +27,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Record:
-    """One row of a table.
-
-    Args:
-        line: The line on which it begins, counted from 1.
-        fields: Column name -> value; values are strings except in JSON lines.
-    """
+    """One row of a table: its first line, from 1, and values, which are texts but in JSON lines."""
 
     line: int
     fields: Mapping[str, object]
@@ -73,7 +68,7 @@ def label_of(record: Record, column: str, name: str) -> str:
     number = isinstance(value, bool | int | float)
     label = json.dumps(value) if number else text_of(record, column, name).strip()
     if not label:
-        raise DataError(f"{where} is empty.")
+        raise DataError(f"{where} is empty.", "empty label")
     if len(label) > MAX_LABEL_CHARACTERS:
         raise DataError(
             f"{where} has {len(label):,} characters, the most is {MAX_LABEL_CHARACTERS:,}. "

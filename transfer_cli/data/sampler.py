@@ -33,7 +33,6 @@ class StepSampler:
     """Samples the examples of each step; an epoch has every example once.
 
     Args:
-        examples: How many examples the data set has.
         batch: Examples of a step; the last step of an epoch takes the rest.
         seed: Decides every permutation.
         lengths: The length of each example in tokens, for batches of similar length; None: a batch

@@ -101,7 +101,6 @@ class DrawnPairs:
     """Which units are paired.
 
     Attributes:
-        units: All of the text's.
         spans: `[N, 4]`, the first unit of the first text and the one after its last; the same of
             the second.
         labels: `[N]`, 0 where the second text follows the first, else 1.
@@ -118,10 +117,7 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
     """Draw the pairs of a text, a pure function of the arguments.
 
     Args:
-        units: The text's.
-        kind: See above.
         room: Tokens of both texts of an example together.
-        seed: Of all draws.
         copies: How often each document is walked, with other draws.
     """
     generator = np.random.Generator(np.random.Philox(seed))
@@ -207,12 +203,6 @@ class SentencePairs:
     """Pairs as examples: `cls` A `sep` B `sep`, or as the tokenizer's family has them.
 
     The longer text loses tokens at its end until both fit.
-
-    Args:
-        text: Of which they are.
-        drawn: Which they are.
-        tokenizer: The text's.
-        length: The longest example in tokens.
     """
 
     text: EncodedText

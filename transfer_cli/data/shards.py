@@ -68,13 +68,7 @@ _DTYPES = {name: np.dtype(name) for name in ("uint16", "uint32")}
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """An entry of the cache: the tokens of a shard.
-
-    Args:
-        path: Its folder.
-        dtype: Of a token.
-        counts: What `EncodedText` says of them, and `num_tokens`.
-    """
+    """An entry of the cache: the tokens of a shard, and counts as in `EncodedText`."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -98,13 +92,7 @@ class StoredTokens:
 
 @dataclass(frozen=True)
 class Shard:
-    """A text that is encoded in one piece, and the entries of the cache that are made of it.
-
-    Args:
-        split: The text.
-        tokenizer: What encodes it.
-        cache: The folder of the cache.
-    """
+    """A text that is encoded in one piece, and the entries of the cache that are made of it."""
 
     split: TextSplit
     tokenizer: Tokenizer
@@ -144,12 +132,7 @@ class Shard:
         return sound(self.entry, StoredTokens.read)
 
     def kept(self, encoder: "TextEncoder", more: More) -> StoredTokens:
-        """Return its tokens, which are made now if they are missing or damaged.
-
-        Args:
-            encoder: That of the tokenizer.
-            more: Is told how many bytes more are done.
-        """
+        """Return its tokens, which are made now if they are missing or damaged."""
         tokens = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
             self.starts(tokens)
@@ -349,14 +332,7 @@ def _size_of(split: TextSplit) -> int:
 
 
 def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, more: More) -> None:
-    """Make what is missing of some shards, but for what another run is making.
-
-    Args:
-        shards: Of one tokenizer, in the order in which they are begun.
-        processes: How many are started.
-        threads: Of each.
-        more: Is told how many bytes more are done.
-    """
+    """Make what is missing of some shards of a tokenizer, but for what another run is making."""
     # No fork: the tokenizers library has threads here already.
     context = multiprocessing.get_context("spawn")
     at_work: dict[Connection, SpawnProcess] = {}

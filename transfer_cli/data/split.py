@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextStats:
-    """The size of the text whose tokens are scored, for perplexity by word and bits by byte.
-
-    Args:
-        words: Its words; 0 if undefined.
-        size_bytes: Its size in UTF-8; 0 if undefined.
-    """
+    """The words and UTF-8 bytes of the text whose tokens are scored, 0 if undefined."""
 
     words: int = 0
     size_bytes: int = 0
@@ -52,7 +47,6 @@ class Whole:
     """What a split is a part of.
 
     Args:
-        source: Its name.
         size: Its examples; None: they are not counted.
         left_out: What became of those that the split lacks, such as "12 are held out for test".
     """
@@ -96,7 +90,6 @@ class Split:
 
     Args:
         name: train, validation or test.
-        data: The examples.
         text: Words and bytes of the text; none for labelled data.
         order: The order of evaluation, for example by length; None: by number.
         example_of: The number of the example that each row is a window of; None: rows are examples.

@@ -34,14 +34,12 @@ T = TypeVar("T")
 LOOKED_AT_ROWS = 10_000
 """So many rows of the beginning of a file are looked at."""
 
-MOST_NAMED = 20
-"""Bad rows that are named one by one; of the others it is said how many there are."""
-
 _REREAD = 8
 """How often lines may be read again on average, in search of a row after a broken one."""
 
 _DELIMITER_ROWS = 200
 _MOST_LINES = 5
+_MOST_REASONS = 5
 _QUOTES = {
     layout.BACKSLASH: "quotes in values behind backslashes",
     LETTERS: "quotes read as letters",
@@ -429,9 +427,8 @@ def named_rows(
             yield Record(number, dict(zip(columns, row, strict=True)))
             continue
         width = "1 column" if len(row) == 1 else f"{len(row)} columns"
-        note(
-            DataError(f"{name}, line {number}: {width}, but {expected} has {len(columns)}. {cure}")
-        )
+        said = f"{name}, line {number}: {width}, but {expected} has {len(columns)}. {cure}"
+        note(DataError(said, f"more or fewer than {len(columns)} columns"))
 
 
 def column_names(first: Sequence[str], *, header: bool) -> list[str]:
@@ -505,7 +502,8 @@ def _rows(
             cure = f"Is a quote missing or too many? If quotes are letters: {keys}quotes=none."
             if not source.take_back():
                 cure += f" Up to line {last}, all is left out with it."
-            on_error(DataError(f"{name}, line {first}: a broken row ({error}). {cure}"))
+            said = f"{name}, line {first}: a broken row ({error}). {cure}"
+            on_error(DataError(said, "a broken row"))
             continue
         if values is None:
             return
@@ -520,31 +518,50 @@ def _rows(
 
 
 class Skipped:
-    """Rows that are left out: each of the first is named, and at the end they are counted."""
+    """Rows that are left out, by what is wrong with them.
 
-    def __init__(self) -> None:
-        self.count = 0
+    Args:
+        name: What to call their table in messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = self.answered = 0
         self.first: DataError | None = None
+        self._lines: dict[str, list[str]] = {}
 
     def __call__(self, error: DataError) -> None:
-        """Name a row, if not too many were named before."""
+        """Note a row."""
         self.count += 1
         self.first = self.first or error
-        if self.count <= MOST_NAMED:
-            log.warning("skipped: %s", printable(str(error)))
-        if self.count == MOST_NAMED:
-            log.warning("further rows that cannot be read are only counted")
+        line, _, fault = str(error).removeprefix(f"{self.name}, line ").partition(": ")
+        self._lines.setdefault(error.reason or fault.partition(". ")[0], []).append(line)
 
-    def say(self, answered: int, name: str) -> None:
-        """Say how many were left out."""
-        if self.first is None:
-            return
-        if answered == 0:
+    def __str__(self) -> str:
+        """Return how many were left out, why, and the first lines of each reason."""
+        reasons = sorted(self._lines.items(), key=lambda reason: -len(reason[1]))
+        said = [
+            f"{reason}{f' ({len(lines):,})' if len(reasons) > 1 else ''}, "
+            f"line{'s' * (len(lines) > 1)} {', '.join(lines[:_MOST_LINES])}"
+            f"{', ...' if len(lines) > _MOST_LINES else ''}"
+            for reason, lines in reasons
+        ]
+        rows = f"{self.count:,} of {self.count + self.answered:,} rows left out"
+        return f"{self.name}: {rows}: {'; '.join(said[:_MOST_REASONS])}" + (
+            f"; {len(said) - _MOST_REASONS:,} more reasons" if len(said) > _MOST_REASONS else ""
+        )
+
+
+def say_skipped(tables: Sequence[Skipped]) -> None:
+    """Say in one line what was left out of tables; of each something must be left."""
+    for skipped in tables:
+        if skipped.first is not None and skipped.answered == 0:
             raise DataError(
-                f"{name}: none of its {self.count:,} rows can be read. The first: {self.first}"
+                f"{skipped.name}: none of its {skipped.count:,} rows can be read. The first: "
+                f"{skipped.first}"
             )
-        rows = self.count + answered
-        log.warning("skipped %s of %s rows, which cannot be read", f"{self.count:,}", f"{rows:,}")
+    if said := [str(skipped) for skipped in tables if skipped.count]:
+        log.warning("%s", printable("; ".join(said)))
 
 
 @dataclass(frozen=True)

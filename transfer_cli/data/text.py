@@ -25,6 +25,7 @@ from transfer_cli.data.documents import (
 )
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
+from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import WeightedSource, Whole
 from transfer_cli.errors import DataError, above_zero, at_least, listed, raised_as
 from transfer_cli.runs.environment import cores
@@ -34,7 +35,10 @@ Pairs = Literal["nsp", "sop"]
 Units = Literal["sentence", "line"]
 
 Only = Sequence[str] | None
-"""Names of the splits to return, since a test set can be scored without the training set."""
+"""Names of the splits to return, since a test set can be scored without the training set.
+
+Of own files the split `input` is all of the training text, to score it.
+"""
 
 
 @dataclass(kw_only=True)
@@ -94,8 +98,6 @@ class TextData(ABC):
         """Find the text, or fetch it, and return its splits: `train`, and those that there are.
 
         Args:
-            data_dir: The folder of data sets.
-            seed: The run's seed.
             only: See `Only`.
 
         Raises:
@@ -171,10 +173,15 @@ class TextFiles(TextData):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; `seed` changes nothing, and of `data_dir` the cache alone is used."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
+        if only == (INPUT,):
+            with raised_as(DataError, f"{INPUT}: ", DataError):
+                paths = expand(self.train)
+                whole = self._whole(paths, INPUT, KnownFiles(None))
+            return {INPUT: replace(whole, part_of=Whole(listed(paths, 1), None, ()))}
         files: dict[str, list[Path]] = {}
-        for name, paths in given.items():
+        for name, named in given.items():
             with raised_as(DataError, f"data.{name}: ", DataError):
-                files |= {name: expand(paths)} if paths else {}
+                files |= {name: expand(named)} if named else {}
         check_disjoint(files)
         if self.weights is not None:
             check_disjoint({source: expand(source) for source in self._sources})

@@ -2,6 +2,9 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from transfer_cli.data.records import Record, text_of, value_of
 
 TEXT, LABEL = "text", "label"
 
@@ -11,11 +14,10 @@ class Chosen:
     """The columns to read.
 
     Args:
-        text: Of the text.
-        pair: Of a second text.
-        label: Of the label.
         said: Those that were found under other names than the usual.
         labels: Columns that each say of one label whether a text has it, in place of `label`.
+        texts: Columns whose texts are joined to the text, which is then called by all of them.
+        join: What stands between these.
     """
 
     text: str
@@ -23,17 +25,35 @@ class Chosen:
     label: str
     said: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    join: str = " "
 
     @property
     def read(self) -> set[str]:
         """The names of all."""
         labels = self.labels or (self.label,)
-        return {self.text, *labels, *([] if self.pair is None else [self.pair])}
+        texts = self.texts or (self.text,)
+        return {*texts, *labels, *([] if self.pair is None else [self.pair])}
 
     def asked(self) -> "Wanted":
         """Return them as they could have been typed."""
         label = None if self.labels else self.label
-        return Wanted(self.text, self.pair, label, self.labels)
+        text = None if self.texts else self.text
+        return Wanted(text, self.pair, label, self.labels, self.texts, self.join)
+
+    def joined(self, record: Record, name: str) -> Record:
+        """Return a record with the texts of several columns as one; those that are empty add none.
+
+        Args:
+            record: The row.
+            name: That of the table in messages.
+        """
+        if not self.texts:
+            return record
+        there = [each for each in self.texts if value_of(record, each, name) is not None]
+        parts = (text_of(record, each, name) for each in there)
+        text = self.join.join(part for part in parts if part.strip())
+        return Record(record.line, {**record.fields, self.text: text})
 
 
 @dataclass(frozen=True)
@@ -41,11 +61,10 @@ class Wanted:
     """The columns as they were typed, by name or by number from 1; None: to be found.
 
     Args:
-        text: Of the text.
         pair: Of a second text, which is found where a table calls both as pairs are called.
-        label: Of the label.
         labels: Of several labels, a column each.
-        labelled: Whether a label is needed.
+        texts: Of the parts of a text, in place of `text`.
+        join: What stands between parts.
         numbers: Whether labels are numbers, of which no two need be equal.
         written: Whether labels are texts that people wrote to the others, which may all differ.
         separator: What parts several labels of a cell; None: a cell is one label.
@@ -56,6 +75,8 @@ class Wanted:
     pair: str | None = None
     label: str | None = None
     labels: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    join: str = " "
     labelled: bool = True
     numbers: bool = False
     written: bool = False
@@ -65,17 +86,12 @@ class Wanted:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are names."""
-        typed = (self.text, self.pair, self.label, *self.labels)
+        typed = (self.text, self.pair, self.label, *self.labels, *self.texts)
         return tuple(column for column in typed if column is not None and not column.isdigit())
 
     def or_like(self, other: "Wanted", names: Collection[str]) -> "Wanted":
-        """Return the same with the columns of another table where nothing was typed.
-
-        Args:
-            other: Those of the other table.
-            names: The columns that there are.
-        """
-        taken = {
+        """Return the same with the columns of another table where nothing was typed."""
+        taken: dict[str, Any] = {
             what: name
             for what in (TEXT, "pair", LABEL)
             if getattr(self, what) is None
@@ -83,18 +99,31 @@ class Wanted:
             and {name, name.partition(".")[0]} & {*names}
         }
         if self.label is None and not self.labels and {*other.labels} & {*names}:
-            return replace(self, **taken, labels=other.labels)
+            taken["labels"] = other.labels
+        if self.text is None and not self.texts and {*other.texts} & {*names}:
+            taken |= {"texts": other.texts, "join": other.join}
         return replace(self, **taken)
 
 
 ANY = Wanted()
 
 
-def typed(
-    text: str | int | None, pair: str | int | None, label: str | int | Sequence[str | int] | None
-) -> Wanted:
+JOINS = {"space": " ", "line": "\n", "blank_line": "\n\n"}
+"""What can stand between the parts of a text, by name; any other text stands for itself."""
+
+Typed = str | int | Sequence[str | int] | None
+"""A column as a config has it, or several."""
+
+
+def typed(text: Typed, pair: str | int | None, label: Typed, join: str = "space") -> Wanted:
     """Return columns as a config has them."""
-    several = isinstance(label, Sequence) and not isinstance(label, str)
-    labels = tuple(map(str, label)) if isinstance(label, Sequence) and several else ()
-    columns = [None if column is None else str(column) for column in (text, pair, label)]
-    return Wanted(columns[0], columns[1], None if several else columns[2], labels)
+    one_text, texts = _one_or_several(text)
+    one_label, labels = _one_or_several(label)
+    second = None if pair is None else str(pair)
+    return Wanted(one_text, second, one_label, labels, texts, JOINS.get(join, join))
+
+
+def _one_or_several(columns: Typed) -> tuple[str | None, tuple[str, ...]]:
+    if columns is None or isinstance(columns, str | int):
+        return None if columns is None else str(columns), ()
+    return None, tuple(map(str, columns))

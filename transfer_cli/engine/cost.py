@@ -29,12 +29,7 @@ from transfer_cli.model.transfer_model import Pass, TransferModel
 
 
 class Flops(NamedTuple):
-    """Floating-point operations.
-
-    Args:
-        done: Of all that was computed.
-        real: Of these, for real tokens and the keys that they may see.
-    """
+    """Floating-point operations `done`; of these, those for `real` tokens and what they may see."""
 
     done: int = 0
     real: int = 0
@@ -99,7 +94,6 @@ def amounts_of_texts(
     """Return what a step of one pass is made of.
 
     Args:
-        model: The model.
         texts: Of a step, without padding.
         length: Of each, in tokens.
         scored: Rows in the heads that are not asked once for each text, by name; of one that is a
@@ -171,7 +165,6 @@ class Tally:
     A pass costs a few additions of whole numbers on the host, whatever its size.
 
     Args:
-        model: The model that trains.
         stages: The names of the parameters that train, for each stage.
         beside: Models that losses compare with; nothing in them trains.
     """
@@ -287,12 +280,7 @@ def count(step: TrainStep) -> Tally:
 
 
 class SeenPairs(NamedTuple):
-    """Which keys queries see.
-
-    Args:
-        window: See `pairs_seen`.
-        part: The part of sparse attention, if it is one.
-    """
+    """Which keys queries see."""
 
     window: int | None = None
     part: SparsePart | None = None

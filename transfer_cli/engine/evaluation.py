@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -127,10 +127,12 @@ class Scores:
     Args:
         measures: Numbers by name.
         tables: Counts by name, such as a confusion table.
+        counts: What was scored by each term of the objective, such as tokens.
     """
 
     measures: dict[str, float]
     tables: dict[str, list[list[int]]]
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,15 @@ class Outcome:
 
 
 class EachExample:
-    """The results of every row of a split, collected during an evaluation."""
+    """The results of every row of a split, collected during an evaluation.
 
-    def __init__(self) -> None:
+    Args:
+        method: The objective's method that returns them.
+    """
+
+    def __init__(self, method: str = "example_results") -> None:
+        self.results_of: Callable[[Objective], Callable[..., ExampleResults | None]]
+        self.results_of = attrgetter(method)
         self._rows: list[tuple[Any, ...]] = []
 
     def note(self, scored: Iterable[tuple[Portion, ExampleResults | None]]) -> None:
@@ -263,7 +271,8 @@ def evaluate(
     ) -> tuple[dict[str, Tensor], ExampleResults | None]:
         encoded = Encoding(whole, view, memory)
         tallies = objective.metric_sums(whole, view, encoded)
-        return tallies, None if each is None else objective.example_results(whole, view, encoded)
+        results = None if each is None else each.results_of(objective)(whole, view, encoded)
+        return tallies, results
 
     def pass_of(portion: Portion) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
         if memory is not None:
@@ -301,7 +310,7 @@ def evaluate(
         predicted = {outcome.index: outcome.predicted for outcome in each.gathered()}
         # A loss that answers nothing has no predictions, or no rows.
         measures |= split.scorer(predicted) if predicted and all(predicted.values()) else {}
-    return Scores(measures, objective.tables(totals))
+    return Scores(measures, objective.tables(totals), counts)
 
 
 def _memory_of(context: TextContext | None) -> Memory | None:

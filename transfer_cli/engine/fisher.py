@@ -32,11 +32,9 @@ def fisher_information(
     on the batches.
 
     Args:
-        model: On any device.
         objective: Its pretraining objective, set up.
         batches: Of any number of sequences, on the CPU, not prepared.
         kind: "true" draws each target from the model, "empirical" takes that of the text.
-        seed: Of the draws and of the masks of a masked language model.
     """
     parameters = dict(model.named_parameters())
     totals = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}

@@ -246,14 +246,11 @@ def checkpoints(
     """Save the whole state every so often, by steps and by time.
 
     Args:
-        save: Writes the state.
-        every: How often by steps.
         minutes: Maximum time between two saves; None: by steps alone.
         share: Maximum share of the time that saves by steps may take, judged by the last one; a
             save that is too early waits. None: none waits.
         agree: Maps "this process is due" to "all processes save": they have to save after the same
             step, and their clocks differ.
-        clock: Returns seconds.
     """
     saved, cost, due = clock(), 0.0, False
 
@@ -283,7 +280,6 @@ def time_limit(
     process counts.
 
     Args:
-        minutes: The time of the whole run.
         spent: Returns the seconds that it has trained, before a resume too.
         use: Is told, before each step, which share of the time is used.
     """
@@ -308,10 +304,8 @@ def advice(
     """Say once, after some measured steps, that a run will take long, if it will.
 
     Args:
-        total_steps: Of the run.
         seconds_left: Returns the seconds after which it ends anyway.
         say: Is given the seconds to go, evaluations not counted, and those of a step.
-        clock: Returns seconds.
     """
     began, first, over = 0.0, 0, False
 

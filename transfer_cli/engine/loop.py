@@ -23,17 +23,11 @@ class Progress:
     """The progress of a run; part of every checkpoint.
 
     Args:
-        step: Optimizer steps taken.
-        tokens: Real tokens seen.
-        examples: Examples seen.
         flops: Floating-point operations of the steps, of all processes, as of the last save.
         flops_real: The same without padding (`engine.cost.Flops`).
         seconds: Spent training and evaluating, before and after every resume.
-        skipped: Skipped steps, whose loss or gradient was not finite.
         best: The best value of the monitored measure; None before the first evaluation.
-        best_loss: The loss of that validation.
-        best_step: When it was reached.
-        waited: Evaluations since then.
+        waited: Evaluations since the best value was reached.
     """
 
     step: int = 0
@@ -62,11 +56,7 @@ class Progress:
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            TypeError: A value has the wrong type.
-        """
+        """Take up where `state_dict` left off."""
         for name, value in state.items():
             now = getattr(self, name)
             if not isinstance(value, type(now)) and not (now is None and type(value) is float):

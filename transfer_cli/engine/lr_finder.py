@@ -30,12 +30,7 @@ FEWEST_STEPS = 10
 
 
 class Growth(Schedule):
-    """A rate, not a multiplier, that grows by a constant factor each step.
-
-    Args:
-        start: The rate before the first step.
-        end: The rate of the last step.
-    """
+    """A rate, not a multiplier, that grows by a constant factor each step."""
 
     def __init__(self, start: float, end: float) -> None:
         super().__init__()
@@ -49,14 +44,7 @@ class Growth(Schedule):
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The results of a range test.
-
-    Args:
-        rates: Of a layer group whose scale is 1, by step.
-        losses: In nats a target, by step; all finite.
-        smoothed: See `smooth`.
-        exploded: Whether the loss exploded before the last step.
-    """
+    """The results of a range test: rates of a layer group of scale 1, losses in nats a target."""
 
     rates: Sequence[float]
     losses: Sequence[float]

@@ -17,7 +17,6 @@ class MetricsLogger:
     full disk would go unnoticed (`runs.tensorboard`).
 
     Args:
-        run: The run directory to write to.
         purge_step: TensorBoard drops its records of this step and later ones.
     """
 

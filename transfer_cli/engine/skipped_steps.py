@@ -29,9 +29,6 @@ class HostCopy:
 
     To read the tensor itself, the host would wait for all that the device has got to do since;
     here it waits for the copy alone.
-
-    Args:
-        tensor: What is copied, without waiting.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -50,14 +47,7 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class NotedStep:
-    """A step that the host reads later.
-
-    Args:
-        step: Its number.
-        finite: Whether loss and gradient are finite.
-        norms: Of each parameter's gradient, by name.
-        micro_batches: Its micro-batches, for the error.
-    """
+    """A step that the host reads later."""
 
     step: int
     finite: HostCopy
@@ -69,7 +59,6 @@ class SkippedSteps:
     """Counts skipped steps in a row, and raises an error when there are too many.
 
     Args:
-        groups: The layer groups, for the error.
         most: Skipped steps in a row after which the run fails.
         late: Whether a step is read only during the next one.
 

@@ -24,7 +24,6 @@ class Stages:
     ended early: those few numbers are the only state.
 
     Args:
-        model: The model.
         spans: The run's stages as planned, in order and without gaps.
         frozen_eval: Whether modules without trainable parameters run in evaluation mode.
     """

@@ -39,12 +39,8 @@ class StepReport:
 
     Args:
         losses: Mean of each loss term, in nats a target, and the penalty.
-        total: Their weighted sum.
-        gradient_norm: Global norm before clipping.
         skipped: Number of steps found to be skipped, since loss or gradient was not finite: this
             one, or on a GPU the one before it.
-        tokens: Real tokens seen.
-        examples: Examples seen.
     """
 
     losses: Mapping[str, Tensor]
@@ -100,8 +96,6 @@ class Update:
     """How a gradient moves the weights.
 
     Args:
-        optimizer: With a parameter group for each layer group.
-        lr_scheduler: Sets the learning rate of each parameter group.
         clip: Maximum global gradient norm; None for no clipping.
         max_bad_steps: Skipped steps in a row after which the run fails.
         penalty: Pulls the weights back to their starting values; already started.
@@ -122,15 +116,6 @@ class TrainStep:
 
     With a fused optimizer on a GPU the host does not wait within a step: the device itself skips a
     step whose gradient is not finite, and the host reads that during the next step.
-
-    Args:
-        model: The model to train.
-        losses: The losses to minimise.
-        stages: Which weights train at each step.
-        passes: How they are computed.
-        update: How the weights move.
-        groups: The layer groups, for errors.
-        seed: Seed of everything random.
     """
 
     def __init__(
@@ -287,11 +272,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError, TypeError, ValueError: The state is not one of this step.
-        """
+        """Take up where `state_dict` left off."""
         self.optimizer.load_state_dict(checked_state(self.optimizer, state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
         self.stages.load_state_dict(state["stages"])
@@ -333,30 +314,31 @@ class TrainStep:
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
         terms: Iterable[str],
-    ) -> tuple[dict[str, int], int, int]:
+    ) -> tuple[dict[str, float], int, int]:
         """Return the targets of each term, the tokens and the examples of the whole step.
 
-        The targets, over all micro-batches and processes, are the only divisor there is.
+        The targets, or their weights, over all micro-batches and processes, are the only divisor
+        there is.
         """
-        counts = dict.fromkeys(terms, 0)
+        counts: dict[str, float] = dict.fromkeys(terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
             real = {n: b for n, b in micro.items() if not isinstance(b, IdleBatch)}
             for loss in (loss for loss in self.losses if loss.stream in real):
-                for term, count in loss.objective.counts(views[loss.name]).items():
+                for term, count in loss.objective.divisors(views[loss.name]).items():
                     counts[f"{loss.name}/{term}"] += count
             tokens += sum(int(batch["mask"].sum()) for batch in real.values())
             examples += sum(size(batch) for batch in real.values())
-        *targets, tokens, examples = map(
-            int, distributed.all_reduce_sum([*counts.values(), tokens, examples])
+        *targets, of_tokens, of_examples = distributed.all_reduce_sum(
+            [*counts.values(), tokens, examples]
         )
-        return dict(zip(counts, targets, strict=True)), tokens, examples
+        return dict(zip(counts, targets, strict=True)), int(of_tokens), int(of_examples)
 
     def _accumulate(
         self,
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
-        counts: Mapping[str, int],
+        counts: Mapping[str, float],
         weights: Mapping[str, float],
     ) -> dict[str, Tensor]:
         """Add up gradients over micro-batches and processes; return each term's summed loss."""

@@ -76,10 +76,6 @@ class TokenSampler:
     """Draws a token for each of several texts; each text has its own random generator.
 
     So a text depends on the seed and its number, not on the number of texts.
-
-    Args:
-        seed: Seed of all generators.
-        rows: B.
     """
 
     def __init__(self, seed: int, rows: int) -> None:
@@ -120,13 +116,8 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
     """Yield the next token of each text, `max_new_tokens` times, unless the caller stops before.
 
     Args:
-        model: In evaluation mode.
-        prompt: The tokens that all texts begin with.
         rows: B.
-        max_new_tokens: Maximum number of tokens after the prompt.
         use_cache: Whether to cache keys and values instead of reading each text again.
-        sampling: Temperature and truncation.
-        sampler: Draws the tokens.
         allowed_V: True at the tokens that may be generated.
         prefix: How many tokens of the prompt all positions see, see `Backbone.forward`.
         segment: That of what is generated.

@@ -47,8 +47,6 @@ def encode_with_gaps(text: str, tokenizer: Tokenizer, around: Around) -> list[in
     """Return the tokens of a text with mask tokens in its gaps, laid out as in training.
 
     Args:
-        text: See `split_at_gaps`.
-        tokenizer: The run's tokenizer.
         around: lines: `sep` before the first and after each line, as in pretraining text
             (`data.corpus`); sentence: `cls` before and `sep` after the text, as in labelled texts
             (`data.encoded_task`) and in BERT; text: `sep` on both sides, as a document of running
@@ -67,12 +65,6 @@ def fill(
     """Return the most likely tokens for each gap, best first, without special tokens.
 
     Each gap is filled with the others open: there is no search over combinations.
-
-    Args:
-        model: In evaluation mode.
-        tokenizer: The run's tokenizer.
-        tokens: See `encode_with_gaps`.
-        top: Number of candidates for a gap.
     """
     device = model.backbone.token_embedding.weight.device
     tokens_1T = torch.tensor([tokens], device=device)

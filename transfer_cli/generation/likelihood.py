@@ -22,12 +22,7 @@ from transfer_cli.progress import progress
 
 @dataclass(frozen=True)
 class Ending:
-    """A text whose end is scored, given what stands before it.
-
-    Args:
-        tokens: The whole text.
-        first: Where its end begins; at least 1.
-    """
+    """A text whose end, from token `first` on (1 or more), is scored given what is before it."""
 
     tokens: Sequence[int]
     first: int
@@ -53,7 +48,6 @@ class Gap:
     """A text with mask tokens, and what may stand at one of them.
 
     Args:
-        tokens: The text.
         place: The position of the mask token.
         asked: The tokens that are scored there.
     """
@@ -118,12 +112,7 @@ def _said(numbers: Sequence[Tensor]) -> list[Said]:
 
 
 class ReadBeginning:
-    """What several texts begin with, read once by a causal model.
-
-    Args:
-        model: In evaluation mode.
-        tokens: What they begin with; there may be none.
-    """
+    """What several texts begin with, read once by a causal model."""
 
     def __init__(self, model: TransferModel, tokens: Sequence[int]) -> None:
         self._model, self._tokens = model, list(tokens)

@@ -24,7 +24,6 @@ class PromptLayout:
     """Special tokens between the lines of a text.
 
     Args:
-        tokenizer: The run's tokenizer.
         has_lines: Whether the model was trained on lines that end by `sep`; published models were
             not.
         before_text: The token before a text that is no lines; None: none.

@@ -114,7 +114,6 @@ def normalised(
 
     Args:
         log_probabilities: Given the prompt.
-        answer: Its text.
         norm: none: their sum; token, char, byte: that over the number of these; unconditional: the
             sum above that without the text (Brown et al. 2020).
         alone: The log-probabilities without the text.
@@ -143,11 +142,6 @@ def shares(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
 def calibrated(
     shares_C: npt.NDArray[np.float64], bias_C: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Return probabilities over the model's bias, which sum to 1 again (Zhao et al. 2021).
-
-    Args:
-        shares_C: The probability of each label.
-        bias_C: The mean of these for texts that say nothing.
-    """
+    """Return probabilities over the model's bias, which sum to 1 again (Zhao et al. 2021)."""
     over_C = shares_C / np.maximum(bias_C, np.finfo(np.float64).tiny)
     return np.asarray(over_C / over_C.sum(), np.float64)

@@ -19,8 +19,6 @@ class SentenceScorer:
     A masked model scores each token with that token hidden (Salazar et al. 2020).
 
     Args:
-        model: The language model, in evaluation mode.
-        tokenizer: Its own.
         reads: How a causal model reads a text; of a masked one, what surrounded the texts that it
             was trained on.
         batch: Sequences that pass through it at once.
@@ -96,7 +94,6 @@ class JudgedPair:
     """What a model says of a minimal pair.
 
     Args:
-        pair: The pair.
         good: The log-probability of the good sentence, in nats.
         bad: That of the other.
         more_tokens: How many tokens more the good one has.
@@ -128,9 +125,6 @@ class GroupAccuracy:
     """How often a model is right about the pairs of a group ("": those without one).
 
     Args:
-        group: Its name.
-        accuracy: The share.
-        count: Of how many.
         low: Where the share lies, by its 95 % interval: from here
         high: to here.
     """

@@ -8,13 +8,7 @@ from transfer_cli.generation.prompt_layout import PromptLayout
 
 
 class StreamingDetokenizer:
-    """Decodes tokens one by one. Bytes of an incomplete character are held back.
-
-    Args:
-        tokenizer: The run's tokenizer.
-        line_end: The token that ends a line; None: no token does.
-        before: The tokens of the prompt.
-    """
+    """Decodes tokens one by one, and holds back the bytes of an incomplete character."""
 
     def __init__(self, tokenizer: Tokenizer, line_end: int | None, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -55,9 +49,6 @@ class StopStrings:
 
     Text that may begin a stop string is held back. Of stop strings that end at the same place the
     longest counts.
-
-    Args:
-        stops: The stop strings.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -98,14 +89,8 @@ class StopStrings:
 class GeneratedText:
     """The text generated after a prompt.
 
-    Args:
-        layout: Layout of the prompt.
-        prompt: The prompt.
-        stops: See `StopStrings`.
-
     Attributes:
         text: The final text so far, without the prompt.
-        tokens: Number of generated tokens.
         finish_reason: "stop" (a stop string) or "end" (an end token); "" until then.
     """
 

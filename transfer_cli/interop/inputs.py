@@ -46,7 +46,6 @@ class Inputs:
         layout: A text A among its special tokens, such as "cls A sep".
         pair_layout: The same for two texts A and B; None: there is one text.
         segments: Whether B and what follows it are segment 1.
-        truncate: Which of two texts is cut, see `data.encoded_task.kept`.
     """
 
     length: int | None
@@ -56,12 +55,7 @@ class Inputs:
     truncate: Truncate = "longest_first"
 
     def settings(self, names: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, Any]:
-        """Return what a `tokenizer.json` says about inputs.
-
-        Args:
-            names: Of the special tokens, by kind (`cls`, `sep`, ...).
-            numbers: Their tokens.
-        """
+        """Return what a `tokenizer.json` says about inputs."""
         cut = {**CUT, "strategy": STRATEGIES[self.truncate]}
         return {
             "truncation": None if self.length is None else {"max_length": self.length, **cut},
@@ -94,14 +88,7 @@ class Inputs:
         return parts
 
     def check(self, path: Path, tokenizer: Tokenizer, direction: Direction, key: str) -> None:
-        """Compare what a `tokenizer.json` makes of short and of long texts with what a run reads.
-
-        Args:
-            path: The file.
-            tokenizer: The run's.
-            direction: The model's.
-            key: The config key that named the folder, for errors.
-        """
+        """Compare what a `tokenizer.json` makes of short and long texts with what a run reads."""
         if self.length is None:
             return
         backend = tokenizers.Tokenizer.from_file(str(path))

@@ -83,8 +83,6 @@ def write_onnx(
     Args:
         model: On the CPU, in float32. It is in evaluation mode afterwards, otherwise unchanged.
         objective: Bound; None to write hidden states.
-        tokenizer: The model's.
-        folder: An empty folder.
         length: The longest input of the run; None: as many as the model has positions.
         layout: See the table. None: that of labelled texts, or for a language model that of lines
             to pretrain on.

@@ -60,12 +60,7 @@ class Published:
     """A model that others have published, as one of ours.
 
     Args:
-        folder: Its folder.
-        family: Its family.
-        description: That of our model.
-        tokenizer: Its tokenizer.
         rules: How our tensors are made of those in the folder, by their full names.
-        dropped: The tensors in the folder that none of ours is made of.
         length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
     """
 

@@ -25,13 +25,7 @@ PADDING = "[PAD]"
 
 @dataclass(frozen=True)
 class WrittenFolder:
-    """What was written.
-
-    Args:
-        target: As what.
-        labels: Names of the classes.
-        left_out: Tensors of ours that it has no place for and the outputs do not need.
-    """
+    """What was written, and the tensors that have no place there and the outputs do not need."""
 
     target: Target
     labels: tuple[str, ...]
@@ -39,13 +33,7 @@ class WrittenFolder:
 
 
 def write_folder(ours: Ours, folder: Path, family: str | None = None) -> WrittenFolder:
-    """Write `config.json`, `model.safetensors` and the tokenizer's files, and read them again.
-
-    Args:
-        ours: The model.
-        folder: An empty folder.
-        family: See `target_of`.
-    """
+    """Write `config.json`, `model.safetensors` and the tokenizer's files, and read them again."""
     target = target_of(ours, family)
     tensors, tokenizer, classifier = dict(ours.tensors), ours.tokenizer, ours.classifier
     pad = tokenizer.pad

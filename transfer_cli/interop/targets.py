@@ -32,15 +32,12 @@ class Ours:
     """A model to be written.
 
     Args:
-        shape: Of its backbone.
         tensors: Its weights, by our names.
-        tokenizer: Its tokenizer.
         head: The kind of head to write, as in `Family.heads`; None: none.
         classifier: What a head that gives labels was trained by; None for other heads.
         texts: Which layout of special tokens it was trained with last: that of lines to pretrain
             on, that of labelled texts, or (published) its tokenizer's.
         length: The longest text in tokens that it reads, special ones included.
-        labels: Names of the classes of its head, if that has any.
         added: The module that each added tensor belongs to, by the tensor's name.
         truncate: Which of two texts is cut where they are too long together.
     """
@@ -62,12 +59,10 @@ class Target:
     """What a model is written as.
 
     Args:
-        family: Its family.
         architecture: The class that loads it, with its head.
         pipeline: What the hub calls its task.
         rules: Its tensors and ours, with whole names.
         config: Keys of `config.json` that say how it is built.
-        constants: Further tensors, by name; see `Family.constants`.
     """
 
     family: Family

@@ -73,7 +73,6 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
     else it is made of BERT's `vocab.txt` or of GPT-2's `vocab.json` and `merges.txt`.
 
     Args:
-        folder: The folder.
         rows: How many tokens the model has; added ones behind them are left out (Gemma 3 has one).
     """
     options = _options(folder)

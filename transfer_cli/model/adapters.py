@@ -55,12 +55,6 @@ class ParallelAdapter(Bottleneck):
     """The scaled bottleneck of what a sub-layer reads, to be added to what that returns.
 
     The paper draws W_down Kaiming-uniform; here it is drawn as all other matrices are.
-
-    Args:
-        width: D.
-        size: Width of the bottleneck.
-        activation: Between the two linear layers.
-        scale: Multiplies the bottleneck's output.
     """
 
     kind = "adapters beside its layers"

@@ -84,11 +84,7 @@ def lasting_parameters(model: nn.Module) -> dict[str, Added]:
 
 
 def merge(model: nn.Module) -> dict[str, nn.Module]:
-    """Fold every mergeable edit into the base weights, and replace its layers by plain ones.
-
-    Returns:
-        The replaced layers, by name, for `unmerge`.
-    """
+    """Fold each mergeable edit into the base weights; return the layers replaced, for `unmerge`."""
     replaced = merged_layers(model)
     for name, layer in replaced.items():
         model.set_submodule(name, cast("Mergeable", layer).merged())

@@ -47,10 +47,6 @@ class AddedSegments(Added):
     """An embedding of each segment, in a model that was pretrained without them; zero at first.
 
     Segments are the speakers of a dialog, or two texts.
-
-    Args:
-        count: Number of segments.
-        width: D.
     """
 
     kind = "embeddings of segments"

@@ -101,7 +101,6 @@ class Projections:
         query: `[B, H, T, W]`.
         key: `[B, G, S, W]`.
         value: `[B, G, S, W]`.
-        inputs: What the queries see.
     """
 
     query: Tensor

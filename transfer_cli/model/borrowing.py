@@ -19,12 +19,7 @@ BORROWED = (
 
 
 class BorrowingBackbone(Backbone):
-    """A backbone that reads the embeddings of another one, and has no tables of its own.
-
-    Args:
-        shape: Its own; its embeddings are as wide as the other's.
-        lender: The other one.
-    """
+    """A backbone that reads another's embeddings, as wide as its own, and has no tables."""
 
     def __init__(self, shape: BackboneShape, lender: Backbone) -> None:
         super().__init__(shape, vocabulary=1)  # whose tables go
@@ -86,12 +81,7 @@ def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
 
 
 def completed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a head that is such a model, as those of a model of its own.
-
-    Args:
-        name: Of the head.
-        tensors: Of the whole model.
-    """
+    """Return the tensors of a head that is such a model, as those of a model of its own."""
     prefix = f"heads.{name}."
     inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     return {n: t for n, t in tensors.items() if n.startswith(BORROWED)} | inner

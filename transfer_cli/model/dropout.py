@@ -39,12 +39,7 @@ def draw_seed() -> int:
 
 
 class KeepFactors:
-    """Draws what dropout multiplies elements with; the same again from the same seed.
-
-    Args:
-        probability: Of an element to be dropped.
-        seed: Of the draws.
-    """
+    """Draws what dropout multiplies elements with; the same again from the same seed."""
 
     def __init__(self, probability: float, seed: int) -> None:
         dropped = min(LEVELS - 1, round(probability * LEVELS))

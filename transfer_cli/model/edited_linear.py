@@ -17,11 +17,7 @@ from transfer_cli.model.products import Products
 
 
 class RowChange(Added, ABC):
-    """A change of some rows of a linear layer.
-
-    Args:
-        rows: The changed rows of its matrix, which are features of its output.
-    """
+    """A change of some rows of a linear layer's matrix, which are features of its output."""
 
     def __init__(self, rows: slice) -> None:
         super().__init__()

@@ -113,7 +113,6 @@ class Pooler(nn.Module):
     """A linear layer and an activation between the pooled hidden state and the classifier (BERT).
 
     Args:
-        shape: Of the backbone.
         activation: tanh, gelu, relu, or gelu_norm: GELU and a norm, and no bias where blocks have
             none (ModernBERT).
     """
@@ -155,9 +154,7 @@ class SequenceHead(nn.Module):
     Args:
         width: D.
         outputs: C.
-        pooling: How the vector is made, see `pool`.
         dropout: Before every linear layer.
-        hidden: Sizes of the layers before the last.
         batch_norm: Whether each layer begins with batch norm (Howard and Ruder 2018, section 3.3).
             Results then depend on the size of a micro-batch.
     """

@@ -34,11 +34,7 @@ class LayerKVCache:
         return self._beside
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
-        """Append positions; return all cached keys and values.
-
-        Raises:
-            ValueError: They exceed `max_length`.
-        """
+        """Append up to `max_length` positions; return all cached keys and values."""
         first, before = self.length, self._filled
         self._filled = first + key_BHTW.shape[2]
         if self._filled > self.max_length:
@@ -68,8 +64,6 @@ class KVCache:
     """The keys and values of every block of a causal model.
 
     Args:
-        depth: Number of blocks.
-        max_length: See `LayerKVCache`.
         padding_B: How many positions at the beginning of each text are padding; None: none are.
         keep: See `LayerKVCache`; for positions that are distances. Not together with padding.
     """
@@ -89,8 +83,6 @@ class KVCache:
         """Return a cache of its own for `rows` texts that begin as the only one here does.
 
         Args:
-            rows: Number of texts.
-            max_length: See `LayerKVCache`.
             length: How many positions they share with it; None: all.
         """
         new = KVCache(0, max_length)

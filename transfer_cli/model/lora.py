@@ -21,16 +21,7 @@ IN_PROJ_TARGETS: tuple[Target, ...] = ("query", "key", "value")
 
 
 class LowRank(RowChange):
-    """The update scale x B A of some rows of a matrix; it starts at zero, as B is zero.
-
-    Args:
-        weight: The matrix W_0.
-        rows: The updated rows of the matrix.
-        rank: Rows of A, columns of B.
-        scale: Of the product.
-        dropout: On the input, in training.
-        lr_ratio: The learning rate of B relative to that of A.
-    """
+    """The update scale x B A of some rows of a matrix; it starts at zero, as B is zero."""
 
     def __init__(
         self,
@@ -120,8 +111,6 @@ def add_lora(
     The target `feed_forward` is two matrices.
 
     Args:
-        block: The block.
-        targets: Which matrices.
         make: Returns an update of these rows of a matrix.
 
     Raises:

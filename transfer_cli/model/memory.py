@@ -16,9 +16,6 @@ class Memory:
 
     A pass reads and extends it. Keys and values are computed of them anew, with the weights of
     that pass, which get a gradient; the states do not (section 3.2).
-
-    Args:
-        most: Maximum number of positions.
     """
 
     def __init__(self, most: int) -> None:

@@ -22,7 +22,6 @@ def probed(backbone: Backbone, **sites: Any) -> Iterator[None]:
     """Have passes carry a probe while the context is active; compiled ones run eagerly meanwhile.
 
     Args:
-        backbone: It stays unchanged.
         sites: What looks or changes, as arguments of `Probe`; that of other sites stays.
     """
     before = backbone.probe
@@ -47,7 +46,6 @@ def gated(
     stream itself stays: the norms of `post` and `tutorial`.
 
     Args:
-        backbone: It stays unchanged.
         heads: The factor of each head's mixed values, before the output projection: `[L, H]`, or
             `[L, B, H]` for each sequence of the batch. Other devices' are moved.
         without_attention: The places whose attention does not update the residual stream.
@@ -84,7 +82,6 @@ def replaced_embeddings(backbone: Backbone, given_BTE: Tensor) -> AbstractContex
     all else that reads the table, such as a tied output. The batches must not be packed.
 
     Args:
-        backbone: It stays unchanged.
         given_BTE: Like `Backbone.embeddings_of`; gradients reach it.
 
     Raises:
@@ -110,7 +107,6 @@ def units_by_place(backbone: Backbone, look: Callable[[int, Tensor], None]) -> I
     gates. A block that several places share is handed over at each of them.
 
     Args:
-        backbone: It stays unchanged.
         look: Gets the number of the place, from 0, and its units, `[B, T, F]`, or `[1, N, F]` of
             the N real tokens where the batch is packed.
     """

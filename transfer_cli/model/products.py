@@ -26,9 +26,6 @@ class Products:
     `moves` says of a state whether anything that it was computed from trains: then what comes next
     has to return the gradient of its input.
 
-    Args:
-        trained: The `id` of each parameter that trains.
-
     Attributes:
         prices: The floating-point operations of each unit, forward and backward.
         pairs: The units of a query and a key in the block that is counted; as many heads have each.
@@ -72,10 +69,4 @@ class Multiplies(Protocol):
     """A layer that says itself what it multiplies."""
 
     def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
-        """Count its products; return whether what it returns moves.
-
-        Args:
-            counted: Where they are added.
-            unit: Of a row of its input.
-            moves: Whether its input moves.
-        """
+        """Count its products; return whether what it returns moves."""

@@ -100,7 +100,6 @@ class Rotary:
     Args:
         base: Pair m of r rotated numbers is turned by base^(-2m/r) a position.
         share: Share of a head's width that is turned, its first numbers.
-        scaling: For longer texts; None: none.
         local_base: The base in blocks with a window, which are not scaled; None: as elsewhere.
     """
 
@@ -124,11 +123,7 @@ class Rotary:
         return replace(self, base=self.local_base, scaling=None)
 
     def rotated(self, head_width: int) -> int:
-        """Return how many numbers of a head are turned.
-
-        Raises:
-            ValueError: They are no pairs.
-        """
+        """Return how many numbers of a head are turned, which have to be pairs."""
         rotated = int(self.share * head_width)
         if rotated < 2 or rotated % 2:
             raise ValueError(
@@ -385,11 +380,7 @@ class BackboneShape:
 
 
 def check_sizes(sizes: Mapping[str, Any]) -> None:
-    """Refuse sizes of a backbone that no model has, before anything of that length is made.
-
-    Raises:
-        ValueError: One is such.
-    """
+    """Refuse sizes of a backbone that no model has, before anything of that length is made."""
     for name in ("width", "heads", "depth", "feedforward", "positions"):
         if name in sizes:
             _check_size(name, sizes[name], 1, MAX_DEPTH if name == "depth" else MAX_SIZE)

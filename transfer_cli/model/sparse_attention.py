@@ -27,11 +27,7 @@ FLEX_TILE = 128
 
 @dataclass(frozen=True)
 class SparsePart(ABC):
-    """Which keys some heads see. Each query sees at least one, and none behind it.
-
-    Args:
-        block: l, in positions.
-    """
+    """Which keys some heads see, by blocks of l: each query at least one, and none behind it."""
 
     block: int
 
@@ -313,7 +309,6 @@ def by_flex(
     """Return what `part.attend` does without dropout, by a kernel that skips unseen blocks.
 
     Args:
-        part: Which keys are seen.
         query: `[B, H, T, W]`.
         key: The same.
         value: The same.

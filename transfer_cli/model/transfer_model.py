@@ -36,12 +36,7 @@ class Pass:
 
 
 class TransferModel(nn.Module):
-    """Backbone, readout, heads.
-
-    Args:
-        backbone: Maps tokens to the hidden states of every layer.
-        heads: The heads of the objectives, by name.
-    """
+    """Backbone, readout, heads."""
 
     backbone: Backbone
 

@@ -60,10 +60,8 @@ class Base:
     """The model whose weights a run refers to instead of storing them.
 
     Args:
-        path: The folder of its weights.
         relative: The same folder, relative to that of the description, for runs that were moved
             together.
-        hash: `backbone_hash` of its weights.
     """
 
     path: str
@@ -77,10 +75,7 @@ class ModelDescription:
 
     Args:
         shape: Shape of the backbone; its direction is not "auto".
-        vocabulary: Number of tokens.
         objective: Config node of the objective whose head the weights hold.
-        labels: Class names of a classifier.
-        tokenizer_hash: Hash of the tokenizer that the model was trained with.
         edits: Config nodes of the structural edits, by name, in order.
         base: The model that holds the weights not stored here; None: all are stored here.
         task: Config node of the task of the data; None: older and published models, whose `labels`
@@ -159,12 +154,7 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors that are made when they are asked for, so that never two models are in memory.
-
-    Args:
-        shapes: All of them on the meta device.
-        read: Makes one.
-    """
+    """Tensors that are made when they are asked for, so that never two models are in memory."""
 
     def __init__(self, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> None:
         self.shapes, self._read = shapes, read

@@ -41,6 +41,7 @@ class TaskInfo:
         task: The task of its data (`tasks.base.Task`); None: text without labels.
         main: The objective of the main loss, for a further one.
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
+        train: The training examples of a run that begins, if they have labels.
     """
 
     vocabulary: "Tokenizer"
@@ -49,6 +50,7 @@ class TaskInfo:
     task: Any = None
     main: "Objective | None" = None
     pairs: str | None = None
+    train: Sequence[Any] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,10 @@ class Objective(ABC):
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of tokens or examples that each term is summed over."""
+
+    def divisors(self, batch: Batch) -> Mapping[str, float]:
+        """Return what a step divides each sum by: `counts`, or the weights of what it counts."""
+        return self.counts(batch)
 
     @abstractmethod
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:

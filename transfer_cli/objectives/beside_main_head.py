@@ -203,6 +203,11 @@ class SliceHeads(BesideMainHead[Objective]):
             raise ConfigError(
                 "objective: slices are a further loss; take +objective@losses.slices=slice_heads"
             )
+        if getattr(info.main, "class_weight", None) is not None:
+            raise ConfigError(
+                f"losses.{info.name}: heads of slices learn from all classes alike; leave it out, "
+                "or objective.class_weight"
+            )
         return info.main
 
     @property

@@ -17,8 +17,10 @@ from transfer_cli.batch import Batch, size
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives import confidence
 from transfer_cli.objectives.answering import occurrences
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.sequence import SequenceObjective
 
 MOST_IN_CONFUSION = 256
@@ -64,6 +66,9 @@ class Classification(SequenceObjective):
             from.
         label_smoothing: The share of a target that all labels have alike (Szegedy et al. 2016,
             section 7), in [0, 1). Measures are those of the labels.
+        class_weight: How much the texts of each label count in training, see `ClassWeight`; a
+            smoothed target weighs each label's part, as in torch. Measures weigh nothing.
+        calibrate, abstain: See `UnitObjective`.
 
     The other arguments are those of `SequenceObjective`.
     """
@@ -75,6 +80,9 @@ class Classification(SequenceObjective):
 
     annealing: Annealing | None = field(default=None, kw_only=True)
     label_smoothing: float = field(default=0.0, kw_only=True)
+    class_weight: ClassWeight = field(default=None, kw_only=True)
+    calibrate: confidence.Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +109,11 @@ class Classification(SequenceObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the labels that are learnt from."""
         logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
-        cross_entropy = partial(F.cross_entropy, label_smoothing=self.label_smoothing)
+        cross_entropy = partial(
+            F.cross_entropy,
+            weight=self.weights_on(logits_BC.device),
+            label_smoothing=self.label_smoothing,
+        )
         if self.annealing is None:
             return {"loss": cross_entropy(logits_BC, label_B, reduction="sum")}
         loss_B = cross_entropy(logits_BC, label_B, reduction="none")
@@ -131,11 +143,12 @@ class Classification(SequenceObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each label, `probabilities` `[B, C]`."""
-        return {"probabilities": outputs.softmax(1)}
+        return {"probabilities": self.calibrated(outputs).softmax(1)}
 
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each text's predicted label and that label's probability."""
-        return {"label": outputs.argmax(1), "probability": outputs.softmax(1).amax(1)}
+        share_BC = self.calibrated(outputs).softmax(1)
+        return {"label": outputs.argmax(1), "probability": share_BC.amax(1)}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         names = self.info.labels
@@ -171,7 +184,7 @@ class Classification(SequenceObjective):
         for name, hit, all_of in zip(self.info.labels, right, given, strict=True):
             if all_of:
                 measures[f"accuracy/{name}"] = float(hit / all_of)
-        return measures
+        return measures | confidence.measures(totals)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return what runs are judged by first: the error rate, if the task names no other."""

@@ -114,10 +114,9 @@ class SequenceObjective(UnitObjective):
                 # A frozen pooler has learnt to read another vector.
                 learns = any(name.startswith(f"heads.{POOLER}.") for name in trains)
                 has_pooler = has_pooler and learns
-        decided = {"pooling": head.pooling}
+        decided = {**super().finalize_options(model, trains), "pooling": head.pooling}
         if POOLER in model.heads:
-            self.pooler = has_pooler
-            decided["pooler"] = has_pooler  # type: ignore[assignment]
+            self.pooler = decided["pooler"] = has_pooler
         return decided
 
     def _can_read_token(self, model: TransferModel, trains: Set[str]) -> bool:
@@ -139,7 +138,8 @@ class SequenceObjective(UnitObjective):
 
     def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
         """Return in words what of its answers no exported model does."""
-        return ()
+        is_unsure = getattr(task, "abstain_below", 0.0) > 0
+        return ("the threshold below which there is no answer",) if is_unsure else ()
 
     def pooling_of(self, model: TransferModel) -> Pooling | None:
         """Return the pooling of its head, which is all that reads states."""

@@ -41,12 +41,9 @@ class MuonWithAdamW(EagerOptimizer):
         params: Parameters, or groups of them. The `layer` of a group (a layer group's name) decides
             whether its matrices belong to blocks, or to embeddings and heads; without it, Muon
             updates all matrices.
-        lr: The learning rate.
-        weight_decay: Decoupled weight decay.
         momentum: Decay of a matrix's running average of gradients; Nesterov's form.
         matrix_rate: Learning rate of Muon relative to `lr`.
         betas: AdamW's, for all other parameters.
-        eps: AdamW's.
     """
 
     def __init__(

@@ -34,8 +34,6 @@ class Schedule(ABC):
         """Return the multiplier of the step about to be taken, in [0, 1].
 
         Args:
-            step: Its number.
-            total: Steps of the run.
             time_used: The share of the run's time that is used; 0 for a run without a limit.
         """
         warmup, position = self.warmup_steps(total), position_of(step, total, time_used)
@@ -84,7 +82,6 @@ class Trapezoid(Schedule):
     before the fall can be trained for longer.
 
     Args:
-        warmup: See `Schedule`.
         fall: The share of the run in which the multiplier decays, in (0, 1].
     """
 
@@ -100,12 +97,7 @@ class Trapezoid(Schedule):
 
 
 class Cosine(Schedule):
-    """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), after the warm-up.
-
-    Args:
-        warmup: See `Schedule`.
-        floor: The multiplier in the last step.
-    """
+    """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), after the warm-up."""
 
     def __init__(self, warmup: float = 0.0, floor: float = 0.0) -> None:
         super().__init__(warmup)
@@ -160,8 +152,6 @@ class LRScheduler:
 
     Args:
         base_lr: The optimizer's `lr` in the config.
-        schedule: The multiplier over time.
-        total: Steps of the run.
         per_stage: Whether the schedule restarts with each stage and spans only that stage.
     """
 

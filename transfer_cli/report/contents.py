@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
-from transfer_cli.runs.results import Results
+from transfer_cli.runs.results import Measures, Results
 from transfer_cli.runs.stored_analyses import StoredAnalysis
 from transfer_cli.runs.untrusted import is_number, nested
 from transfer_cli.safe_files import printable
@@ -63,6 +63,11 @@ class Run:
     analyses: tuple[StoredAnalysis, ...] = ()
 
     @property
+    def measures(self) -> Measures:
+        """Its scores, by split and name, of the weights that it keeps."""
+        return self.results.measures
+
+    @property
     def seed(self) -> Any:
         """The seed; None where it is not known."""
         return self.settings.get("seed")
@@ -100,14 +105,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Best:
-    """The run to take.
-
-    Args:
-        among: How many runs it was chosen from: those that learnt anything.
-        tied: Others that are as good by what was chosen by.
-        decided: What decided among these, in words.
-        runner_up: The best of those that are not as good.
-    """
+    """The run to take of those that learnt anything, with others as good, and the next one."""
 
     run: Run
     choice: Criterion
@@ -156,7 +154,6 @@ class Comparison:
         p: How likely a difference of this size is where there is none; neither that nor an interval
             is known where too few seeds tell.
         test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
-        baseline: The label of the baseline.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
     """
 
@@ -229,12 +226,10 @@ class TaskRuns:
         measure: What is reported and tested: `test/error_rate`.
         baseline: The label of the group that the others are compared with; the settings that
             `--baseline` names, where they fit several groups.
-        labels: The class names; empty for language models.
         expected: The task's word for the right answer.
         errors: What most runs get wrong, the worst first.
         sort: What the groups are sorted by: a measure, or one of `compare.COSTS`.
         choice: What decides which group and which run are best; None without validation.
-        best: The run to take; None where none learnt anything.
     """
 
     name: str

@@ -14,14 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FindingTable:
-    """Rows of plain values; None is an empty cell.
-
-    Args:
-        columns: Their titles.
-        rows: As many values each.
-        title: What it shows.
-        is_shaded: Whether each number, from 0 to 1, has as much colour behind it.
-    """
+    """Rows of plain values, None for an empty cell; shades from 0 to 1 follow the value."""
 
     columns: Sequence[str]
     rows: Sequence[Row]
@@ -36,8 +29,6 @@ class Lines:
     Args:
         series: The height of each line at each place, by its name; None where it has none.
         at: The places; names are spread evenly.
-        x_title: What the places are.
-        y_title: What the heights are.
         dashed: The names of the lines that are there for comparison.
     """
 
@@ -50,14 +41,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Coloured squares; rows and columns are numbered from 0.
-
-    Args:
-        values: `[rows, columns]`; None: there is none.
-        row_title: What the rows are.
-        column_title: What the columns are.
-        bounds: The values of the lightest and the darkest colour; None: those that there are.
-    """
+    """Coloured squares `[rows, columns]`, None for none; `bounds` are the ends of the colours."""
 
     values: Sequence[Sequence[float | None]]
     row_title: str
@@ -71,7 +55,6 @@ class Points:
 
     Args:
         places: Two numbers each.
-        titles: What the two directions are.
         groups: What each point belongs to, shown by colour; empty: they are all alike.
         names: What is written beside some points, by their numbers.
     """
@@ -87,12 +70,7 @@ Chart = Lines | Matrix | Points
 
 @dataclass(frozen=True)
 class FindingView:
-    """What only a page of its own can show: where heads look, or words with colours.
-
-    Args:
-        kind: What shows it.
-        data: Plain values.
-    """
+    """What only a page of its own can show: where heads look, or words with colours."""
 
     kind: Literal["attention", "words"]
     data: Mapping[str, Any]
@@ -103,15 +81,11 @@ class Finding:
     """What an analysis finds.
 
     Args:
-        title: What it is called.
-        summary: A sentence or two.
         values: Single numbers and words, by what they are.
         tables: The file holds the first; the others show what `data` holds.
         charts: By what each shows, in lower-case letters, digits and underscores.
         notes: What must be known to read it.
-        data: What else the file holds, by key.
         files: Other files beside it, by the end of the name: `maps.npz`.
-        view: What only a page of its own can show.
     """
 
     title: str

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from transfer_cli.config.roles import Role, role_of
+from transfer_cli.errors import listed
 from transfer_cli.report.contents import FINISHED, LEFT, Run
 from transfer_cli.report.formats import ALL_DIGITS, cut, plain
 from transfer_cli.safe_files import printable
@@ -236,9 +237,8 @@ def _by_answers(runs: Sequence[Run]) -> list[list[Run]]:
 def _data_name(run: Run) -> str:
     preset = run.settings.get("data")
     source = run.settings.get("data.train")
-    if isinstance(source, list) and source:
-        source = source[0]
-    file = PurePosixPath(source).name if isinstance(source, str) else None
+    sources = source if isinstance(source, list) else [source]
+    file = listed((PurePosixPath(each).name for each in sources if isinstance(each, str)), 1)
     if preset is None:
         kind = str(run.settings.get("data._target_", "unknown data")).rpartition(".")[2]
         return printable(f"{kind} {file}" if file else kind)

@@ -20,6 +20,7 @@ from transfer_cli.report.contents import FINISHED, Report, TaskRuns
 from transfer_cli.report.finding import Finding
 from transfer_cli.report.html import task_sections
 from transfer_cli.report.html.charts import Chart, cost_charts, label_chart, rate_chart
+from transfer_cli.report.html.confidence_charts import confidence_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
 from transfer_cli.report.sections import (
@@ -64,13 +65,7 @@ def page(report: Report) -> str:
 def analyses_page(
     title: str, findings: Mapping[str, Finding], pictures: Mapping[str, Mapping[str, bytes]]
 ) -> str:
-    """Return the page of what analyses found about a model.
-
-    Args:
-        title: What the model is called.
-        findings: By the names of the analyses.
-        pictures: Of these, the PNGs by what each shows.
-    """
+    """Return the page of what analyses found about a model, with their PNGs by what each shows."""
     sections = []
     for name, finding in findings.items():
         embedded = [picture(*shows) for shows in pictures.get(name, {}).items()]
@@ -137,7 +132,8 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [*costs, labels])),
         ("confusion", "Confusion", task_sections.confusion_section(address, task, names)),
-        ("decisions", "Labels", task_sections.decisions_section(task)),
+        ("confidence", "Confidence", _charts(address, confidence_charts(task))),
+        ("labels", "Labels", task_sections.labels_section(task)),
         ("errors", "Shared errors", task_sections.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", task_sections.settings_section(task, names)),

@@ -100,11 +100,7 @@ _LINE = Html("<p><small>{method}</small><br>{words}</p>")
 
 
 def shaded_words(data: Mapping[str, Any]) -> Html:
-    """Return texts with their words coloured, one line for each method.
-
-    Args:
-        data: `texts`, as `analysis.attributions` writes them.
-    """
+    """Return texts of `analysis.attributions` with coloured words, one line for each method."""
     return joined([_LEGEND, *map(_text, data["texts"])])
 
 

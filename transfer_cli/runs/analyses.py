@@ -41,7 +41,6 @@ def write_analysis(
     """Write an analysis of a run and return its file; one of that name is replaced.
 
     Args:
-        run: The run directory.
         name: Lower-case letters, digits and underscores, a letter first.
         content: The JSON object; see the top of this module.
         pictures: The bytes of PNGs by what each shows, named like `name`.

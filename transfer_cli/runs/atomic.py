@@ -43,7 +43,6 @@ def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
     stranger may have made it. The folder itself may be reached by a link, which somebody typed.
 
     Args:
-        folder: The run or the sweep.
         places: What may be written in it, there or not; of a folder, all that is in it.
         key: The config key that named the folder; begins the message.
     """
@@ -70,11 +69,7 @@ def _all_of(place: Path) -> Iterator[Path]:
 
 
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
-    """Remove a file, a link or a folder with all that is in it; what stays of one can be ignored.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
+    """Remove a file, a link or a folder with all that is in it; what cannot go can be ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=ignore_errors)
     else:
@@ -124,11 +119,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `folder` at the end of the block.
-
-    Raises:
-        OSError: `folder` exists and is not empty.
-    """
+    """Yield a folder to fill, which becomes `folder`, new or empty, at the end of the block."""
     if folder.is_dir():
         # Filled from inside: it may be a disk of its own, or the working directory.
         with _filled(folder / _beside(folder).name) as temporary:

@@ -53,7 +53,6 @@ def kept(
     """Return the content of an entry, which is made now if it is missing or damaged.
 
     Args:
-        entry: Its folder.
         read: Returns the content, from the files as they were written; None if one is gone.
         make: Returns the content, newly computed; it may write the entry itself.
         write: Writes what was made, with `new_entry`.
@@ -102,9 +101,6 @@ def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
     """Make an entry that is missing, with `new_entry`, unless another process is making it now.
 
     One that is there is not looked into.
-
-    Raises:
-        OSError: The folder cannot be written.
     """
     if is_there(entry):
         return

@@ -59,9 +59,6 @@ def write(
     """Write a checkpoint at `folder`, replacing one that is there.
 
     Args:
-        folder: Its final path.
-        step: Steps taken.
-        write_weights: Writes the weights into the folder that it is given.
         state: Tensors and plain values for a resume.
         best: The folder that `keep_best` wrote last. The checkpoint has its own copy, since that
             folder changes later.
@@ -267,8 +264,6 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     """Remove all checkpoints but the newest `keep` undamaged ones; 0 keeps all.
 
     Args:
-        folder: The folder of a run's checkpoints.
-        keep: How many stay.
         newest: The step of the one just written. A later one is damaged: the run was resumed from
             before it.
     """
@@ -332,7 +327,6 @@ def verify(folder: Path, names: Collection[str] | None = None) -> None:
 
     Args:
         folder: The checkpoint, the best weights, or a finished model.
-        names: Those files alone.
 
     Raises:
         CheckpointError: A file is missing, of another size or of other content.
@@ -384,12 +378,7 @@ def fitting(checkpoint: Path) -> Iterator[None]:
 
 
 def check_unpacked(path: Path) -> None:
-    """Refuse a compressed file, which torch never writes but reads.
-
-    Raises:
-        ValueError: It is compressed.
-        BadZipFile: It is no archive.
-    """
+    """Refuse a compressed file, which torch never writes but reads."""
     with zipfile.ZipFile(path) as zipped:
         members = zipped.infolist()
     packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)

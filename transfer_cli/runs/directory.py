@@ -92,9 +92,6 @@ class RunDirectory:
         """Refuse a folder that a new run cannot use.
 
         The rest of a command that was killed before its run began is ignored.
-
-        Raises:
-            RunError: It holds a run, or anything else.
         """
         if path.exists() and not path.is_dir():
             raise RunError(f"run.dir: {path} is not a folder")

@@ -4,7 +4,9 @@ On a disk of this machine the system locks (`flock`), and releases when the proc
 disks may know no locks, or keep each machine's to itself. There a second file says who holds the
 lock: it can be made by one only, and exists until the lock is released. What a killed process of
 this machine left is void. One of another machine cannot be asked: its holder touches the file every
-few seconds, and is taken for dead when it has not for a minute.
+few seconds, and is taken for dead when it has not for a minute. (`filelock`'s lease asks for the
+file's attributes, which such a disk may answer as they were a minute ago: its holder took it for
+lost.)
 """
 
 import errno
@@ -57,11 +59,7 @@ class Lock:
         self._released = threading.Event()
 
     def take(self) -> bool:
-        """Return whether it is free, and held from now on.
-
-        Raises:
-            OSError: The file cannot be written, or is a link.
-        """
+        """Return whether it is free, and held from now on; OSError where it cannot be written."""
         self.handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             taken = self._take()

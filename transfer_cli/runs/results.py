@@ -57,17 +57,11 @@ class Results:
     """What came out of a run; a command leaves out what it does not know.
 
     Args:
-        presets: The options that were chosen, by config group.
         measures: By split and name.
-        metrics: Their declarations.
         tables: Counts by split and name, such as `confusion`.
-        labels: Names of the classes.
         task: The name of the task; None: it is running text.
         expected: The task's word for the right answer.
         failed: Why it learnt next to nothing.
-        examples: How many examples each split has.
-        best_step: The step of the weights that were kept.
-        stored_bytes: Of the weights.
         more: What else a command, an objective or a later version writes, by key.
     """
 
@@ -149,11 +143,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> "Results":
-        """Return what a file holds.
-
-        Raises:
-            OSError, UnreadableError: It cannot be read.
-        """
+        """Return what a file holds."""
         return cls.from_json(read_json(path))
 
     def write(self, path: Path) -> None:

@@ -25,7 +25,6 @@ class Slice:
         regex: What a text holds, a regular expression of Python.
         word: The first word of the first text, in small letters.
         column: With `value`: a column of the table that examples are rows of.
-        value: What stands there.
         file: A run's `items.jsonl`: examples by what that run made of them.
         where: With `file`: wrong, the examples that it had wrong.
 
@@ -62,8 +61,6 @@ class Slice:
         """Return which examples of a split are in it, given the texts of each.
 
         Args:
-            split: The name of the split.
-            texts: Of each example.
             column: Returns what stands in a column of the table that the examples are rows of.
 
         Raises:

@@ -51,12 +51,9 @@ class SweepRequest:
     """What a sweep was asked for.
 
     Args:
-        command: The command that every job runs.
         words: The overrides that were typed, without `resume`.
         began: The time of its start, in ISO 8601.
         trials: Of a search, how many there are to be; None for a grid, whose jobs are all listed.
-        objective: Of a search, the measure.
-        direction: Of a search, minimize or maximize.
         threads: On the CPU, of each process of each job, whoever runs beside it.
     """
 
@@ -76,8 +73,6 @@ class SweepJob:
     Args:
         number: Its place in the sweep, from 0, which is also the name of its run directory.
         overrides: Those that tell it from the other jobs.
-        words: All of its overrides.
-        outcome: What became of it.
         reason: Why it was not done, in one line.
         seconds: How long it has run, up to its last end.
         value: Of a trial, the measure that it reached.
@@ -112,12 +107,7 @@ class SweepDirectory:
         write_json(self.path / SWEEP, asdict(request))
 
     def read_request(self) -> SweepRequest:
-        """Return what the sweep was asked for.
-
-        Raises:
-            UnreadableError: The file is damaged.
-            OSError: It is not there.
-        """
+        """Return what the sweep was asked for."""
         content = read_json(self.path / SWEEP)
         with raised_as(UnreadableError, "it is not what a sweep writes: ", KeyError, TypeError):
             request = SweepRequest(**{**content, "words": tuple(map(str, content["words"]))})
@@ -173,11 +163,7 @@ class SweepDirectory:
 
     @contextmanager
     def claim(self, number: int) -> Iterator[int | None]:
-        """Hold a job, until the end of the context and of every process that inherits the claim.
-
-        Yields:
-            The open file that is the claim; None if another process has the job.
-        """
+        """Hold a job, as heirs of the claim do; yield this open file, None if it is taken."""
         lock = Lock(self._lock_of(number))
         try:
             yield lock.handle if lock.take() else None

@@ -25,12 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where submitit runs jobs.
-
-    Args:
-        kind: Its name for it: slurm or local.
-        settings: The values of `hydra.launcher`, but for those that are null.
-    """
+    """Where submitit runs jobs: slurm or local, with the settings of `hydra.launcher`."""
 
     kind: str
     settings: Mapping[str, Any]
@@ -61,11 +56,7 @@ class Cluster:
 
 @dataclass
 class JobThere:
-    """What submitit calls on the machine of a job.
-
-    Args:
-        jobs: The sweep, as it is known there.
-    """
+    """What submitit calls on the machine of a job."""
 
     jobs: Jobs
     _process: SideBySide | None = field(default=None, repr=False)
@@ -85,11 +76,7 @@ class JobThere:
 
 
 def chosen_cluster(hydra: DictConfig) -> Cluster | None:
-    """Return the cluster that a command line or a config chooses; None for this machine.
-
-    Args:
-        hydra: The node of that name, which Hydra composes.
-    """
+    """Return the cluster that a command line or a config chooses; None for this machine."""
     name = hydra.runtime.choices["hydra/launcher"]
     here = "basic"  # the launcher that is chosen where none is: that of `sweep.local`
     if name == here:

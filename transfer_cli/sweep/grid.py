@@ -40,10 +40,7 @@ class Planner(ABC):
     """What a grid and a search share.
 
     Args:
-        jobs: The sweep.
-        folder: Its folder.
         overrides: What was typed and what a preset sweeps; one for each key.
-        from_preset: The keys that a preset sweeps, and that were not typed.
         launch: Runs jobs, which may share this machine, and returns when all have ended.
     """
 
@@ -123,12 +120,7 @@ class Grid(Planner):
 
 
 def words_of(override: Override, config_dir: Path | None = None) -> list[str]:
-    """Return `KEY=VALUE` for each value of an override.
-
-    Args:
-        override: What was typed.
-        config_dir: A folder with the user's own configs, whose options `glob(...)` finds too.
-    """
+    """Return `KEY=VALUE` for each value; `config_dir` has options that `glob(...)` finds, too."""
     key = override.get_key_element()
     value: Any = override.value()  # whose annotation leaves out `glob(...)`
     if isinstance(value, Glob):

@@ -45,9 +45,7 @@ class Jobs:
     A copy of this is carried to the machine of each job where a cluster runs them.
 
     Args:
-        command: The command that every job runs.
         task: Does its work with a config, where jobs run in this process.
-        request: What was typed.
         report: Called as soon as a job has failed, with the error if it ran in this process;
             returns the reason in one line.
         metrics: Returns what a run of a config measures, so that a search knows whether more is
@@ -81,14 +79,7 @@ class Jobs:
     def begin(
         self, folder: Path, jobs: Sequence[Sequence[str]], threads: int, **of_search: Any
     ) -> list[SweepJob]:
-        """Write down what a sweep consists of, and return the jobs that are left to run.
-
-        Args:
-            folder: The folder of the sweep.
-            jobs: The overrides of each job.
-            threads: Of each process of each job; a sweep that goes on keeps its number.
-            of_search: What a search is after: trials, objective, direction.
-        """
+        """Write down a sweep, and return the jobs left; one that goes on keeps its `threads`."""
         self.sweep_dir = folder
         directory = SweepDirectory(folder)
         if directory.is_at(folder) and not self.resumes:
@@ -173,11 +164,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
-        """Keep the file of a job up to date while it runs, and others from running it.
-
-        Yields:
-            The claim; None if another command has the job.
-        """
+        """Keep the file of a job up to date while it runs; yield the claim, None if it is taken."""
         if not (self.makes_runs or self.on_cluster):
             self.done.append(job)
             _announce(job)

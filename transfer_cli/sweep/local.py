@@ -23,13 +23,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Shares:
-    """How the jobs of a sweep share this machine.
-
-    Args:
-        settings: The settings of the sweep.
-        processes: Of each job.
-        gpus: Those of the machine; none for jobs on the CPU.
-    """
+    """How the jobs of a sweep share this machine, and its GPUs if they are not on the CPU."""
 
     settings: SweepConfig
     processes: int
@@ -68,13 +62,7 @@ def shares_of(config: DictConfig) -> Shares:
 
 
 def run_here(jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> None:
-    """Run jobs on this machine, and return when all have ended.
-
-    Args:
-        jobs: The sweep.
-        todo: The jobs.
-        shares: How they share the machine; None: one after the other, in this process.
-    """
+    """Run jobs here, and return when all have ended; without shares one by one, in this process."""
     if shares is None:
         _run_in_this_process(jobs, todo)
         return

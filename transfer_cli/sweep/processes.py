@@ -49,12 +49,8 @@ class SideBySide:
     """Runs jobs of a sweep as commands of their own, each with a file for what it says.
 
     Args:
-        jobs: The sweep.
-        workers: How many run at once.
         gpus: The GPUs of this machine, assigned to the workers in turn; empty without any.
-        gpus_each: How many a job takes.
         threads: Of each process of a job, on the CPU; None: as it happens.
-        stops: Whether a failed job ends the sweep.
     """
 
     jobs: Jobs
@@ -71,11 +67,7 @@ class SideBySide:
         self._slots = deque(range(self.workers))
 
     def run(self, todo: Sequence[SweepJob]) -> None:
-        """Run jobs, and return when all have ended.
-
-        Raises:
-            KeyboardInterrupt: The same, by Ctrl-C.
-        """
+        """Run jobs, and return when all have ended."""
         left = deque(todo)
         if left and not self.jobs.done:
             log.info("what a job says is in %s", self.jobs.directory.path / "job-NUMBER.log")
@@ -225,7 +217,6 @@ def environment_of(
     Args:
         slot: The number of its worker, from 0.
         threads: Of each of its processes; None: as this process has been told.
-        gpus: The GPUs of this machine.
         gpus_each: How many a job takes. If there are too few, jobs share them in turn.
     """
     variables = dict(os.environ)

@@ -28,8 +28,6 @@ class Trial:
     """The link from a run to its search.
 
     Args:
-        study: The file of the study.
-        number: The number of the trial.
         objective: The validation measure that it is judged by: `validation/NAME`.
         direction: minimize or maximize.
     """

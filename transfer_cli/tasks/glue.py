@@ -118,7 +118,8 @@ class Glue(LabelledSource):
             node = ClassificationTask.node(judged_by=judge, truncate=self.truncate)
         else:
             node = RegressionTask.node(truncate=self.truncate)
-        return LabelledData(self.task, labels, splits, node, files=paths)
+        files = {split: [path] for split, path in paths.items()}
+        return LabelledData(self.task, labels, splits, node, files=files)
 
     def _examples(self, path: Path) -> Iterator[Example | NumberExample]:
         """Yield the examples of a file; how many rows were left out is logged."""

@@ -6,7 +6,6 @@ Legend: B batch.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -37,6 +36,7 @@ class NumberExample:
     value: float | None = None
     pair: str | None = None
     line: int | None = field(default=None, compare=False)
+    file: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,8 @@ class NumberTable(Table):
         if problem is not None:
             raise DataError(
                 f"{name}, line {record.line}: {text!r:.80} in {columns.label!r} {problem}; "
-                "data=table takes names of classes."
+                "data=table takes names of classes.",
+                f"{columns.label!r} {problem}",
             )
         return float(text)
 
@@ -187,9 +188,9 @@ class NumberTable(Table):
         return ()
 
     def of_rows(
-        self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[NumberExample]:
-        return [NumberExample(row.text, row.label, row.pair, row.line) for row in rows]
+        return [NumberExample(row.text, row.label, row.pair, row.line, row.file) for row in rows]
 
     def check(self, task: Task, train: Sequence[NumberExample], where: str) -> None:
         """See `LabelledSource`; of names of labels there is nothing to say."""

@@ -24,13 +24,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from transfer_cli.config.build import build
-from transfer_cli.data import equal_texts
+from transfer_cli.data import equal_texts, readers
+from transfer_cli.data.documents import check_disjoint, expand
 from transfer_cli.data.equal_texts import Keys, folded, keys_of, together, united
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
-from transfer_cli.data.readers import check_readable
 from transfer_cli.data.split import Whole
 from transfer_cli.data.wanted import ANY, Wanted
-from transfer_cli.errors import DataError, raised_as
+from transfer_cli.errors import DataError, listed, raised_as
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task
 
@@ -182,15 +182,15 @@ def held_out(
 
 @dataclass(kw_only=True)
 class LabelledFiles(LabelledSource):
-    """Own labelled files, one for each split.
+    """Own labelled files, one or several for each split.
 
     A kind of file is a subclass with its `task` and its reader, `read`. Its fields are keys of
     `data`; those that are called as fields of the task are the task's as well.
 
     Args:
-        train: A file.
-        validation: A file. Without it a share of the training examples is held out.
-        test: A file; without it there is no test set.
+        train: A file, a folder, a glob, a split of the hub (`hub_client.located`), or a list.
+        validation: The same. Without it a share of the training examples is held out.
+        test: The same; without it there is no test set.
         validation_share: The share of the training examples held out, in (0, 1).
     """
 
@@ -199,9 +199,14 @@ class LabelledFiles(LabelledSource):
     read_as_trained: ClassVar[tuple[str, ...]] = ()
     """Options with which a run's own data were read, and with which other tables are."""
 
-    train: str
-    validation: str | None = None
-    test: str | None = None
+    suffixes: ClassVar[tuple[str, ...]] = (
+        ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".xlsx",
+    )  # fmt: skip
+    """Of the files of a folder that are read."""
+
+    train: str | list[str]
+    validation: str | list[str] | None = None
+    test: str | list[str] | None = None
     validation_share: float = 0.1
 
     def __post_init__(self) -> None:
@@ -218,10 +223,42 @@ class LabelledFiles(LabelledSource):
         return self.validation_share
 
     @property
-    def paths(self) -> dict[str, Path]:
-        """The file of each split that has one."""
+    def paths(self) -> dict[str, list[Path]]:
+        """The files of each split that has some."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: Path(path).expanduser() for name, path in given.items() if path}
+        paths = {
+            name: self.files_of(files, f"data.{name}") for name, files in given.items() if files
+        }
+        if any(len(files) > 1 for files in paths.values()):
+            check_disjoint(paths)
+        return paths
+
+    def files_of(self, given: str | list[str], key: str) -> list[Path]:
+        """Return the files of a split, which are of one format, each once.
+
+        Args:
+            given: As `train`.
+            key: The key that names them in messages.
+        """
+        with raised_as(DataError, f"{key}: ", DataError):
+            names = [given] if isinstance(given, str) else given
+            files = [
+                path for name in names for path in expand(name, self.suffixes, self.is_one_file)
+            ]
+            twice = [path for path, count in Counter(files).items() if count > 1]
+            if twice:
+                raise DataError(f"{twice[0]} is named twice; name it once.")
+            kinds = {str(readers.format_of(path)): path for path in files}
+            if len(kinds) > 1 and getattr(self, "format", None) in (None, "auto"):
+                raise DataError(
+                    f"its files are of different formats ({listed(kinds.values(), 4)}); name those "
+                    "of one, or a glob such as '*.csv'."
+                )
+        return files
+
+    def is_one_file(self, folder: Path) -> bool:
+        """Return whether a folder is read as one file: by default one of Parquet files is."""
+        return any(folder.glob("*.parquet"))
 
     def options(self) -> dict[str, Any]:
         """Return the options that the task has as well."""
@@ -240,41 +277,42 @@ class LabelledFiles(LabelledSource):
         """Return the labels of training examples, in the order of their numbers."""
         return ()
 
-    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
-        """Return the examples in files, by split; labels are those of the first.
+    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
+        """Return the examples in files, by split; labels are those of the first split.
 
         Args:
-            paths: A file for each split.
+            paths: The files of each split.
             own: The columns of the table that a run was trained on.
         """
-        splits = {name: self.read(path) for name, path in paths.items()}
+        splits = {
+            name: list(chain.from_iterable(map(self.read, files))) for name, files in paths.items()
+        }
         first = next(iter(paths))
         labels = self.labels(splits[first])
         task = self.task(labels, **self.options())
-        for name, path in paths.items():
+        for name, files in paths.items():
             answers = chain.from_iterable(map(task.labels_of, splits[name]))
             unknown = next((label for label in answers if label not in labels), None)
             if labels and unknown is not None:
-                raise DataError(f"{path}: {unknown!r} is not among the labels of {paths[first]}.")
-        return LabelledData(paths[first].stem, labels, splits, task.as_node(), files=paths)
+                raise DataError(
+                    f"{listed(files, 1)}: {unknown!r} is not among the labels of "
+                    f"{listed(paths[first], 1)}."
+                )
+        return LabelledData(paths[first][0].stem, labels, splits, task.as_node(), files=paths)
 
     def given(self, data_dir: Path) -> LabelledData:
-        for split, path in self.paths.items():
-            if not path.is_dir():
-                with raised_as(DataError, f"data.{split}: ", DataError):
-                    check_readable(path)
         return self.examples(self.paths)
 
     def whole(self, own: Wanted) -> LabelledData:
-        """Return all examples of the training file as one split, `input`, to score a run on.
+        """Return all examples of the training files as one split, `input`, to score a run on.
 
         Args:
             own: The columns of the table that the run was trained on.
         """
-        path = self.paths["train"]
-        data = self.examples({INPUT: path}, own)
-        part_of = {INPUT: Whole(str(path), len(data.splits[INPUT]), ()), **data.part_of}
-        return replace(data, files={"train": path}, part_of=part_of)
+        files = self.files_of(self.train, INPUT)
+        data = self.examples({INPUT: files}, own)
+        part_of = {INPUT: Whole(listed(files, 1), len(data.splits[INPUT]), ()), **data.part_of}
+        return replace(data, files={"train": files}, part_of=part_of)
 
 
 def check_share(key: str, share: float) -> None:

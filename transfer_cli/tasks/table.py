@@ -1,26 +1,31 @@
 """Own labelled tables, and those of the Hugging Face hub: one label for each text."""
 
-import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import Truncate
-from transfer_cli.data.hub_client import located
-from transfer_cli.data.label_names import joined_by, look_over, say_numbers
+from transfer_cli.data.label_names import (
+    LabelRules,
+    joined_by,
+    look_over,
+    say_differences,
+    say_numbers,
+)
 from transfer_cli.data.labelled import INPUT, Example, LabelledData
 from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.records import MAX_LABELS, Record, label_of, text_of, value_of
 from transfer_cli.data.split import Whole
-from transfer_cli.data.table import Refuse, Skipped, open_table, sound_rows
-from transfer_cli.data.wanted import ANY, Chosen, Wanted, typed
-from transfer_cli.errors import DataError, nearest
+from transfer_cli.data.table import Refuse, Skipped, open_table, say_skipped, sound_rows
+from transfer_cli.data.wanted import ANY, LABEL, TEXT, Chosen, Wanted, typed
+from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.progress import progress
 from transfer_cli.runs.directory import HUB
 from transfer_cli.tasks.base import Task
@@ -32,12 +37,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """What is read of a row of a table; several labels are a tuple."""
+    """What is read of a row of a table, of whose split `file` is one of several.
+
+    Several labels are a tuple.
+    """
 
     line: int
     text: str
     label: Any
     pair: str | None = None
+    file: str | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -47,16 +56,32 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of a file, from which columns they are, and how many were left out."""
+    """The rows of a file, all its columns, those that were read, and what was left out."""
 
+    path: Path
     rows: Sequence[TableRow]
+    names: Sequence[str]
     columns: Chosen
-    num_skipped: int
+    skipped: Skipped
 
-    def part_of(self, path: Path) -> Whole:
-        """Return what they are all that can be read of."""
-        skipped = f"{self.num_skipped:,} cannot be read"
-        return Whole(str(path), len(self.rows) + self.num_skipped, (skipped,))
+    def check_like(self, first: "TableRows", asked: Wanted) -> None:
+        """Refuse a table that has other columns than the first one of its split.
+
+        Where text and label were typed, no others matter.
+        """
+        both = {self.path: self, first.path: first}
+        alone = [
+            f"{listed((repr(name[:80]) for name in names), 4)} in {path} alone"
+            for path, other in zip(both, reversed(both.values()), strict=True)
+            if (names := [name for name in both[path].names if name not in other.names])
+        ]
+        is_typed = (asked.text or asked.texts) and (asked.label or asked.labels)
+        if self.columns.asked() != first.columns.asked() or (alone and not is_typed):
+            keys, said = asked.keys, " and ".join(alone) or "they are in another order"
+            raise DataError(
+                f"{self.path} has other columns than {first.path}: {said}. To read two that both "
+                f"have, say {keys}{TEXT}=COLUMN {keys}{LABEL}=COLUMN."
+            )
 
 
 @dataclass(kw_only=True)
@@ -71,6 +96,8 @@ class Table(LabelledFiles):
 
     Args:
         text: The column of the text; None: by its name, else by what is in it. So are the others.
+            Of a list the texts are joined.
+        join: What stands between these, by its name in `wanted.JOINS`, or any text.
         pair: The column of a second text; None also where there is none.
         label: The column of the label; of several labels (`LabelsTable`) perhaps a column each.
         header: Whether the first row of CSV or TSV names the columns, or the line that does.
@@ -83,9 +110,13 @@ class Table(LabelledFiles):
         errors: Whether a row that cannot be read stops all, or is left out and counted.
         truncate: Which of two texts is cut where they are too long together, see
             `encoded_task.kept`.
+        merge_labels: Whether spellings of a label are joined, see `LabelRules`; so are
+        least: what is a rare label, and
+        rare: what becomes of it.
     """
 
-    text: str | int | None = None
+    text: str | int | tuple[str | int, ...] | None = None
+    join: str = "space"
     pair: str | int | None = None
     label: str | int | tuple[str | int, ...] | None = None
     header: bool | int | None = None
@@ -96,8 +127,12 @@ class Table(LabelledFiles):
     format: Literal["csv", "tsv", "jsonl", "parquet", "xlsx"] | None = None
     errors: Literal["stop", "skip"] = "stop"
     truncate: Truncate = "longest_first"
+    merge_labels: bool = False
+    least: int = 5
+    rare: Literal["keep", "drop", "other"] = "keep"
 
     task: ClassVar[type[Task]] = ClassificationTask
+    read_as_trained: ClassVar[tuple[str, ...]] = ("join", "merge_labels", "least", "rare")
     most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""
@@ -106,6 +141,8 @@ class Table(LabelledFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least("least", self.least, 1)
+        self._rules = LabelRules(self.merge_labels, self.least, self.rare)
         self._layout = Layout(self.delimiter, self.encoding, self.header, self.quotes, self.sheet)
         labels = self.label if isinstance(self.label, tuple) else (self.label,)
         if isinstance(self.label, tuple) and not self.several:
@@ -113,67 +150,112 @@ class Table(LabelledFiles):
                 f"label is [{','.join(map(str, labels))}]; several labels a text, a column each, "
                 "are for data=labels objective=multilabel"
             )
-        both = {*labels} & {self.text, self.pair} - {None}
+        texts = self.text if isinstance(self.text, tuple) else (self.text,)
+        if len({*texts}) < len(texts) or not texts:
+            raise ValueError(f"text is {[*texts]}: name each column once.")
+        both = {*labels} & {*texts, self.pair} - {None}
         if both or len({*labels}) < len(labels) or not labels:
             wrong = f"{min(map(str, both))!r} is the column of a text" if both else "name each once"
             raise ValueError(f"label is {self.label!r}: {wrong}.")
 
-    @property
-    def paths(self) -> dict[str, Path]:
-        """See `LabelledFiles`; that of a split of the hub is a folder, fetched at need."""
-        given = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: located(path) for name, path in given.items() if path}
-
-    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; other files are read from the columns of the first if they can."""
         keys = "" if INPUT in paths else "data."
-        tables: dict[str, TableRows] = {}
-        for split, path in paths.items():
-            tables[split] = self._rows(path, own, keys)
-            own = next(iter(tables.values())).columns.asked()
+        tables: dict[str, list[TableRows]] = {}
+        for split, files in paths.items():
+            tables[split] = []
+            for path in files:
+                table = self._rows(path, own, keys, is_only=len(files) == 1)
+                own = next(chain(*tables.values(), [table])).columns.asked()
+                table.check_like(next(iter(tables[split]), table), replace(self.columns, keys=keys))
+                tables[split].append(table)
+        say_skipped([table.skipped for table in chain(*tables.values())])
+        rows = {split: [*chain(*(table.rows for table in of))] for split, of in tables.items()}
         first = next(iter(paths))
-        labels = self.labels(tables[first].rows)
+        labels = self.labels(rows[first])
+        if labels and first != INPUT:  # there a run says what its labels are, see `numbered_as`
+            rows = self._renamed(rows, listed(paths[first], 1))
+            labels = self.labels(rows[first])
+        if labels and len(paths[first]) > 1:
+            by_file: dict[object, set[str]] = {}
+            for row in rows[first]:
+                by_file.setdefault(row.file, set()).update(row.labels)
+            say_differences(by_file)
         splits = {
-            split: self.of_rows(table.rows, labels, paths[split], split)
-            for split, table in tables.items()
+            split: self.of_rows(of_split, labels, listed(paths[split], 1), split)
+            for split, of_split in rows.items()
         }
         node = self.task.node(**self.options())
         part_of = {
-            split: table.part_of(paths[split])
-            for split, table in tables.items()
-            if table.num_skipped
+            split: Whole(
+                listed(paths[split], 1), len(rows[split]) + count, (f"{count:,} cannot be read",)
+            )
+            for split, of in tables.items()
+            if (count := sum(table.skipped.count for table in of))
         }
         return LabelledData(
-            paths[first].stem, labels, splits, node, part_of, paths, cells=self.cells
-        )
+            paths[first][0].stem, labels, splits, node, part_of, paths, cells=self.cells,
+            called=self._rules.among,
+        )  # fmt: skip
+
+    def _renamed(self, rows: Mapping[str, list[TableRow]], where: str) -> dict[str, list[TableRow]]:
+        """Return the rows of each split, training's first, with labels as they are learnt."""
+        renamed: dict[str, list[TableRow]] = {}
+        learnt: list[str] = []
+        for split, of_split in rows.items():
+            counts = Counter(chain.from_iterable(row.labels for row in of_split))
+            if learnt:
+                names = {label: self._rules.among(label, learnt) for label in counts}
+            else:
+                names = self._rules.learnt(counts, where)
+                learnt = [*dict.fromkeys(filter(None, names.values()))]
+            gone = sum(counts[label] for label, name in names.items() if name is None)
+            if gone and renamed:
+                log.warning(
+                    "%s: %s of its labels were not learnt (data.rare=drop) and are left out",
+                    split, f"{gone:,}",
+                )  # fmt: skip
+            is_same = all(label == name for label, name in names.items())
+            renamed[split] = of_split if is_same else [*self._with_names(of_split, names)]
+        return renamed
+
+    def _with_names(
+        self, rows: Iterable[TableRow], names: Mapping[str, str | None]
+    ) -> Iterator[TableRow]:
+        """Yield rows with the names of their labels; of one label, without those that have none."""
+        for row in rows:
+            known = filter(None, map(names.get, row.labels))
+            labels = tuple(dict.fromkeys(known))
+            if self.several or labels:
+                yield replace(row, label=labels if self.several else labels[0])
 
     def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
         """See `LabelledFiles`; they are those of rows."""
-        return sorted_labels(itertools.chain.from_iterable(row.labels for row in train))
+        return sorted_labels(chain.from_iterable(row.labels for row in train))
 
     def of_rows(
-        self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[Any]:
         """Return the examples in the rows of a split, whose labels are among those of `train`."""
-        numbers = numbers_of(rows, labels, path, split)
+        numbers = numbers_of(rows, labels, where, split)
         return [self.example(row, of_row) for row, of_row in zip(rows, numbers, strict=True)]
 
     def example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
         """Return the example in a row, given the numbers of its labels."""
-        return Example(row.text, numbers[0], row.pair, row.line)
+        return Example(row.text, numbers[0], row.pair, row.line, row.file)
 
     def cells(self, path: Path, column: str) -> dict[int, str]:
         """Return what stands in a column, by line."""
         asked = replace(self.columns, keys="")
         with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
-            rows = table.records(Skipped() if self.errors == "skip" else readers.refuse)
+            rows = table.records(Skipped(str(path)) if self.errors == "skip" else readers.refuse)
             return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         """Return what is read of a record; equal labels are one text in memory."""
-        text = text_of(record, columns.text, name)
+        text = text_of(columns.joined(record, name), columns.text, name)
         pair = None if columns.pair is None else text_of(record, columns.pair, name)
         return TableRow(record.line, text, self.label_in(record, columns, name, labels), pair)
 
@@ -201,7 +283,7 @@ class Table(LabelledFiles):
     @property
     def columns(self) -> Wanted:
         """The columns as they were typed."""
-        return replace(typed(self.text, self.pair, self.label), numbers=self.numbers)
+        return replace(typed(self.text, self.pair, self.label, self.join), numbers=self.numbers)
 
     def _format_of(self, path: Path, keys: str) -> str:
         table_format = self.format or readers.format_of(path)
@@ -209,10 +291,11 @@ class Table(LabelledFiles):
             raise readers.unknown_format(path, keys)
         return table_format
 
-    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> TableRows:
+    def _rows(self, path: Path, own: Wanted, keys: str, *, is_only: bool) -> TableRows:
         """Return the rows of a file, from the columns `own` of another file if it has them."""
         asked = replace(self.columns, keys=keys)
-        skipped = Skipped()
+        skipped = Skipped(str(path))
+        file = None if is_only else str(path)
         with (
             open_table(path, self._format_of(path, keys), self._layout, asked) as table,
             progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
@@ -224,14 +307,14 @@ class Table(LabelledFiles):
             rows = list[TableRow]()
             for row in sound_rows(table, columns.read, read, on_error):
                 more(row.line - (rows[-1].line if rows else 0))
-                rows.append(row)
+                rows.append(row if is_only else replace(row, file=file))
                 if len(labels) > self.most_labels:
                     raise DataError(
                         f"{path}, line {row.line}: more than {MAX_LABELS:,} different labels. "
                         f"Is {columns.label!r} the column of the label?"
                     )
-        skipped.say(len(rows), str(path))
-        return TableRows(rows, columns, skipped.count)
+            skipped.answered = len(rows)
+            return TableRows(path, rows, table.names, columns, skipped)
 
 
 @dataclass(kw_only=True)
@@ -272,17 +355,16 @@ def sorted_labels(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def numbers_of(
-    rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+    rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
 ) -> list[tuple[int, ...]]:
     """Return the numbers of each row's labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
-    unknown = {label: row.line for row in reversed(rows) for label in row.labels
-               if label not in numbers}  # fmt: skip
+    unknown = [(label, row) for row in rows for label in row.labels if label not in numbers]
     if unknown:
-        first, others = min(unknown, key=unknown.__getitem__), len(unknown) - 1
+        (first, row), others = unknown[0], len({label for label, _ in unknown}) - 1
         more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
         raise DataError(
-            f"{path}, line {unknown[first]}: the label {first!r}{more} of {split} is not among "
-            f"the {len(labels)} labels of train.{nearest(first, labels)}"
+            f"{row.file or where}, line {row.line}: the label {first!r}{more} of {split} is not "
+            f"among the {len(labels)} labels of train.{nearest(first, labels)}"
         )
     return [tuple(numbers[label] for label in row.labels) for row in rows]

@@ -73,7 +73,8 @@ class Trec(LabelledSource):
         name = "trec50" if self.fine else "trec6"
         words = {} if self.fine else _WORDS
         node = ClassificationTask.node()
-        return LabelledData(name, labels, splits, node, files=paths, words=words)
+        files = {split: [path] for split, path in paths.items()}
+        return LabelledData(name, labels, splits, node, files=files, words=words)
 
 
 def _read(path: Path) -> Iterator[tuple[str, str]]:

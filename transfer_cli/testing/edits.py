@@ -25,11 +25,7 @@ RATE = 0.1
 
 
 def check_edit(edit: Edit) -> None:
-    """Check every claim of this module.
-
-    Args:
-        edit: Any edit that a model of three blocks has room for.
-    """
+    """Check every claim of this module about an edit that a model of three blocks has room for."""
     loaded_tensors_keep_their_names(edit)
     new_parameters_are_reported(edit)
     the_start_is_the_unedited_model(edit)

@@ -200,13 +200,7 @@ def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
 
 
 def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset()) -> None:
-    """Write into a folder all that is needed to build the run's model, but for its weights.
-
-    Args:
-        run: The run.
-        folder: A folder of its directory.
-        without: Names of edits that the weights beside it do not hold.
-    """
+    """Write what builds the run's model, but for its weights, which may lack edits."""
     base = None
     start = run.blueprint.start.pretrained
     if start is not None and run.base_hash is not None:

@@ -12,9 +12,19 @@ from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
 from transfer_cli.metrics import UNSEEN, Metric, wilson_interval, without_details
+from transfer_cli.runs.class_scores import FEW, TITLES, class_scores, confused, counts_in
 from transfer_cli.runs.results import Results
 from transfer_cli.safe_files import printable
-from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
+from transfer_cli.terminal import (
+    Column,
+    Entry,
+    Line,
+    Page,
+    Piece,
+    Renderable,
+    TextTable,
+    print_out,
+)
 from transfer_cli.training.measurements import MOST_CHARACTERS
 
 log = logging.getLogger(__name__)
@@ -85,13 +95,8 @@ def pace_text(
     """Return how fast the steps of a run are on a GPU, and what a larger batch may bring.
 
     Args:
-        seconds: Of a step.
         waited: Of these the host has waited for the device.
-        tokens: Of a step.
-        flops: Of a step.
         peak: Floating-point operations that the device computes in a second at most, if known.
-        batch: Sequences of a step.
-        rate: The learning rate.
     """
     speed = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:,.1f} TFLOP/s"
     share = waited / seconds
@@ -130,6 +135,7 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
         if table and _one_label_each(results.metrics):
             said = in_words(table, results.labels, results.more["by_words"])
             blocks.append(_entry("in words", said))
+        blocks += by_class(results, split)
     forgetting = results.more["forgetting"]
     if forgetting is not None:
         before, after = forgetting["before"], forgetting["after"]
@@ -146,6 +152,23 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     print_out(Page(*blocks, *copied_lines(lines)))
 
 
+def by_class(results: Results, split: str) -> list[Renderable]:
+    """Return how well each label of a split is found, the worst first, and what was confused."""
+    scores = class_scores([results], split)
+    if not scores:
+        return []
+    rows = [[printable(score.label)[:MOST_CHARACTERS], *score.cells()] for score in scores[:FEW]]
+    columns = [Column(f"{split} by label"), *(Column(title, right=True) for title in TITLES)]
+    blocks: list[Renderable] = [TextTable(columns, rows)]
+    if len(scores) > FEW:
+        said = f"{len(scores) - FEW:,} labels more, with an F1 of {scores[FEW].f1:.3f} or more"
+        blocks.append(_entry("and", said))
+    table = counts_in(results, split, "confusion", len(results.labels))
+    if table and (words := confused(results.labels, table)):
+        blocks.append(_entry("confused", words))
+    return blocks
+
+
 def _one_label_each(metrics: Sequence[Metric]) -> bool:
     """Return whether examples have one label each, so that shares of labels are shares of them."""
     return any(metric.per_example and metric.unit in ("fraction", "percent") for metric in metrics)
@@ -159,8 +182,6 @@ def in_words(
     """Return what to expect of new texts, beside what is to be had without the model.
 
     Args:
-        confusion: What became of the texts of each label.
-        labels: The labels.
         by_words: How a linear model on words did on the same texts.
     """
     counts = [sum(row) for row in confusion]

@@ -1,6 +1,7 @@
 """What a run made of each single example of a split: `items.jsonl`."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -66,29 +67,36 @@ def of_slices(
     return scores(members_of(slices, split, task, key), items)
 
 
-def of_unseen(split: Split, score: Callable[[Split], Scores]) -> Scores:
-    """Return how many examples of a split training has not seen, and their scores.
-
-    Of a split of which it has seen nothing, there is nothing to add.
+def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) -> Scores:
+    """Return scores of a split, beside them those of what training has not seen, if it has some.
 
     Args:
+        scores: Of the split.
         split: The split.
         score: Scores a part of it; all processes call this.
     """
     if not split.seen:
-        return Scores({}, {})
+        return scores
     rows = np.arange(len(split.data)) if split.order is None else split.order
     examples = rows if split.example_of is None else split.example_of[rows]
     is_unseen = ~np.isin(examples, split.seen)
-    part = Scores({}, {})
+    measures = {**scores.measures, f"count{UNSEEN}": len(np.unique(examples[is_unseen]))}
+    tables = dict(scores.tables)
     if is_unseen.any():
         part = score(replace(split, order=rows[is_unseen]))
-    count = len(np.unique(examples[is_unseen]))
-    measures = {"count": count, **without_details(part.measures)}
-    return Scores(
-        {f"{name}{UNSEEN}": value for name, value in measures.items()},
-        {f"{name}{UNSEEN}": table for name, table in part.tables.items()},
-    )
+        own = without_details(part.measures)
+        measures |= {f"{name}{UNSEEN}": value for name, value in own.items()}
+        tables |= {f"{name}{UNSEEN}": table for name, table in part.tables.items()}
+    return replace(scores, measures=measures, tables=tables)
+
+
+def labels_in(data: Prepared) -> dict[str, int]:
+    """Return how many training examples have each label; nothing where there are no labels."""
+    if data.task is None or not data.labels:
+        return {}
+    examples = encoded_of(data.splits["train"]).examples
+    counts = Counter(label for each in examples for label in {*data.task.labels_of(each)})
+    return {label: counts[label] for label in data.labels}
 
 
 def by_words(data: Prepared, split: str) -> dict[str, Any] | None:

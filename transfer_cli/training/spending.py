@@ -49,13 +49,7 @@ class Footprint:
 
 
 class Spending:
-    """Adds up what the processes of a run spend, on top of what earlier ones have.
-
-    Args:
-        meter: What this process reads of the energy.
-        footprint: What CO2 is computed by.
-        clock: Returns seconds.
-    """
+    """Adds up what the processes of a run spend, on top of what earlier ones have."""
 
     def __init__(
         self, meter: Meter, footprint: Footprint, clock: Callable[[], float] = time.perf_counter

@@ -37,24 +37,24 @@ SECONDS_TO_APPEAR = 30.0
 """How long a shared disk may take to show on one machine what was made on another."""
 
 
-def train(config: DictConfig, command: str, typed: CommandLine | None = None) -> None:
-    """Run one training job: config, data, model, objective, engine, run directory."""
+def train(config: DictConfig, command: str, typed: CommandLine | None = None) -> Path:
+    """Run one training job: config, data, model, objective, engine; return the run directory."""
     typed = typed or CommandLine()
     with handlers.end_on_signal(), in_process_group(config):
         begun = find_run(config.resume, config.run.dir) if distributed.is_main() else None
         directory = _of_main(begun)
         if directory is None:
-            _begin(config, command, typed)
-            return
+            return _begin(config, command, typed)
         try:
             _go_on(config, command, directory, typed.overrides)
         except FinishedError as finished:
             if config.resume != AUTO:
                 raise
             log.info("%s", finished)
+        return directory.path
 
 
-def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
+def _begin(config: DictConfig, command: str, typed: CommandLine) -> Path:
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
@@ -67,6 +67,7 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
         Trainer(command, run, directory, spending).train()
     finally:
         directory.unlock()
+    return directory.path
 
 
 def _spending(config: DictConfig) -> Spending:

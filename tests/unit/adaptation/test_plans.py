@@ -279,33 +279,11 @@ def test_the_tutorials_unfreezing_adds_a_block_every_54_steps(tutorial):
     assert found[-1][1] == EVERYTHING
 
 
-def test_ulmfits_unfreezing_begins_with_the_head_and_ends_with_the_embeddings(tutorial):
-    found = stages_of(GradualUnfreezing(), tutorial, 921)
-
-    head = 410 * LABELS + LABELS
-    assert [steps for steps, _ in found[:-1]] == [51] * 17
-    assert [count for _, count in found] == [*(head + k * BLOCK for k in range(17)), EVERYTHING]
-
-
-def test_chain_thaw_trains_one_block_at_a_time(tutorial):
-    found = stages_of(ChainThaw(), tutorial, 921)
-
-    head = 410 * LABELS + LABELS
-    counts = [head, EMBEDDINGS_AND_HEAD - head, *[BLOCK] * 16, EVERYTHING]
-    assert [count for _, count in found] == counts
-
-
 def test_sequential_unfreezing_has_a_fifth_three_fifths_and_the_rest(tutorial):
     found = stages_of(SequentialUnfreezing(), tutorial, 921)
 
     head = 410 * LABELS + LABELS
     assert found == [(184, head), (552, head + 16 * BLOCK), (185, EVERYTHING)]
-
-
-def test_the_published_run_trained_embeddings_and_head_to_the_end(tutorial):
-    found = stages_of(Only(("embeddings", "head.*")), tutorial, 921)
-
-    assert found == [(921, EMBEDDINGS_AND_HEAD)]
 
 
 SCRATCH_MODEL = tiny.model(Classification())
@@ -338,27 +316,6 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_and_all_grou
     assert "The groups are embeddings, block.0, block.1, block.2, head.class" in text
 
 
-def test_what_an_edit_added_has_groups_of_its_own():
-    model = tiny.model(Classification())
-    model.backbone.blocks[1].sites["after_attention"] = tiny.AddedLinear(16, 16)
-
-    chosen = select(["added.*"], layer_groups(model, set()))
-
-    assert chosen == {
-        "backbone.blocks.1.sites.after_attention.weight",
-        "backbone.blocks.1.sites.after_attention.bias",
-    }
-
-
-def test_added_modules_are_no_part_of_their_block():
-    model = tiny.model(Classification())
-    model.backbone.blocks[1].sites["after_attention"] = tiny.AddedLinear(16, 16)
-
-    chosen = select(["block.*"], layer_groups(model, set()))
-
-    assert not any(".sites." in name for name in chosen)
-
-
 def test_added_is_no_group_where_nothing_was_added():
     with pytest.raises(SelectionError, match=r"'added\.\*' matches no parameter"):
         select(["added.*"], SCRATCH_GROUPS)
@@ -369,12 +326,6 @@ HEAD = {name for name in ALL if name.startswith("heads.")}
 
 def spans(*stages, total=20, epoch=8):
     return Adaptation(tiny.Given(*stages), Uniform()).plan_stages(SCRATCH_GROUPS, total, epoch)
-
-
-def test_one_stage_lasts_the_whole_run():
-    (span,) = Adaptation(AllAtOnce(), Uniform()).plan_stages(SCRATCH_GROUPS, 20, 8)
-
-    assert (span.begin, span.end, span.trains) == (0, 20, ALL)
 
 
 def test_stages_in_steps_and_epochs_follow_each_other_without_a_gap():

@@ -78,16 +78,6 @@ def test_the_end_of_a_run_may_see_the_main_data_alone(length, alone):
         assert mixture.at(20 - alone - 1)[0] == "second"
 
 
-def test_another_seed_draws_other_streams():
-    counts = {"main": 30, "second": 30}
-    drawn = [
-        [sizes(counts, steps=40, seed=seed).mixture.at(step)[0] for step in range(40)]
-        for seed in (0, 0, 1)
-    ]
-
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 # --- from where --------------------------------------------------------------------------------
 
 

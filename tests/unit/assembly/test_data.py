@@ -20,6 +20,7 @@ from transfer_cli.assembly.losses import Asked
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
+from transfer_cli.data import readers
 from transfer_cli.data.corpus import encode_text
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
@@ -408,8 +409,9 @@ def test_words_and_bytes_are_counted_alike(tmp_path, text):
     assert len(counts) == 1
 
 
-def test_a_line_too_long_to_be_read_at_once_is_one_line(tmp_path):
-    text = "word and " * 200_000 + "\nend\n"
+def test_a_line_too_long_to_be_read_at_once_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "_LONGEST", 2**12)
+    text = "word and " * 1000 + "\nend\n"
     words = WordPiece(60).make(lambda: iter(["word and end"]))
 
     tokens, _, encoded = tokens_of(tmp_path, text, "end", words)
@@ -469,7 +471,10 @@ def llama(folder):
     reference().LlamaForCausalLM(config).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "family",
+    ["gpt2", "llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2", "gpt_neox"))],
+)
 def test_the_loss_of_a_file_is_that_of_the_reference(tmp_path, family):
     folder = tmp_path / "model"
     folder.mkdir()

@@ -20,10 +20,9 @@ from transfer_cli.assembly.losses import (
     objective_options,
     with_direction,
 )
-from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
+from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
 from transfer_cli.assembly.optimizer import base_lr, parameter_groups
 from transfer_cli.config.commands import conf_dir
-from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.base import Loss, TaskInfo
@@ -96,14 +95,6 @@ def test_edits_are_asked_for_in_their_order_and_null_takes_one_away(edits, names
     config = OmegaConf.create({"adaptation": {"edits": edits}})
 
     assert list(edit_nodes(config.adaptation)) == names
-
-
-def test_edits_know_the_special_tokens_by_name():
-    own = tiny.VOCABULARY
-
-    assert special_tokens(own) == {
-        "cls": own.cls, "sep": own.sep, "mask": own.mask, "unk": own.unk, "pad": own.pad,
-    }  # fmt: skip
 
 
 # --- losses ------------------------------------------------------------------------------------
@@ -310,9 +301,3 @@ def test_groups_know_how_high_they_stand():
     assert scales == {
         "embeddings": 2**-4, "block.0": 2**-3, "block.1": 2**-2, "block.2": 2**-1, "head.class": 1,
     }  # fmt: skip
-
-
-def test_device_and_precision_are_made_from_two_words():
-    found = device_and_precision("cpu", "fp32")
-
-    assert (found.device.type, found.kind) == ("cpu", "fp32")

@@ -13,8 +13,11 @@ from transfer_cli.config.stored import as_yaml
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.directory import RunDirectory
 
-EXPERIMENTS = [option.name for option in options() if option.group == "experiment"]
-ADAPTED = ("ulmfit", "ewc", "multitask", "chain_thaw", "lora")
+QUICK = (
+    "experiment=sample/labels", "experiment=tutorial/multitask", "experiment=recipe/clm",
+    *(f"adaptation={name}" for name in ("ulmfit", "ewc", "chain_thaw", "lora")),
+)  # fmt: skip
+EXPERIMENTS = [f"experiment={each.name}" for each in options() if each.group == "experiment"]
 
 
 def composed(folder, *words, resume=AUTO):
@@ -36,7 +39,7 @@ def begun(folder, *words):
 
 @pytest.mark.parametrize(
     "word",
-    [*(f"experiment={name}" for name in EXPERIMENTS), *(f"adaptation={name}" for name in ADAPTED)],
+    [*QUICK, *(pytest.param(e, marks=pytest.mark.slow) for e in EXPERIMENTS if e not in QUICK)],
 )
 def test_what_was_typed_is_what_was_stored(tmp_path, word):
     run = begun(tmp_path / "run", word, "init_from=RUN")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import configs, tiny
-from transfer_cli.adaptation.penalties import EWC, L2SP
+from transfer_cli.adaptation.penalties import L2SP
 from transfer_cli.assembly import memory_estimate
 from transfer_cli.assembly.memory_estimate import memory_parts
 from transfer_cli.assembly.run import build_run
@@ -45,14 +45,6 @@ def test_a_micro_batch_is_what_fits_into_free_memory(share, found, put, monkeypa
 
     assert run.blueprint.config.loop.micro_batch == found
     assert run.micro_batch == (found or 8)
-
-
-def test_a_run_starts_at_the_pretrained_weights(put, pretrained):
-    run = put()
-
-    stored = read_weights(pretrained / "model")
-    own = {n: t for n, t in run.model.state_dict().items() if n.startswith("backbone.")}
-    assert tiny.same(own, {name: stored[name] for name in own})
 
 
 def test_steps_and_stages_are_those_of_the_data(put):
@@ -188,15 +180,6 @@ def test_the_optimizer_of_a_run_knows_whether_its_penalty_replaces_weight_decay(
     assert {group["weight_decay"] for group in run.step.optimizer.param_groups} == decays
 
 
-def test_ewc_gets_the_information_of_the_pretraining(put):
-    node = {"_target_": "transfer_cli.adaptation.penalties.EWC", "sequences": 3}
-
-    penalty = put(adaptation__penalty=node).step._penalty
-
-    assert isinstance(penalty, EWC)
-    assert penalty.information.keys() == penalty.anchors.keys()
-
-
 # --- what is stored ----------------------------------------------------------------------------
 
 
@@ -301,9 +284,3 @@ def test_streams_have_their_own_batch_and_order(put, tmp_path):
 
 
 # --- refused -----------------------------------------------------------------------------------
-
-
-def test_a_warm_up_longer_than_the_run_is_warned_of(put, caplog):
-    put(schedule__warmup=50)
-
-    assert "schedule.warmup: its 50 steps are as long as the run, which has 4" in caplog.text

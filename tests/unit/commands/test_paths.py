@@ -120,6 +120,7 @@ def card(**changes):
         "what": {},
         "how": {},
         "measures": {},
+        "by_label": {},
         "labels": (),
         "command": "",
         "left_out": (),
@@ -162,6 +163,7 @@ def test_what_a_card_is_told_is_no_markup(mark):
         "title": hostile, "labels": [hostile, "plain"], "left_out": [hostile], "command": hostile,
         "what": {hostile: hostile}, "how": {hostile: hostile},
         "measures": {hostile: {hostile: 1.0}},
+        "by_label": {"head": [hostile], "rows": [[hostile]], "note": hostile},
     }  # fmt: skip
 
     page = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(card(**every))

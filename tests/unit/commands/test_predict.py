@@ -15,15 +15,15 @@ from transfer_cli.commands.predict.writing import FORMATS, format_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import all_lines
-from transfer_cli.data.table import MOST_NAMED, Refuse, Skipped, table_of_lines, table_records
-from transfer_cli.data.wanted import Wanted
+from transfer_cli.data.table import Refuse, Skipped, say_skipped, table_of_lines, table_records
+from transfer_cli.data.wanted import LABEL, Chosen, Wanted
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
 
 LABELS = ("no", "yes")
 TASK = ClassificationTask(LABELS)
-TEXT = Columns("text", None, keep=False, task=TASK)
-KEPT = Columns("text", None, keep=True, task=TASK)
+TEXT = Columns(Chosen("text", None, LABEL), keep=False, task=TASK)
+KEPT = Columns(Chosen("text", None, LABEL), keep=True, task=TASK)
 TYPED = Wanted("text", labelled=False, keys="")
 stop = Refuse("errors")
 RECOGNISED = Layout()
@@ -158,18 +158,20 @@ def test_whatever_is_in_a_table_every_row_is_read_once_or_told_of(content):
 # ---------------------------------------------------------------------------- bad rows, counted
 
 
-def test_the_first_bad_rows_are_named_and_the_others_counted(caplog):
+def test_bad_rows_are_one_line_by_reason(caplog):
     caplog.set_level(logging.WARNING, "transfer_cli")
-    skipped = Skipped()
+    skipped, whole = Skipped("a"), Skipped("b")
+    skipped.answered, whole.answered = 1900, 7
 
-    for number in range(100):
-        skipped(DataError(f"a, line {number}: bad"))
-    skipped.say(1900, "a")
+    for number in range(97):
+        skipped(DataError(f"a, line {number}: the label {number!r} is bad. A cure.", "bad label"))
+    for number in (3, 4, 5):
+        skipped(DataError(f"a, line {number}: it is broken. A cure."))
+    say_skipped([whole, skipped])
 
     assert [record.getMessage() for record in caplog.records] == [
-        *(f"skipped: a, line {number}: bad" for number in range(MOST_NAMED)),
-        "further rows that cannot be read are only counted",
-        "skipped 100 of 2,000 rows, which cannot be read",
+        "a: 100 of 2,000 rows left out: bad label (97), lines 0, 1, 2, 3, 4, ...; "
+        "it is broken (3), lines 3, 4, 5"
     ]
 
 
@@ -277,34 +279,35 @@ def written(table_format, row, columns=KEPT):
 
 @given(text=texts, pair=texts, kept=texts)
 def test_csv_gives_back_any_text(text, pair, kept):
-    found = written(
-        "csv", Row(1, Example(text, pair=pair), {"n": kept}, 0), Columns("a", "b", True, TASK)
-    )
+    columns = Columns(Chosen("a", "b", LABEL), keep=True, task=TASK)
+    found = written("csv", Row(1, Example(text, pair=pair), {"n": kept}, 0), columns)
 
     # The reader takes \r\n inside a value for the end of a line, which it writes as \n.
     assert {name: value.replace("\r\n", "\n") for name, value in found.items()} == {
         "text": text.replace("\r\n", "\n"),
         "pair": pair.replace("\r\n", "\n"),
         "label": "yes",
+        "probability": "0.75",
         "probability/no": "0.25",
         "probability/yes": "0.75",
+        "warning": "",
         "n": kept.replace("\r\n", "\n"),
     }
 
 
 def test_json_lines_hold_what_is_kept_as_it_was():
     row = Row(1, Example("a", pair="b"), {"n": [1, None], "x": "ü"}, 0)
-    found = written("jsonl", row, Columns("text", "other", keep=True, task=TASK))
+    found = written("jsonl", row, Columns(Chosen("text", "other", LABEL), keep=True, task=TASK))
 
     assert found == {
-        "text": "a", "label": "yes", "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b",
-        "n": [1, None], "x": "ü",
+        "text": "a", "label": "yes", "probability": 0.75,
+        "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b", "n": [1, None], "x": "ü",
     }  # fmt: skip
 
 
 def test_values_of_json_lines_become_cells():
     kept = {"list": [1, "a"], "nothing": None, "true": True, "text": 'a, "b"'}
-    columns = Columns("question", None, keep=True, task=TASK)
+    columns = Columns(Chosen("question", None, LABEL), keep=True, task=TASK)
 
     found = written("tsv", Row(1, Example("a"), kept, 0), columns)
 
@@ -356,7 +359,7 @@ class Spoken(ClassificationTask):
 
 @pytest.mark.parametrize("answer", ["a\tb", "a\nb", "a\rb"])
 def test_an_answer_does_not_break_a_row(answer):
-    spoken = Columns("text", None, keep=False, task=Spoken(LABELS))
+    spoken = Columns(Chosen("text", None, LABEL), keep=False, task=Spoken(LABELS))
     row = Row(3, Example("a"), {}, 0)
     out = io.StringIO(newline="")
 
@@ -367,7 +370,7 @@ def test_an_answer_does_not_break_a_row(answer):
     FORMATS["csv"](out, spoken).write_window([row], [{"probabilities": answer}])
     lines = all_lines(io.BytesIO(out.getvalue().encode()), "a")
     [record] = table_records(lines, "a", "csv")
-    assert record.fields == {"text": "a", "label": answer}
+    assert record.fields == {"text": "a", "label": answer, "warning": ""}
 
 
 def test_half_a_surrogate_pair_is_said_before_it_is_written():

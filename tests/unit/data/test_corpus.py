@@ -498,7 +498,9 @@ def test_files_of_a_folder_are_those_of_text(folder, tmp_path):
 def test_a_folder_without_text_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("a,b")
 
-    with pytest.raises(DataError, match=r"is a folder without a file of text \(\.txt, \.jsonl"):
+    with pytest.raises(
+        DataError, match=r"is a folder without a file that is read \(\.txt, \.jsonl"
+    ):
         TextFiles(train=str(tmp_path)).splits(tmp_path, 0)
 
 

@@ -63,7 +63,7 @@ CASES = {
     ("case", "sizes", "backend"),
     [
         ("clm", [8], "eager"),  # captured as one graph, of which no kernels are made
-        *(pytest.param(case, [8, 5, 8], None, marks=pytest.mark.slow) for case in CASES),
+        *((case, [8, 5, 8], None) for case in CASES),
     ],
 )
 def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
@@ -165,7 +165,14 @@ def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["base", "bert-base", "modern", "tutorial-fast", "xl-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "modern",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("base", "bert-base", "tutorial-fast")),
+        "xl-tiny",
+    ],
+)
 def test_a_preset_is_one_graph_without_a_break(name, monkeypatch):
     graphs = []
 

@@ -175,7 +175,7 @@ def test_a_memory_is_counted():
 
 FURTHER = {
     "none": None, "masked": partial(Consistency, "mask"), "fewer": partial(Consistency, "delete"),
-    "others": partial(Consistency, "unigram"), "dropout": partial(Consistency, "dropout"),
+    "dropout": partial(Consistency, "dropout"),
     "symmetric": partial(Consistency, "delete", symmetric=True), "views": CrossView,
 }  # fmt: skip
 
@@ -185,7 +185,7 @@ FURTHER = {
     ("main", "further"),
     [
         *((Classification, further) for further in FURTHER),
-        *((MultipleChoice, further) for further in ("none", "masked", "fewer", "views")),
+        *((MultipleChoice, further) for further in ("none", "views")),
         (MaskedLM, "none"), (CausalLM, "none"), (partial(ReplacedTokens, width=0.5), "none"),
     ],
 )  # fmt: skip
@@ -282,16 +282,6 @@ def test_padding_is_done_and_is_not_real():
     # Only attention computes padding; the rest sees five of the eight tokens.
     assert 0.5 * found[0].done < found[1].done < found[0].done
     assert found[1].real < found[1].done
-
-
-def test_where_rows_hold_several_texts_each_place_is_done():
-    objective = Classification(dropout=0.0)
-    step = step_of("bert", "full", objective)
-    step._lay_out = with_rows
-
-    ours, theirs = compared(step, batch_of(objective))
-
-    assert ours == pytest.approx(theirs, rel=0.01)
 
 
 def test_kept_states_leave_the_head_alone():

@@ -94,13 +94,6 @@ def test_weights_and_optimizer_are_as_they_were(optimizer):
     assert not run.step.optimizer.state
 
 
-def test_short_data_goes_round():
-    run = questions_run(batch=32)
-    assert run.sampler.steps_per_epoch == 2
-
-    assert len(seen_by(run, Growth(1e-6, 1e-3), steps=20).losses) == 20
-
-
 def test_all_that_the_run_ever_trains_trains_from_the_first_step():
     plan = tiny.Given((("head.*",), "50%"), (("block.*",), "rest"))
     run = questions_run(tiny.Recipe(plan=plan))
@@ -136,10 +129,6 @@ def test_a_loss_that_explodes_at_once_is_an_error_with_a_cure():
 
     with pytest.raises(RunError, match=r"lr_find\.start: the loss exploded at step \d already"):
         seen_by(run, Growth(1e6, 1e30), steps=60)
-
-
-def test_the_same_seed_gives_the_same_curve():
-    assert seen_by(questions_run()) == seen_by(questions_run())
 
 
 @pytest.mark.slow

@@ -104,15 +104,6 @@ def test_gaps_are_scored_as_alone_in_any_batch():
         assert_close(score_gaps(model, [everything], 0, 1)[0].exp().sum(), torch.tensor(1.0))
 
 
-def test_a_model_that_knows_nothing_gives_every_token_the_same():
-    model = tiny.model(CausalLM()).eval()
-    for parameter in model.parameters():
-        parameter.zero_()
-
-    for own in score_endings(model, ROWS, 2):
-        assert_close(own, torch.full_like(own, -math.log(tiny.VOCABULARY.size)))
-
-
 def test_a_diverged_model_is_an_error():
     model = tiny.model(CausalLM()).eval()
     model.backbone.token_embedding.weight[9] = torch.nan

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
-from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.probes import probed
@@ -214,12 +213,3 @@ def test_a_text_may_be_longer_than_a_block():
 def test_a_shape_that_cannot_remember_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         tiny.shape(**{**XL, **changes})
-
-
-def test_it_is_as_large_as_the_model_without():
-    sizes = [
-        sum(p.numel() for p in Backbone(tiny.preset(name, direction="causal"), 100).parameters())
-        for name in ("tiny", "xl-tiny")
-    ]
-
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.03)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
@@ -17,7 +16,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.picked_blocks import shape_of_blocks, spread, tensors_of_blocks
 from transfer_cli.model.positions import RelativeBias
-from transfer_cli.model.transfer_model import TransferModel, layer_groups
+from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 
@@ -68,13 +67,6 @@ def test_a_group_is_inherited_only_when_all_of_it_was_loaded():
     assert inherited == {
         "embeddings": True, "block.0": True, "block.1": False, "block.2": True, "head.lm": False,
     }  # fmt: skip
-
-
-def test_a_new_readout_is_a_head():
-    model = TransferModel(tiny.backbone(), {})
-    model.readout = nn.Linear(16, 16)
-
-    assert layer_groups(model, set())[-1].name == "head.readout"
 
 
 def edited(*edits, depth=3):
@@ -137,14 +129,6 @@ def test_a_tied_table_is_one_parameter_and_stays_tied_in_a_copy():
     assert not [name for name in copied.state_dict() if name.startswith("heads.lm.weight")]
     assert torch.allclose(copied.heads["lm"](hidden, table), 2 * before)
     assert not torch.equal(table, model.backbone.token_embedding.weight)
-
-
-def test_plain_models_read_the_top_state():
-    states = [torch.zeros(1, 2, 3), torch.ones(1, 2, 3)]
-    readout = TransferModel(tiny.backbone(), {}).readout
-
-    assert readout(states) is states[-1]
-    assert readout.layers == (-1,)
 
 
 TOKENS = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))

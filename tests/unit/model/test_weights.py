@@ -98,17 +98,6 @@ def test_a_head_that_fits_is_loaded(tmp_path):
     assert (report.new, report.dropped) == ((), ())
 
 
-def test_the_table_is_still_tied_after_loading(tmp_path):
-    pretrained, fresh = tiny.model(CausalLM(), seed=1), tiny.model(CausalLM(), seed=2)
-    load_pretrained(fresh, saved(pretrained, tmp_path), tmp_path)
-    table = fresh.backbone.token_embedding.weight
-
-    fresh.heads["lm"].summed_loss(torch.ones(1, 16), table, torch.tensor([7])).backward()
-
-    assert table.grad is not None
-    assert len(list(fresh.heads["lm"].parameters())) == 1
-
-
 def test_a_head_of_another_shape_is_dropped_whole(tmp_path):
     pretrained, fresh = tiny.model(Classification(), seed=1), tiny.model(Classification(), seed=2)
     tensors = saved(pretrained, tmp_path)

@@ -12,12 +12,9 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.penalties import EWC, L2SP
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
-from transfer_cli.model.heads import pool
-from transfer_cli.model.norms import RMSNorm, RMSNormOfUnitOffset
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification, highest_learnt_from
@@ -101,14 +98,7 @@ def spans(**options):
     return objective
 
 
-STATES = torch.tensor(DRAW.normal(size=(2, 4, 3)))
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False]])
-
-
-def by_rows(function):
-    return np.stack([
-        function(row[: int(mask.sum())].numpy()) for row, mask in zip(STATES, MASK, strict=True)
-    ])  # fmt: skip
 
 
 def multilabel():
@@ -220,17 +210,6 @@ FORMULAS = {
     ),
     # a piece 49 from the end of a window of 300 and 50 from the start of one of 150
     "share of the length": lambda: (owned_pieces(350, 300, [0, 200]), [(0, 251), (251, 350)]),
-    # parts of models
-    **{
-        f"pooling {name}": lambda name=name, function=function: (
-            pool(STATES, MASK, name), by_rows(function),
-        )
-        for name, function in {
-            "cls_first": lambda row: row[0], "cls_last": lambda row: row[-1],
-            "mean": lambda row: row.mean(0), "max": lambda row: row.max(0),
-            "concat": lambda row: np.concatenate([row[-1], row.max(0), row.mean(0)]),
-        }.items()
-    },
 }  # fmt: skip
 
 
@@ -263,18 +242,6 @@ def test_consistency_is_sharpened_and_asks_for_confidence_before_that(confidence
     assert objective.counts(batch) == {"loss": 4}  # those that are left out count, too
 
 
-@pytest.mark.parametrize("make", [RMSNorm, RMSNormOfUnitOffset])
-def test_a_root_mean_square_is_divided_by(make):
-    norm = make(3, eps=0.1)
-    torch.nn.init.normal_(norm.weight)
-    gain = norm.weight.detach().numpy() + (make is RMSNormOfUnitOffset)
-    z = FIRST.numpy()
-
-    expected = gain * z / np.sqrt((z**2).mean(1, keepdims=True) + 0.1)
-
-    assert_close(norm(FIRST.float()).double(), torch.tensor(expected), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(("make", "beside"), [(Adapter, 1), (ParallelAdapter, 0)])
 def test_a_bottleneck_is_two_products_with_an_activation_between(make, beside):
     adapter = make(3, 2, "relu", *(() if beside else (0.3,)))
@@ -285,20 +252,3 @@ def test_a_bottleneck_is_two_products_with_an_activation_between(make, beside):
     squeezed = np.maximum(z @ down.T + down_bias, 0) @ up.T + up_bias
 
     assert_close(adapter(FIRST.float()), torch.tensor(z + squeezed if beside else 0.3 * squeezed))
-
-
-@pytest.mark.parametrize("make", [L2SP, EWC])
-def test_a_penalty_is_half_its_strength_times_squared_distances(make):
-    class Held(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.old, self.new = (torch.nn.Parameter(each[0].float()) for each in (FIRST, SECOND))
-
-    penalty = make(0.3, 0.7) if make is L2SP else make(0.3)
-    penalty.anchors = {"old": torch.tensor([1.0, -2.0, 0.5])}
-    penalty.information = {"old": torch.tensor([0.1, 5.0, 2.0])}
-    moved = (FIRST[0].numpy() - [1.0, -2.0, 0.5]) ** 2
-    new = 0.35 * (SECOND[0].numpy() ** 2).sum()
-    expected = 0.15 * moved.sum() + new if make is L2SP else 0.15 * (moved * [0.1, 5.0, 2.0]).sum()
-
-    assert float(penalty(Held()).detach()) == pytest.approx(expected, rel=1e-5)

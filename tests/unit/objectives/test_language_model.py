@@ -92,19 +92,6 @@ def test_draws_leave_the_gradient_of_the_states_alone():
     assert model.backbone.blocks[0].attention.output.weight.grad.any()
 
 
-def test_a_causal_model_predicts_at_every_real_token():
-    batch = prepared(CausalLM(), [[7, 8, 9, 2], [5, 2]])
-
-    assert torch.equal(CausalLM().predicts(batch), batch["mask"])
-
-
-def test_a_masked_model_predicts_where_tokens_are_hidden():
-    objective = MaskedLM(0.4)
-    batch = prepared(objective, [[7, 8, 9, 2], [5, 2]])
-
-    assert torch.equal(objective.predicts(batch), batch["target"] != IGNORE)
-
-
 @pytest.mark.parametrize("objective", [CausalLM(), MaskedLM(0.4)], ids=["clm", "mlm"])
 def test_an_objective_says_whether_it_keeps_the_tokens(objective):
     batch = tiny.rows_to_batch([list(range(5, 25)), [5, 2]])
@@ -163,23 +150,6 @@ def test_targets_of_labelled_texts_are_their_own_tokens():
 
     none = IGNORE
     assert target.tolist() == [[8, 9, none, none], [none, none, none, none]]
-
-
-@pytest.mark.parametrize("vocabulary", [48, 1000])
-def test_equal_logits_have_a_loss_of_ln_v_and_perplexities_to_match(vocabulary):
-    model, objective = tiny.model(CausalLM()), tiny.bound(CausalLM())
-    model.backbone.token_embedding.weight.data = torch.zeros(vocabulary, 16)
-    model.heads["lm"].bias.data = torch.full((vocabulary,), 0.3)
-    batch = objective.prepare(tiny.all_of(tiny.blocks(tokens=100)), NOISE)
-
-    with torch.no_grad():
-        tallies = objective.metric_sums(model, batch, Encoding(model, batch))
-    found = objective.compute_metrics(tallies, {"loss": 100}, TextStats(words=40, size_bytes=300))
-
-    assert found["loss"] == pytest.approx(math.log(vocabulary), rel=1e-6)
-    assert found["token_perplexity"] == pytest.approx(vocabulary, rel=1e-5)
-    assert found["word_perplexity"] == pytest.approx(vocabulary ** (100 / 40), rel=1e-4)
-    assert found["bits_per_byte"] == pytest.approx(100 * math.log2(vocabulary) / 300, rel=1e-6)
 
 
 def test_measures_of_a_text_without_counts_are_those_of_its_tokens():

@@ -19,8 +19,6 @@ from transfer_cli.objectives.of_main_head import Consistency, Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS, Delete, Mask, TfIdf, Unigram
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.choice.task import MultipleChoice
-from transfer_cli.tasks.multilabel import Multilabel
-from transfer_cli.tasks.regression import Regression, RegressionTask
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.tagging.task import EncodedWords, TaggingTask
 from transfer_cli.testing.objectives import check_objective
@@ -76,39 +74,6 @@ def alone(objective, **options):
 # --- teachers ----------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_paper_at_a_word():
-    main = tiny.bound(TokenTagging())
-    main.scores = lambda *_: torch.tensor([[0.0, 0.0], [1.0, 3.0]])
-    objective = tiny.bound(Distillation(("RUN",)), main)
-    given = torch.zeros(1, 3, 2)
-    given[0, 0] = torch.tensor([2.0, 0.0]).softmax(0)
-    given[0, 2] = torch.tensor([1.0, 3.0]).softmax(0)
-    batch = {"tokens": torch.zeros(1, 3), "word": torch.tensor([[0, IGNORE, 1]]), KEY: given}
-
-    found = objective.loss_sums(None, batch, None)["loss"]
-
-    # Of the first word they are (0.7311, 0.2689) and (0.5, 0.5); of the second one they are alike.
-    assert_close(found, torch.tensor(0.4438), atol=1e-4, rtol=0)
-    assert objective.counts(batch) == {"loss": 2}
-
-
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_a_student_like_its_teacher_loses_nothing_and_has_no_gradient(temperature):
-    objective, model = at_work(Distillation(("RUN",), temperature=temperature))
-    data = texts()
-    batch = tiny.all_of(data)
-    shares_NC = objective.main.scores(model, batch, Encoding(model, batch)).softmax(1)
-    data.add_answers(KEY, shares_NC.detach().numpy())
-    view = tiny.all_of(data)
-
-    found = lost(objective, model, view)
-    found.backward()
-
-    assert_close(found, torch.tensor(0.0), atol=1e-5, rtol=0)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    assert max(float(each.abs().max()) for each in gradients) < 1e-5
-
-
 def test_words_of_which_the_teacher_is_not_sure_are_left_out():
     objective, model = at_work(Distillation(("RUN",), hard=True, confidence=0.6))
     view = tiny.all_of(answered())
@@ -149,14 +114,6 @@ def prepared(perturb, **options):
     objective, model = at_work(Consistency(perturb, rate=0.4, **options))
     objective.on_data(texts())
     return objective, model, objective.prepare(tiny.all_of(texts()), NOISE)
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_words_agree_with_themselves_where_nothing_is_perturbed(symmetric):
-    objective, model, view = prepared("none", symmetric=symmetric)
-
-    assert lost(objective, model, view) == 0
-    assert objective.counts(view) == {"loss": sum(map(len, texts().read_at))}
 
 
 @pytest.mark.parametrize("perturb", PERTURBATIONS)
@@ -545,15 +502,6 @@ def test_the_example_of_the_paper_by_hand():
     assert count == 1
 
 
-def test_at_a_high_temperature_it_is_the_squared_difference_of_logits():
-    own, theirs = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.0, 1.0, -0.5]])
-
-    found, _ = from_answers(made(Said(own.tolist()), temperature=30.0), theirs.softmax(1).tolist())
-
-    apart = (own - own.mean()) - (theirs - theirs.mean())
-    assert_close(found, apart.square().sum() / 6, rtol=0.02, atol=0)
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_answers_like_those_of_the_teachers_lose_nothing_and_have_no_gradient(temperature):
     main = Said([[1.0, -2.0, 0.5], [0.0, 3.0, 0.1]])
@@ -582,31 +530,6 @@ def test_of_a_text_of_which_no_teacher_is_sure_nothing_is_learnt():
     found, count = from_answers(made(Said([[1.0, 2.0]]), confidence=0.9), [[0.5, 0.5]])
 
     assert (float(found), count) == (0, 0)
-
-
-def test_numbers_are_compared_in_the_unit_of_the_head():
-    main = Regression()
-    main.setup(TaskInfo(tiny.VOCABULARY, task=RegressionTask(mean=10.0, scale=2.0)))
-    main.scores = lambda *_: torch.tensor([[0.5], [1.0]])
-
-    found, _ = from_answers(made(main, temperature=1.0), [[10.0], [14.0]])
-
-    assert_close(found, torch.tensor(0.5**2 + 1.0**2))
-
-
-def test_several_labels_are_compared_one_by_one():
-    main = tiny.bound(Multilabel())
-    scores = torch.tensor([[0.0, 2.0], [-1.0, 0.5]])
-    main.scores = lambda *_: scores
-    answers = torch.tensor([[0.5, 0.9], [0.2, 0.6]])
-
-    same, _ = from_answers(made(main), scores.sigmoid().tolist())
-    found, _ = from_answers(made(main, temperature=1.0), answers.tolist())
-
-    assert_close(same, torch.tensor(0.0), atol=1e-6, rtol=0)
-    said = torch.distributions.Bernoulli(logits=scores)
-    wanted = torch.distributions.kl_divergence(torch.distributions.Bernoulli(answers), said)
-    assert_close(found, wanted.sum())
 
 
 def test_choices_that_are_not_there_count_on_neither_side():
@@ -667,16 +590,3 @@ def test_it_is_about_what_is_said_of_whole_texts():
 def test_a_value_of_distillation_that_makes_no_sense_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Distillation(**{"teachers": ("RUN",), **options})
-
-
-def test_the_head_is_that_of_the_main_loss():
-    main, objective = Classification(), Distillation(("RUN",))
-    model = tiny.model(main, objective).eval()
-    batch = tiny.Questions(examples=4).batch(np.arange(4))
-    encoded = Encoding(model, batch)
-    batch[KEY] = main.outputs(model, batch, encoded).softmax(1).detach()
-
-    found = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
-
-    assert [*model.heads] == ["class"]
-    assert_close(found, torch.tensor(0.0), atol=1e-5, rtol=0)

@@ -192,14 +192,6 @@ def test_an_earlier_block_of_the_teacher_may_be_learnt():
     assert float(last.detach()) > 1e-2
 
 
-def test_the_student_looks_the_way_that_its_teacher_does():
-    for direction in ("causal", "bidirectional"):
-        objective = RelationDistillation(("A",))
-        objective.check_teachers([tiny.shape(direction=direction)], "objective")
-
-        assert objective.direction == direction
-
-
 def refusal(own, theirs, **options):
     objective = tiny.bound(RelationDistillation(("A",), **options))
     trunk = tiny.backbone(**own)

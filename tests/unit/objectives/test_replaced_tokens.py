@@ -16,7 +16,7 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.language_model import PART, draw_tokens
-from transfer_cli.objectives.replaced_tokens import ReplacedTokens, area_under_curve, entropy
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens, entropy
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing import objectives as contract
 
@@ -237,16 +237,6 @@ def test_a_low_temperature_draws_the_likeliest_token():
 def test_who_knows_nothing_but_the_share_has_its_entropy_for_a_loss():
     assert entropy(0.15) == pytest.approx(0.4227, abs=1e-4)
     assert entropy(0.0) == entropy(1.0) == 0
-
-
-def test_the_area_is_how_often_a_replaced_token_looks_more_suspicious():
-    generator = torch.Generator().manual_seed(0)
-    counts = torch.randint(4, (2, 9), generator=generator)
-    scores = [torch.arange(9).repeat_interleave(each) for each in counts]
-
-    above = (scores[1][:, None] > scores[0]).double() + 0.5 * (scores[1][:, None] == scores[0])
-
-    assert area_under_curve(counts) == pytest.approx(float(above.mean()))
 
 
 def test_measures_are_what_they_are_called():

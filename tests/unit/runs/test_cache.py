@@ -52,13 +52,6 @@ def test_what_decides_an_entry_is_its_name_in_any_order():
     assert digest({"a": 1}) != digest({"a": 2})
 
 
-def test_an_entry_is_made_once(tmp_path):
-    entry = tmp_path / "cache" / "entry"
-
-    assert made(entry, "first") == "first"
-    assert kept(entry, read, never) == "first"
-
-
 def flips(path):
     """Yield the content of a file with one bit changed, for a bit of each byte."""
     whole = path.read_bytes()
@@ -201,16 +194,6 @@ def test_what_is_computed_is_written_and_found_again(tmp_path):
     assert asked(entry, partial(write, entry), refusals) == "computed"
     assert asked(entry, never, refusals) == "computed"
     assert (read(entry), refusals) == ("computed", [])
-
-
-def test_what_cannot_be_written_is_returned_all_the_same(tmp_path):
-    def refuse(content):
-        raise OSError(errno.ENOSPC, "No space left")
-
-    refusals = []
-
-    assert asked(tmp_path / "entry", refuse, refusals) == "computed"
-    assert [error.errno for error in refusals] == [errno.ENOSPC]
 
 
 @pytest.mark.parametrize("name", [FILE, SEAL])

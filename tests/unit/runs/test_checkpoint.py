@@ -132,10 +132,6 @@ def test_complete_checkpoints_are_found_oldest_first(tmp_path):
     assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [2, 10, 300]
 
 
-def test_a_folder_that_is_not_there_holds_none(tmp_path):
-    assert find_all(tmp_path / "none") == []
-
-
 def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
     written(tmp_path, 2)
     for other in ("step-two", "step-00000003.bak", "step-3"):

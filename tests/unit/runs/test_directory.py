@@ -26,7 +26,6 @@ from transfer_cli.runs.atomic import (
     new_folder,
     replaced_file,
     replaced_folder,
-    write_json,
     write_text,
     writing,
 )
@@ -251,12 +250,6 @@ def test_a_status_has_a_reason_where_there_is_one(tmp_path):
 
 def test_a_run_without_a_status_is_unknown(tmp_path):
     assert RunDirectory(tmp_path).read_status() == "unknown"
-
-
-def test_a_run_is_opened_where_there_is_one(tmp_path):
-    run = started(tmp_path / "run")
-
-    assert RunDirectory.open(run.path, "resume").path == run.path
 
 
 def test_a_discarded_run_leaves_nothing(tmp_path):
@@ -501,16 +494,6 @@ def test_a_file_is_replaced_whole_or_stays_the_old_one(tmp_path):
     assert names_in(tmp_path) == ["a"]
 
 
-def test_a_text_is_replaced_whole_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "a.json"
-    write_text(path, "old")
-
-    write_json(path, {"name": "Zoë"})
-
-    assert json.loads(path.read_text(encoding="utf-8")) == {"name": "Zoë"}
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda file: flushed.append(names_in(tmp_path)))
@@ -745,13 +728,6 @@ def test_a_job_is_called_by_what_varies(sweep, tmp_path):
     assert name_in_sweep(sweep.run(0)) == "optimizer.lr=1e-3 +data.world=1"
     assert keys_in_sweep(sweep.run(0)) == ["optimizer.lr", "data.world"]
     assert keys_in_sweep(tmp_path / "0") == []
-
-
-def test_jobs_come_in_the_order_of_their_numbers(sweep):
-    for number in (10, 9, 0):
-        sweep.write_job(SweepJob(number, ()))
-
-    assert [job.number for job in sweep.jobs()] == [0, 9, 10]
 
 
 @pytest.mark.parametrize(

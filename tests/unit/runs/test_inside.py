@@ -2,7 +2,6 @@
 
 import ast
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -138,18 +137,6 @@ def test_a_run_that_is_reached_through_a_link_is_locked_and_so_are_links_within(
     through.lock("resume")
 
     through.unlock()
-
-
-def test_what_the_cure_makes_is_locked(run, elsewhere, tmp_path):
-    shutil.rmtree(run.analyses)
-    run.analyses.symlink_to(elsewhere)
-    with pytest.raises(RunError):
-        run.lock("resume")
-
-    copy = RunDirectory(shutil.copytree(run.path, tmp_path / "copy"))  # as `cp -rL` does
-
-    copy.lock("resume")
-    copy.unlock()
 
 
 @pytest.mark.parametrize("inside", ["metrics.jsonl", ".lock", "model/model.json"])

@@ -60,12 +60,6 @@ def test_sweeps_that_begin_in_the_same_second_have_directories_of_their_own(monk
     assert len(outcomes(first.sweep_dir)) == len(outcomes(second.sweep_dir)) == 2
 
 
-def test_a_sweep_may_have_a_directory_of_the_users():
-    configs, _, _ = run(["-m", "seed=1,2", "run.dir=mine"])
-
-    assert [config.run.dir for config in configs] == ["mine/0", "mine/1"]
-
-
 def test_a_failed_job_does_not_stop_the_others():
     configs, jobs, reported = run(
         ["-m", "seed=range(1,4)"],

@@ -15,7 +15,7 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.table import open_table
-from transfer_cli.data.wanted import Wanted
+from transfer_cli.data.wanted import LABEL, Chosen, Wanted
 from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews
@@ -49,8 +49,9 @@ def test_a_node_that_names_no_task_is_refused_by_its_key(target):
 def test_an_answer_is_the_likeliest_label_with_rounded_probabilities():
     written = TASK.written({"probabilities": [0.1, 0.7000004, 0.2]})
 
-    assert written == {"label": "yes", "probabilities": {"no": 0.1, "yes": 0.7, "maybe": 0.2}}
-    assert TASK.cell_names == ("label", "probability/no", "probability/yes", "probability/maybe")
+    shares = {"no": 0.1, "yes": 0.7, "maybe": 0.2}
+    assert written == {"label": "yes", "probability": 0.7, "probabilities": shares}
+    assert TASK.cell_names == ("label", "probability", *(f"probability/{name}" for name in shares))
 
 
 def test_several_runs_answer_by_their_mean_whatever_the_order_of_their_labels():
@@ -393,7 +394,7 @@ def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(tas
     out = io.StringIO()
 
     text, pair = (*submission.texts, None)[:2]
-    columns = Columns(text, pair, keep=False, task=record, submission=submission)
+    columns = Columns(Chosen(text, pair, LABEL), keep=False, task=record, submission=submission)
     layout = Layout("tab", None, header=True)
     with open_table(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
         rows = list(rows_of(table, columns, pytest.fail))

@@ -19,7 +19,7 @@ from transfer_cli.config.stored import read_stored
 from transfer_cli.data.labelled import TaskData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError, FinishedError, RunError
+from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.model.weights import WEIGHTS, load_strictly, read_description, read_weights
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.runs import checkpoint
@@ -131,60 +131,6 @@ def test_the_stored_model_has_the_scores_that_were_written_down(jumping):
     assert tested["loss"] == pytest.approx(results(jumping)["measures"]["test"]["loss"], rel=1e-6)
 
 
-def test_results_say_what_was_trained_and_what_was_seen(jumping):
-    found = results(jumping)
-
-    assert found["command"] == "finetune"
-    assert found["labels"] == ["number", "place"]
-    assert found["stages"] == [{"begin": 0, "end": 6}]
-    stored = load_file(jumping.model / "weights.safetensors")
-    total = sum(tensor.numel() for tensor in stored.values())
-    assert found["parameters"] == {"total": total, "trainable": total}
-    assert found["stored_bytes"] == (jumping.model / "weights.safetensors").stat().st_size
-    assert found["seen"]["steps"] == 6
-    assert found["seen"]["examples"] == 2 * 20
-    assert found["seen"]["skipped_steps"] == 0
-    assert json.loads(jumping.status.read_text())["status"] == "finished"
-
-
-def test_each_example_of_validation_and_test_is_noted(jumping):
-    items = [json.loads(line) for line in jumping.items.read_text().splitlines()]
-
-    assert [item["split"] for item in items] == ["validation"] * 10 + ["test"] * 10
-    right = sum(item["predicted"] == item["label"] for item in items[10:]) / 10
-    assert results(jumping)["measures"]["test"]["accuracy"] == pytest.approx(right)
-    table = results(jumping)["tables"]["test"]["confusion"]
-    assert sum(table[n][n] for n in range(2)) == 10 * right
-    assert sum(map(sum, table)) == 10
-
-
-def test_a_stage_that_trains_a_part_counts_that_part_alone(tmp_path, pretrained):
-    heads = {"_target_": f"{configs.PLANS}.Only", "train": ["head.*"]}
-
-    run = configs.run(
-        configs.following(pretrained, tmp_path, adaptation__plan=heads),
-        "finetune",
-        tmp_path / "run",
-    )
-
-    stored = load_file(run.model / "weights.safetensors")
-    head = sum(tensor.numel() for name, tensor in stored.items() if name.startswith("heads."))
-    assert results(run)["parameters"]["trainable"] == head
-    before = load_file(pretrained / "model" / "weights.safetensors")
-    assert all(
-        torch.equal(stored[name], before[name]) for name in stored if name.startswith("backbone.")
-    )
-
-
-def test_a_classifier_that_learnt_nothing_is_called_failed(tmp_path, pretrained):
-    config = configs.following(pretrained, tmp_path, optimizer__lr=1e-9, loop__steps=1)
-
-    run = configs.run(config, "finetune", tmp_path / "run")
-
-    assert "is no better than always answering" in results(run)["failed"]
-    assert json.loads(run.status.read_text())["status"] == "finished"
-
-
 # --- forgetting --------------------------------------------------------------------------------
 
 
@@ -250,21 +196,6 @@ def test_adam_stages_and_patience_go_on_as_if_nothing_had_been(tmp_path, pretrai
         assert (cut.path / name).read_bytes() == (whole.path / name).read_bytes(), name
 
 
-def test_patience_ends_a_run_early_and_a_resume_finds_it_finished(tmp_path, pretrained):
-    config = configs.following(
-        pretrained, tmp_path, loop__patience=1, loop__steps=50, optimizer__lr=8.0, loop__clip=None,
-        loop__max_bad_steps=99,
-    )  # fmt: skip
-
-    run = configs.run(config, "finetune", tmp_path / "run")
-
-    losses = [record["loss"] for record in records(run, "validation")]
-    assert results(run)["seen"]["steps"] == len(losses) < 50
-    assert not losses[-1] < min(losses[:-1])
-    with pytest.raises(FinishedError, match=r"finished after .*loop\.patience=null"):
-        configs.run(configs.following(pretrained, tmp_path), "finetune", run.path)
-
-
 def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
     lora = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
     new = {"_target_": f"{configs.PLANS}.NewWeights"}
@@ -301,25 +232,6 @@ def second_process(monkeypatch):
         monkeypatch.setattr(train, "SECONDS_TO_APPEAR", 0.0)
 
     return say
-
-
-def test_the_main_process_keeps_its_own_run(tmp_path):
-    run = RunDirectory(tmp_path)
-
-    assert train._of_main(run) is run
-    assert train._of_main(None) is None
-
-
-def test_another_process_takes_the_run_of_the_main_one(tmp_path, second_process):
-    second_process(str(tmp_path))
-
-    assert train._of_main(None).path == tmp_path
-
-
-def test_where_there_is_no_run_all_know_it(second_process):
-    second_process("")
-
-    assert train._of_main(None) is None
 
 
 def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, second_process):
@@ -404,19 +316,6 @@ def test_the_best_weights_come_back_and_not_the_last_ones(kept):
     assert tiny.same(run.model.state_dict(), best)
 
 
-def test_better_weights_take_the_place_of_the_best_so_far(kept):
-    run, directory, keeping = kept()
-    keeping.save_best(3)
-    disturbed(run.model)
-    keeping.save_best(4)
-    better = disturbed(run.model, seed=2)
-
-    keeping.take_best()
-
-    assert tiny.same(run.model.state_dict(), better)
-    assert [path.name for path in directory.checkpoints.iterdir()] == ["best"]
-
-
 def flip(file):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -435,41 +334,6 @@ def test_in_place_of_damaged_best_weights_the_copy_in_the_checkpoint_is_taken(ke
     assert tiny.same(run.model.state_dict(), best)
     assert "best/weights.safetensors is damaged" in caplog.text
     assert "taking their copy in" in caplog.text
-
-
-def test_best_weights_of_which_every_copy_is_damaged_are_refused(kept):
-    run, directory, keeping = kept()
-    keeping.save_best(3)
-    keeping.save(3, state_of(run, 3), with_best=True)
-    for folder in (directory.best, directory.checkpoints / checkpoint.name(3) / "best"):
-        flip(folder / WEIGHTS)
-
-    with pytest.raises(CheckpointError, match="no checkpoint holds a whole copy"):
-        keeping.take_best()
-
-
-def test_a_checkpoint_brings_weights_optimizer_and_stage_back(kept):
-    adam = {"_target_": "torch.optim.AdamW", "lr": 0.1}
-    run, _, keeping = kept(optimizer=adam)
-    step = run.step
-    batches = [{"main": run.data.splits["train"].data.batch(range(8))}]
-    for number in range(2):
-        step(batches, number)
-    keeping.save(2, state_of(run, 2), with_best=False)
-    moments = step.optimizer.state_dict()["state"]
-    step(batches, 2)
-    wanted = tiny.weights_of(run.model)
-
-    newest = keeping.newest()
-    keeping.fill(newest, checkpoint.read_state(newest))
-
-    assert checkpoint.step_of(newest) == 2
-    again = step.optimizer.state_dict()["state"]
-    for number, averages in moments.items():
-        assert float(again[number]["step"]) == 2
-        assert averages.keys() == again[number].keys()
-    step(batches, 2)
-    assert tiny.same(run.model.state_dict(), wanted)
 
 
 def test_the_newest_checkpoint_is_found_and_old_ones_go(kept):
@@ -492,33 +356,6 @@ def test_a_checkpoint_takes_the_best_weights_along_only_if_there_are_some(kept):
     keeping.save(2, state_of(run, 2), with_best=False)
 
     assert not (directory.checkpoints / "step-00000002" / "best").exists()
-
-
-def test_weights_that_never_train_are_not_stored_again(kept):
-    run, directory, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
-                               adaptation__store="trained")  # fmt: skip
-
-    names = set(keeping.tensors())
-
-    assert names
-    assert all(".lora." in name or name.startswith("heads.") for name in names)
-    assert read_description(directory.model).base.hash == run.base_hash
-
-    keeping.save_best(1)
-    keeping.save(1, state_of(run, 1), with_best=True)
-    assert set(read_weights(directory.best)) == names
-    assert set(read_weights(directory.checkpoints / checkpoint.name(1))) == names
-
-    own = {n: t for n, t in disturbed(run.model).items() if n in names}
-    keeping.take_best()
-    assert tiny.same({n: t for n, t in run.model.state_dict().items() if n in names}, own)
-
-
-def test_all_weights_are_stored_unless_asked_otherwise(kept):
-    run, directory, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS)
-
-    assert set(keeping.tensors()) == set(run.model.state_dict())
-    assert read_description(directory.model).base is None
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])

@@ -59,14 +59,9 @@ class ProbeFindings:
 
     Args:
         entries: Of layers and mix, of the labels and of each control.
-        layers: What was probed.
-        controls: Their names.
         baselines: The accuracies of what reads no state, by name.
         mix: The layers of the learnt mix, their shares and the centre of gravity.
-        units: How many units each part has.
-        sought: What was looked for.
-        what: That in words.
-        probe: The kind of probe.
+        what: What was looked for, in words.
     """
 
     entries: Sequence[Entry]
@@ -215,7 +210,6 @@ class Probes(Analysis):
     Args:
         task: A task made from the texts; None: the labels of the data.
         layers: Which of the L + 1 states, 0 the embeddings; all, or numbers.
-        probe: The kind of classifier.
         controls: Of `CONTROLS`; auto: those that fit.
         pooling: How the states of a text become one, see `model.heads.pool`.
         mix: Whether a mix of the layers is learnt by linear probes, too.
@@ -388,11 +382,6 @@ def by_type(probed: Probed, shares: Sequence[int], seed: int) -> Probed:
 
     The label is drawn once for a type, as often as it occurs in training, from the seed and the
     type alone: so it is the same in all splits, and can only be known by heart.
-
-    Args:
-        probed: Words.
-        shares: How often each label occurs in training.
-        seed: The analysis'.
     """
     ends = list(accumulate(shares))
 

@@ -76,8 +76,6 @@ def solved(
     Args:
         train: Standardised states, float32.
         chosen_on: Others, which choose the strength.
-        classes: C.
-        strengths: What is tried, one or more.
         bias_penalty: How much of the penalty counts for the bias, too.
     """
     count_C = torch.bincount(train.label, minlength=classes).double()
@@ -179,7 +177,6 @@ def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) ->
     Args:
         train: Standardised states `[N, K, D]`.
         stopped_on: Others, which stop it.
-        classes: C.
         seed: Of the order.
     """
     layers, width = train.states.shape[1:]
@@ -239,8 +236,6 @@ def codelength(given: Probed, classes: int, fit: Callable[[Probed], LogShares]) 
     What is easy to find takes few bits, and so does what few examples show.
 
     Args:
-        given: States `[N, D]` and labels.
-        classes: C.
         fit: Returns the probe of some of them.
     """
     first, *_ = ends = portion_ends(len(given.label), classes)

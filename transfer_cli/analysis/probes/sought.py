@@ -129,7 +129,6 @@ class Sought:
     """What is looked for.
 
     Args:
-        labels: Their names, by number.
         splits: What probes learn from (`train`), what chooses among them (`chosen_on`; a part of
             `train` where it is missing) and what they are scored on (`scored`).
     """

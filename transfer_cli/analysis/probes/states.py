@@ -28,13 +28,7 @@ _ROUNDING = 1e-7
 
 @dataclass(frozen=True)
 class LayersRead:
-    """Which states are read, and how.
-
-    Args:
-        layers: Of the L + 1 states.
-        pooling: How the states of a text become one.
-        most: Units of a split at most.
-    """
+    """Which of the L + 1 states are read, how, and of how many units of a split at most."""
 
     layers: Sequence[int]
     pooling: Pooling
@@ -46,7 +40,7 @@ class SoughtSplit:
     """A split, with what is to be found in its states.
 
     Args:
-        split: The split; batches of words have `word`.
+        split: Its batches have `word`, where units are words.
         labels: The number of the label of each unit, in the split's order.
         words: Each word; None: the units are texts.
     """
@@ -126,8 +120,6 @@ def states_of(
     Args:
         subject: Whose batches and precision they are.
         model: It, or one of its shape.
-        sought: The split.
-        read: Which states.
     """
     width = model.backbone.shape.width * (3 if read.pooling == "concat" else 1)
     most = min(read.most, max(1, MOST_BYTES // (4 * len(read.layers) * width)))

@@ -26,6 +26,7 @@ from transfer_cli.model.weights import check_finite
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.runs.class_scores import FEW, TITLES, class_scores, confused, counts_in
 from transfer_cli.runs.directory import HUB, PARTS, RunDirectory
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.untrusted import mapping
@@ -225,8 +226,29 @@ def card_of(start: Pretrained, written: WrittenFolder, to: str, length: int) -> 
         how=_training(run, results) if results else {},
         command=_command(run, results) if results else "",
         measures=results.measures if results else {},
+        by_label=_by_label(results) if results else {},
         left_out=written.left_out,
     )
+
+
+def _by_label(results: Results) -> dict[str, Any]:
+    """Return how well each label was found on the last split, the worst first."""
+    split = ["", *results.measures][-1]
+    scores = class_scores([results], split)
+    if not scores:
+        return {}
+    table = counts_in(results, split, "confusion", len(results.labels))
+    pairs = confused(results.labels, table) if table else ""
+    more = len(scores) - FEW
+    notes = [
+        f"{more:,} labels more have a higher F1." if more > 0 else "",
+        f"Most often confused: {pairs}." if pairs else "",
+    ]
+    return {
+        "head": [split, *TITLES],
+        "rows": [[printable(score.label), *score.cells()] for score in scores[:FEW]],
+        "note": printable(" ".join(filter(None, notes))),
+    }
 
 
 def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:

@@ -11,12 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
 from transfer_cli.assembly.ensemble import Ensemble
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Row
@@ -26,8 +28,8 @@ from transfer_cli.data import readers
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, OnError
-from transfer_cli.data.table import OpenTable, Refuse, Skipped
-from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted
+from transfer_cli.data.table import OpenTable, Refuse, Skipped, say_skipped
+from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted, typed
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
@@ -59,7 +61,11 @@ def predict(config: PredictConfig) -> None:
     _check(config)
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
-        ensemble = Ensemble(_paths(config.run), precision, config.base, config.batch)
+        ensemble = Ensemble(
+            (open_trained(path, precision, config.base) for path in _paths(config.run)),
+            precision,
+            config.batch,
+        )
         stop = Stop()
         if not distributed.is_main():
             with stop.waiting(), stop.listening():  # the first process ends all of them
@@ -71,7 +77,7 @@ def predict(config: PredictConfig) -> None:
         is_handed_in = config.output_format == writing.SUBMITTED
         submission = ensemble.submission() if is_handed_in else None
         asked, own = _wanted(config, ensemble, table_format, submission)
-        wanted = own if asked.text is None else asked
+        wanted = asked if asked.text or asked.texts else own
         path = _path(config, submission)
         with (
             reading.opened(config.input, table_format, _layout(config), wanted) as given,
@@ -81,26 +87,28 @@ def predict(config: PredictConfig) -> None:
         ):
             name = given.table.name
             chosen = _chosen(given.table, asked, own, ensemble.task)
-            columns = Columns(chosen.text, chosen.pair, config.keep, ensemble.task, submission)
+            columns = Columns(chosen, config.keep, ensemble.task, submission)
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)
-            skipped = Skipped()
-            on_error = skipped if config.errors == "skip" else Refuse("errors")
-            rows = _rows(given.table, answers, on_error)
+            skipped = Skipped(name)
+            rows = _rows(
+                given.table, answers, skipped if config.errors == "skip" else Refuse("errors")
+            )
             most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
-            num_texts = 0
+            closing = Closing(ensemble.task, *ensemble.training_labels)
             for window in reading.windows(rows, most, given.is_there):
                 found = [] if earlier.has(window) else _together(ensemble, window, name, more)
                 with stop.waiting():
                     if found:
-                        _write(answers, window, found, name)
+                        _write(answers, window, found, name, closing)
                     stop.place = f"after line {window[-1].line:,} of {name}"
-                num_texts += len(window)
+                skipped.answered += len(window)
                 more(0 if found else len(window) * ensemble.num_runs)
             earlier.close()
-            skipped.say(num_texts, name)
+            say_skipped([skipped])
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
+        closing.say()
 
 
 def _most_rows(batch: int, task: Task) -> int:
@@ -138,7 +146,11 @@ def _together(
 
 
 def _write(
-    answers: Answers, window: Sequence[Row], found: Sequence[Answer | None], name: str
+    answers: Answers,
+    window: Sequence[Row],
+    found: Sequence[Answer | None],
+    name: str,
+    closing: Closing,
 ) -> None:
     """Write the answers up to the first one that is not finite."""
     finite: list[Answer] = []
@@ -147,6 +159,9 @@ def _write(
             break
         finite.append(each)
     answers.write_window(window[: len(finite)], finite)
+    for row, answer in zip(window, finite, strict=False):
+        if said := answers.task.said(answer):
+            closing.note(*said, answers.task.texts(row.example)[0], row.line)
     if len(finite) < len(window):
         row = window[len(finite)]
         text = answers.task.texts(row.example)[0][:SHOWN]
@@ -171,13 +186,14 @@ def _wanted(
     if table_format == "text":
         return Wanted(labelled=False, keys=""), ANY
     text, pair, *_ = (*(submission.texts if submission else ()), None, None)
-    asked = Wanted(config.text or text, config.pair or pair, labelled=False, keys="")
-    return asked, ensemble.columns
+    own = ensemble.columns
+    asked = typed(config.text or text, config.pair or pair, None)
+    return replace(asked, join=own.join, labelled=False, keys=""), own
 
 
 def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
     """Return the columns to read: those that were typed, now or for training, else the task's."""
-    is_typed = (asked.text or own.text) in table.names
+    is_typed = bool({asked.text or own.text, *asked.texts, *own.texts} & {*table.names})
     column = None if is_typed else task.text_column(table.names, table.name)
     return table.columns(asked, own) if column is None else Chosen(column, None, LABEL)
 

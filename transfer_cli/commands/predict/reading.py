@@ -22,7 +22,7 @@ from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError
 from transfer_cli.data.records import Record
 from transfer_cli.data.table import OpenTable, open_table, sound_rows, table_of_lines
-from transfer_cli.data.wanted import Wanted
+from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 
@@ -45,25 +45,31 @@ class Row:
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns of the texts, and whether the others go to the output.
+    """The columns of the texts, and whether the others go to the output.
 
     Where answers are handed in to a benchmark, `submission` says how.
     """
 
-    text: str
-    pair: str | None
+    chosen: Chosen
     keep: bool
     task: Task
     submission: Submission | None = None
 
     @property
+    def pair(self) -> str | None:
+        """The column of the second text."""
+        return self.chosen.pair
+
+    @property
     def read(self) -> set[str]:
         """Those that are read."""
-        return {self.text, *self.task.columns, *([] if self.pair is None else [self.pair])}
+        texts = self.chosen.texts or (self.chosen.text,)
+        return {*texts, *self.task.columns, *([] if self.pair is None else [self.pair])}
 
     def row_of(self, record: Record, name: str) -> Row:
         """Return the row that a record is."""
-        example = self.task.read(record, self.text, self.pair, name)
+        whole = self.chosen.joined(record, name)
+        example = self.task.read(whole, self.chosen.text, self.pair, name)
         kept = _NOTHING
         if self.keep or self.submission:
             read = self.read

@@ -215,10 +215,7 @@ class Prompter:
     """Asks a language model which of some words goes on with a prompt.
 
     Args:
-        trained: The language model.
-        template: How examples are written.
         shots: The items that stand before each one, the first ones left out where all are too long.
-        norm: See `prompts.normalised`.
         batch: Texts that pass through a masked model at once.
 
     Attributes:
@@ -349,12 +346,7 @@ class PromptedData:
             raise ConfigError("prompt.words: are for labels; choices are their own words")
 
     def findings(self, shots: int, seed: int) -> Findings:
-        """Return how often the right label, or choice, is the likeliest.
-
-        Args:
-            shots: How many examples of each label stand before each item.
-            seed: Which ones follows from it.
-        """
+        """Return how often the right label, or choice, is the likeliest."""
         train = [self._example(each) for each in self._data.splits["train"]] if shots else []
         labels = [0 if self._is_choice else each.label for each in train]
         shown = [

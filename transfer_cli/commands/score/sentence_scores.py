@@ -30,15 +30,8 @@ class Findings:
     """The results of a split, in the terms of a run's `results.json` and `items.jsonl`.
 
     Args:
-        split: Its name.
-        measures: By name.
-        metrics: Their declarations.
-        items: What was said of each example.
         lines: What to print besides, in words.
-        labels: Names of the labels.
         task: The task's name and its word for the right answer.
-        tables: Counts by name.
-        details: Further facts, kept as they are.
     """
 
     split: str
@@ -109,8 +102,6 @@ class WordAsker:
     of one token.
 
     Args:
-        trained: The language model.
-        batch: Texts that pass through it at once.
         among: The words of which an answer is one; None: all.
     """
 

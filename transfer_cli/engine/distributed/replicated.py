@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
+from transfer_cli.engine.distributed import all_reduce_tensor, world_size
 from transfer_cli.model.transfer_model import TransferModel
 
 LossSums = dict[str, Tensor]
@@ -45,7 +45,6 @@ class Replicated(Parallel):
     synchronised, and ones that are frozen later would be waited for.
 
     Args:
-        model: The model.
         some_unused: Whether there are steps in which parameters that train have no part, such as
             the heads of a loss whose stream is not drawn. Looking for them takes time.
     """

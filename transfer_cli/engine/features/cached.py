@@ -54,11 +54,9 @@ class CachedFeatures:
     `layers` is `(-1,)` for the last one, or None for all.
 
     Args:
-        data: The examples.
         model: Its backbone computes the states, now; the model is left in evaluation mode.
         precision: Of the forward pass. The states are stored in float32.
         batch: Examples that pass through the backbone at once.
-        layers: The states to keep.
         pooling: Keep but one vector a text, pooled like this from what the readout reads; no weight
             of the readout may ever train. None: the states of every token.
         keep_on: The device of the states, in memory and in batches.

@@ -39,7 +39,6 @@ class SharedStates:
     """States of frozen backbones, on disk.
 
     Args:
-        folder: Their folder; made when missing.
         circumstances: What decides the states besides the key of a request.
 
     Attributes:

@@ -41,7 +41,6 @@ class Chart:
         name: Part of its address on the page.
         caption: What it shows and how to read it.
         description: The same with the outcome, for those who cannot see it.
-        views: One at least.
         columns: Of the table of numbers; without them the script lists what is visible.
         lines: What its lines are called, where they are no groups.
     """

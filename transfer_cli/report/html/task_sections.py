@@ -14,6 +14,7 @@ from transfer_cli.report.best import commands
 from transfer_cli.report.contents import FINISHED, Group, SharedError, Spread, TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, details, joined, macro, note, table
 from transfer_cli.report.results_table import Cell
+from transfer_cli.runs.class_scores import TITLES, class_scores, confused, counts_in
 from transfer_cli.runs.untrusted import is_number
 
 MOST_LABELS = 60
@@ -21,7 +22,6 @@ MOST_LABELS = 60
 
 MOST_ERRORS = 200
 
-_MOST_PAIRS = 3
 _MOST_VALUES = 8
 
 _CODE = Html("<code>{}</code>")
@@ -279,58 +279,34 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
 
 def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any] | None:
     """Return how often a group's runs took which label for which, as the page's script reads it."""
-    tables = _tables(group, (split, "confusion"), len(labels), len(labels))
+    counted = (counts_in(run.results, split, "confusion", len(labels)) for run in group.runs)
+    tables = [table for table in counted if table is not None]
     if not tables:
         return None
-    counts: Counter[tuple[int, int]] = Counter()
-    for rows in tables:
-        for label, row in enumerate(rows):
-            counts.update({(label, said): count for said, count in enumerate(row) if count})
-    cells = [(*pair, counts[pair]) for pair in sorted(counts)]
-    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
-    pairs = "; ".join(
-        f"{labels[label]} taken for {labels[said]}, {n:,} times"
-        for label, said, n in wrong[:_MOST_PAIRS]
-    )
+    whole = [
+        [sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
+    ]
+    cells = [(at, said, n) for at, row in enumerate(whole) for said, n in enumerate(row) if n]
+    pairs = confused(labels, whole)
     words = f"Most often confused: {pairs}." if pairs else "Nothing was confused."
     return {"cells": cells, "split": split, "runs": len(tables), "words": words}
 
 
-def decisions_section(task: TaskRuns) -> Html | None:
-    """Return how often each label was said wrongly and missed, of texts with several labels.
-
-    That is by the runs of the best group that has such counts.
-    """
+def labels_section(task: TaskRuns) -> Html | None:
+    """Return precision, recall, F1 and support of each label, by the best group that has them."""
     split = task.measure.partition("/")[0]
-    counted = (_tables(group, (split, "decisions"), 4, len(task.labels)) for group in task.groups)
-    tables = next(filter(None, counted), None)
-    if tables is None:
+    for group in task.groups:
+        scores = class_scores([run.results for run in group.runs], split)
+        if scores:
+            break
+    else:
         return None
-    counts = [
-        [sum(cells) for cells in zip(*lines, strict=True)] for lines in zip(*tables, strict=True)
-    ]
-    by_label = zip(task.labels, *counts[:3], strict=True)
-    order = sorted(by_label, key=lambda row: -row[2] - row[3])
-    rows = order[:MOST_LABELS]
-    columns = [PageColumn(title, is_number=True) for title in ("right", "said wrongly", "missed")]
-    caption = f"Labels on {split}, {formats.several(len(tables), 'run')}"
+    columns = [PageColumn(title, is_number=True) for title in TITLES]
+    rows = [(score.label, *score.cells()) for score in scores[:MOST_LABELS]]
+    caption = f"Labels on {split}, {formats.several(len(group.runs), 'run')}, the worst first"
     listed = table(caption, ["label", *columns], rows)
-    more = len(order) - len(rows)
-    return joined([listed, note(f"{more:,} with fewer errors are left out.") if more else None])
-
-
-def _tables(group: Group, place: tuple[str, str], height: int, width: int) -> list[list[list[int]]]:
-    """Return the tables of this size that the results of a group's runs hold at a place."""
-    (split, name), tables = place, []
-    for run in group.runs:
-        rows: Any = run.results.tables.get(split, {}).get(name)
-        if not isinstance(rows, list) or len(rows) != height:
-            continue
-        if all(isinstance(line, list) and len(line) == width for line in rows) and all(
-            type(n) is int and n >= 0 for row in rows for n in row
-        ):
-            tables.append(rows)
-    return tables
+    more = len(scores) - len(rows)
+    return joined([listed, note(f"{more:,} with a higher F1 are left out.") if more else None])
 
 
 def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:

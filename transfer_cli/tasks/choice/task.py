@@ -7,7 +7,7 @@ Legend: B batch, C choices, S sequences that are there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,6 +32,8 @@ from transfer_cli.errors import DataError, nearest
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.class_weights import ClassWeight
+from transfer_cli.objectives.confidence import Calibrate
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.tasks.base import (
@@ -142,10 +144,6 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.[tj][xs][to]*") if file.is_file())
-        if not files:
-            raise DataError(
-                f"{path} has no .txt or .json files, of which a folder of RACE is made."
-            )
     examples: list[ChoiceExample] = []
     lines = partial(readers.count_lines, path)
     with progress(f"reading {path}", lines, "lines") as more:
@@ -250,7 +248,7 @@ class ChoiceTask(Task):
 
     name, objective, head = "choice", "choice", "class"
     example: ClassVar[type] = ChoiceExample
-    fields, expected = ("label", "answer", "probabilities"), "right choice"
+    fields, expected = ("label", "answer", "probability", "probabilities"), "right choice"
     files = f"{__name__}.Choices"
     export_head: ClassVar[str | None] = "multiple_choice"
     combines = can_fail = True
@@ -322,12 +320,18 @@ class ChoiceTask(Task):
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
         return {**answers[0][1], "probabilities": mean_C.tolist()}
 
+    def said(self, answer: Answer) -> tuple[str, float]:
+        shares_C = np.asarray(answer["probabilities"])
+        return answer["choices"][int(shares_C.argmax())], float(shares_C.max())
+
     def written(self, answer: Answer) -> dict[str, Any]:
         shares_C = np.asarray(answer["probabilities"])
-        label = int(shares_C.argmax())
+        reply, probability = self.said(answer)
+        is_given = probability >= self.abstain_below
         return {
-            "label": label,
-            "answer": answer["choices"][label],
+            "label": int(shares_C.argmax()) if is_given else None,
+            "answer": reply if is_given else None,
+            "probability": round(probability, DECIMALS),
             "probabilities": shares_C.round(DECIMALS).tolist(),
         }
 
@@ -343,7 +347,7 @@ class ChoiceTask(Task):
 class Choices(LabelledFiles):
     """Own questions with choices, or those of a public data set; see `ROWS`.
 
-    Each file may be a folder of RACE.
+    Each may be a folder of RACE.
 
     Args:
         format: What is in the files; auto: told by their columns.
@@ -352,6 +356,10 @@ class Choices(LabelledFiles):
     task: ClassVar[type[Task]] = ChoiceTask
 
     format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
+
+    def is_one_file(self, folder: Path) -> bool:
+        """See `LabelledFiles`; so is a folder of RACE, with those below it."""
+        return super().is_one_file(folder) or any(folder.rglob("*.txt*"))
 
     def read(self, path: Path) -> list[ChoiceExample]:
         return read_examples(path, self.format)
@@ -364,11 +372,18 @@ MEAN_RANK = Metric("mean_rank", higher_is_better=False)
 """Of the right choices, from 1."""
 
 
+@dataclass(eq=False, repr=False)
 class MultipleChoice(SequenceObjective):
     """Cross-entropy of the right choice among those of its example; see `SequenceObjective`.
 
     The head gives each choice, read after its context, one number; a softmax over an example's
     choices makes probabilities of them (Radford et al. 2018, section 3.3; Zellers et al. 2018).
+
+    Args:
+        class_weight: How much examples count in training by the text of their right choice, such as
+            yes or no, see `ClassWeight`: where a choice stands makes it no class.
+        calibrate, abstain: See `UnitObjective`.
+        options: Those of `SequenceObjective`.
     """
 
     task = "choice"
@@ -381,6 +396,22 @@ class MultipleChoice(SequenceObjective):
         MEAN_RANK,
         LOSS,
     )
+
+    class_weight: ClassWeight = field(default=None, kw_only=True)
+    calibrate: Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
+
+    def classes(self, batch: Batch) -> Tensor:
+        """Return the examples, whose right choices have the weights."""
+        return batch["index"]
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the summed cross-entropy, each example's times its weight."""
+        loss_B = self.losses(self.outputs(model, batch, encoded), batch)
+        weight_N = self.weights_on(loss_B.device)
+        if weight_N is None:
+            return {"loss": loss_B.sum()}
+        return {"loss": (weight_N.index_select(0, batch["index"]) * loss_B).sum()}
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the number of each choice, `[B, C]` in float32; -inf where there is none."""
@@ -410,12 +441,12 @@ class MultipleChoice(SequenceObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each choice's probability, `probabilities` `[B, C]`; 0 where there is none."""
-        return {"probabilities": outputs.softmax(1)}
+        return {"probabilities": self.calibrated(outputs).softmax(1)}
 
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each example's likeliest choice, and how right that is."""
         hit_B, _ = hits_and_ranks(outputs, batch["label"])
-        share_B = outputs.softmax(1).amax(1)
+        share_B = self.calibrated(outputs).softmax(1).amax(1)
         return {"label": outputs.argmax(1), "probability": share_B, "right": hit_B}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:

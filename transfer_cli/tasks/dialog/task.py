@@ -8,6 +8,7 @@ Legend: B turns, C candidates, T positions, D width, V vocabulary, R replies.
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -153,7 +154,7 @@ class DialogTask(ChoiceTask):
 
     name, objective = "dialog", "next_utterance"
     example: ClassVar[type] = DialogExample
-    fields, expected = ("reply", "ranking", "probabilities"), "right reply"
+    fields, expected = ("reply", "ranking", "probability", "probabilities"), "right reply"
     files = f"{__name__}.Dialogs"
     export_head: ClassVar[str | None] = None
     measure: ClassVar[str] = "hits_at_1"
@@ -297,7 +298,10 @@ class DialogTask(ChoiceTask):
         chosen = super().written(answer)
         shares = chosen["probabilities"]
         ranking = sorted(range(len(shares)), key=lambda number: -shares[number])
-        return {"reply": chosen["answer"], "ranking": ranking, "probabilities": shares}
+        return {
+            "reply": chosen["answer"], "ranking": ranking,
+            "probability": chosen["probability"], "probabilities": shares,
+        }  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -318,11 +322,13 @@ class Dialogs(LabelledFiles):
     max_history: int = 2
     speakers: tuple[str, ...] = SPEAKERS
 
-    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; to score a run on PersonaChat's file, the turns of `valid`."""
         splits = {}
-        for split, path in paths.items():
-            turns = read_turns(path)
+        for split, files in paths.items():
+            turns: dict[str, list[DialogExample]] = {}
+            for name, some in chain.from_iterable(read_turns(path).items() for path in files):
+                turns.setdefault(name, []).extend(some)
             if split == INPUT:
                 splits[split] = turns.get("validation", turns["train"])
             else:
@@ -330,7 +336,7 @@ class Dialogs(LabelledFiles):
             if split == "train" and "validation" in turns and "validation" not in paths:
                 splits["validation"] = turns["validation"]
         first, node = next(iter(paths.values())), self.task.node(**self.options())
-        return LabelledData(first.stem, (), splits, node, files=paths)
+        return LabelledData(first[0].stem, (), splits, node, files=paths)
 
 
 @dataclass(eq=False, repr=False)
@@ -345,7 +351,7 @@ class NextUtterance(MultipleChoice):
         language_model: How much the words count beside the choice.
         reply_tokens: How many tokens the model says at most where what it says is compared with
             what was said (`f1`), the likeliest first; 0: it is not asked.
-        options: Those of `SequenceObjective`.
+        options: Those of `MultipleChoice`.
     """
 
     task = "dialog"

@@ -246,9 +246,8 @@ class SpanTask(Task):
         ]
         return written
 
-    def cells(self, answer: Answer) -> list[Any]:
-        """See `Task`; no answer has empty cells for its place."""
-        return ["" if cell is None else cell for cell in super().cells(answer)]
+    def said(self, answer: Answer) -> tuple[str, float]:
+        return answer["answer"], answer["probability"]
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -290,7 +289,7 @@ class Squad(LabelledFiles):
     def read(self, path: Path) -> list[SpanExample]:
         return read_questions(path)
 
-    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
         data = super().examples(paths, own)
         if "train" not in paths:
             return data
@@ -305,7 +304,7 @@ class Squad(LabelledFiles):
         if len(train) < len(questions):
             log.warning(
                 "%s: %s of %s questions are left out, whose answers are not in their texts",
-                paths["train"], f"{len(questions) - len(train):,}", f"{len(questions):,}",
+                data.source("train"), f"{len(questions) - len(train):,}", f"{len(questions):,}",
             )  # fmt: skip
         return replace(data, splits={**data.splits, "train": train})
 

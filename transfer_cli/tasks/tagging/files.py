@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from transfer_cli.data.label_names import say_differences
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import MAX_LABELS
 from transfer_cli.data.wanted import ANY, Wanted
@@ -46,6 +47,9 @@ class TaggedFiles(LabelledFiles):
     """
 
     task: ClassVar[type[Task]] = TaggingTask
+    suffixes: ClassVar[tuple[str, ...]] = (
+        ".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".jsonl", ".ndjson", ".json",
+    )  # fmt: skip
     read_as_trained: ClassVar[tuple[str, ...]] = ("word", "tag", "comments", "names", "scheme")
 
     format: Literal["conll", "conllu", "jsonl"] | None = None
@@ -64,33 +68,42 @@ class TaggedFiles(LabelledFiles):
             one_of("tag", self.tag, FIELDS, ValueError)
         self._columns = TagColumns(self.word, self.tag, self.comments, self.names)
 
-    def examples(self, paths: Mapping[str, Path], own: Wanted = ANY) -> LabelledData:
-        """See `LabelledFiles`; the scheme is that of the first file."""
-        read = {split: self._sentences(path) for split, path in paths.items()}
-        first = next(iter(paths))
-        scheme = self._scheme(read[first], paths[first])
+    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
+        """See `LabelledFiles`; the scheme is that of the first split."""
+        read = {path: self._sentences(path) for path in chain.from_iterable(paths.values())}
+        first = next(iter(paths.values()))
+        where = listed(first, 1)
+        scheme = self._scheme([*chain.from_iterable(read[path] for path in first)], where)
         bio = {
-            split: [_in_bio(sentence, scheme, paths[split]) for sentence in rows]
-            for split, rows in read.items()
+            path: [_in_bio(sentence, scheme, path) for sentence in rows]
+            for path, rows in read.items()
         }
-        for split, tags in bio.items():
-            _say_changes(read[split], tags, scheme, paths[split])
-        labels = schemes.labels_of(chain.from_iterable(bio[first]), scheme)
+        for path, tags in bio.items():
+            _say_changes(read[path], tags, scheme, path)
+        tags_of = {path: {*chain.from_iterable(bio[path])} for path in first}
+        say_differences(
+            {path: {schemes.split(tag)[1] or tag for tag in tags} for path, tags in tags_of.items()}
+        )
+        labels = schemes.labels_of(chain.from_iterable(tags_of.values()), scheme)
         if len(labels) > MAX_LABELS:
             raise DataError(
-                f"{paths[first]}: {len(labels):,} different tags, more than {MAX_LABELS:,}. Is "
+                f"{where}: {len(labels):,} different tags, more than {MAX_LABELS:,}. Is "
                 "that the column of tags?"
             )
         numbers = {tag: number for number, tag in enumerate(labels)}
-        splits = {}
-        for split, rows in read.items():
-            _check_known(rows, bio[split], labels, paths[split])
-            splits[split] = [
+        examples = {}
+        for path, rows in read.items():
+            _check_known(rows, bio[path], labels, path)
+            examples[path] = [
                 _example(sentence, [numbers[tag] for tag in tags])
-                for sentence, tags in zip(rows, bio[split], strict=True)
+                for sentence, tags in zip(rows, bio[path], strict=True)
             ]
+        splits = {
+            split: list(chain.from_iterable(examples[path] for path in files))
+            for split, files in paths.items()
+        }
         node = self.task.node(**self.options(), marks_entities=scheme != "none")
-        return LabelledData(paths[first].stem, labels, splits, node, files=paths)
+        return LabelledData(first[0].stem, labels, splits, node, files=paths)
 
     def _sentences(self, path: Path) -> list[Sentence]:
         file_format = self.format or format_of(path)
@@ -103,12 +116,12 @@ class TaggedFiles(LabelledFiles):
             raise DataError(f"{said}.")
         return sentences(path, file_format, self._columns)
 
-    def _scheme(self, train: Sequence[Sentence], path: Path) -> Scheme:
+    def _scheme(self, train: Sequence[Sentence], where: str) -> Scheme:
         if self.scheme != "auto":
             return self.scheme
         scheme, warning = schemes.scheme_of(sentence.tags for sentence in train)
         if warning:
-            log.warning("%s: %s", path, warning)
+            log.warning("%s: %s", where, warning)
         return scheme
 
 

@@ -4,7 +4,7 @@ Legend: B rows, T positions, D width, N targets, C tags.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,8 @@ from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective, occurrences
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.class_weights import ClassWeight
+from transfer_cli.objectives.confidence import Calibrate
 
 MOST_IN_CONFUSION = 256
 """Tags of which it is counted how often each was taken for each."""
@@ -43,6 +45,8 @@ class TokenTagging(UnitObjective):
 
     Args:
         dropout: Before the linear layer.
+        class_weight: How much the words of each tag count in training, see `ClassWeight`.
+        calibrate, abstain: See `UnitObjective`.
     """
 
     task = "tagging"
@@ -52,6 +56,7 @@ class TokenTagging(UnitObjective):
         Metric("entity_precision", higher_is_better=True, unit="fraction"),
         Metric("entity_recall", higher_is_better=True, unit="fraction"),
         Metric("entity_f1_strict", higher_is_better=True, unit="fraction"),
+        Metric("macro_f1", higher_is_better=True, unit="fraction"),
         # Tags without entities have this alone.
         Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
     )
@@ -59,10 +64,17 @@ class TokenTagging(UnitObjective):
     units_are_examples: ClassVar[bool] = False
 
     dropout: float = 0.1
+    class_weight: ClassWeight = field(default=None, kw_only=True)
+    calibrate: Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def classes(self, batch: Batch) -> Tensor:
+        target_BT = batch["target"]
+        return target_BT[target_BT != IGNORE]
 
     @property
     def head(self) -> str:
@@ -110,7 +122,8 @@ class TokenTagging(UnitObjective):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         rows_N = rows_with_target(batch)
-        return {"loss": _summed(self._logits_at(rows_N, model, encoded), batch, rows_N)}
+        logits_NC = self._logits_at(rows_N, model, encoded)
+        return {"loss": _summed(logits_NC, batch, rows_N, self.weights_on(logits_NC.device))}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy of each row, summed over its targets."""
@@ -138,7 +151,11 @@ class TokenTagging(UnitObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each tag at each position, `shares` `[B, T, C]`."""
-        return {"shares": outputs.softmax(-1)}
+        return {"shares": self.calibrated(outputs).softmax(-1)}
+
+    def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return logits and tags, of each word where it is read."""
+        return outputs, _of_words(batch)
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the tags of each row's words and the likeliest ones."""
@@ -151,10 +168,12 @@ class TokenTagging(UnitObjective):
         return " ".join(self.info.labels[tag] for tag in tags if tag != IGNORE)
 
 
-def _summed(logits_NC: Tensor, batch: Batch, rows_N: Tensor) -> Tensor:
+def _summed(
+    logits_NC: Tensor, batch: Batch, rows_N: Tensor, weight_C: Tensor | None = None
+) -> Tensor:
     """Return the cross-entropy of targets, given their logits and where they stand."""
     target_N = batch["target"].flatten().index_select(0, rows_N)
-    return F.cross_entropy(logits_NC, target_N, reduction="sum")
+    return F.cross_entropy(logits_NC, target_N, weight=weight_C, reduction="sum")
 
 
 def _of_words(batch: Batch) -> Tensor:

@@ -24,6 +24,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.tasks.base import (
     CURE,
+    DECIMALS,
     MARGIN,
     Answer,
     Direction,
@@ -278,7 +279,7 @@ class TaggingTask(Task):
     """
 
     name, objective, head, example = "tagging", "tagging", "tags", TagExample
-    fields, expected = ("tags", "entities"), "tags"
+    fields, expected = ("tags", "entities", "probabilities"), "tags"
     files, export_head = "transfer_cli.tasks.tagging.files.TaggedFiles", "token_classification"
     makes_windows = scores_answers = combines = can_fail = True
 
@@ -378,18 +379,31 @@ class TaggingTask(Task):
         """Return the entities that tags mark."""
         return schemes.entities(tags, strict=strict) if self.marks_entities else []
 
+    def said(self, answer: Answer) -> tuple[str, float]:
+        """Return the tags, and how sure the least sure word is."""
+        sure = [max(shares_C) for shares_C in answer["shares"]]
+        return " ".join(self.decoded(answer["shares"])), min(sure, default=1.0)
+
     def written(self, answer: Answer) -> dict[str, Any]:
-        """Return a tag for each word, and the entities by the characters of the text."""
+        """Return a tag for each word, and the entities by the characters of the text.
+
+        The tag of a word that is not sure is null, and an entity with such a word is left out.
+        """
         tags, spans, text = self.decoded(answer["shares"]), answer["spans"], answer["text"]
+        sure = [max(shares_C) for shares_C in answer["shares"]]
+        is_given = [share >= self.abstain_below for share in sure]
         places = [
-            (kind, spans[first][0], spans[past - 1][1]) for kind, first, past in self.entities(tags)
+            (kind, spans[first][0], spans[past - 1][1])
+            for kind, first, past in self.entities(tags)
+            if all(is_given[first:past])
         ]
         return {
-            "tags": tags,
+            "tags": [tag if known else None for tag, known in zip(tags, is_given, strict=True)],
             "entities": [
                 {"label": kind, "start": start, "end": end, "text": text[start:end]}
                 for kind, start, end in places
             ],
+            "probabilities": [round(share, DECIMALS) for share in sure],
         }
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
@@ -448,6 +462,7 @@ class TaggingTask(Task):
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return `accuracy` of words; of entities precision, recall and F1, also of each type.
 
+        `macro_f1` is the mean of the types' F1, or where there are no entities of the tags'.
         An entity is right if its type, its first and its last word are. `entity_f1` follows
         conlleval's rules, `entity_f1_strict` seqeval's strict mode. Without any entity all are 0.
         """
@@ -481,7 +496,11 @@ def measures(
     right = sum(one == other for both in pairs for one, other in zip(*both, strict=True))
     scores = {"accuracy": right / words if words else 0.0}
     if not entities:
-        return scores
+        both = list(chain.from_iterable(zip(*pair, strict=True) for pair in pairs))
+        hits_of = Counter(one for one, other in both if one == other)
+        had_of = Counter(chain.from_iterable(both))  # given and said
+        f1_of = {tag: 2 * hits_of[tag] / had_of[tag] for tag in had_of}
+        return scores | {"macro_f1": sum(f1_of.values()) / max(1, len(f1_of))}
     counts = _counted(pairs)
     hits, wanted, had = (sum(part.values()) for part in counts)
     scores |= {
@@ -491,10 +510,14 @@ def measures(
         "entity_f1_strict": _f1(*(sum(part.values()) for part in _counted(pairs, strict=True))),
     }
     hit_of, wanted_of, had_of = counts
-    return scores | {
-        f"entity_f1/{kind}": _f1(hit_of[kind], wanted_of[kind], had_of[kind])
-        for kind in sorted(wanted_of | had_of)
-    }
+    parts = dict[str, float]()
+    for kind in sorted(wanted_of | had_of):
+        hits, wanted, had = hit_of[kind], wanted_of[kind], had_of[kind]
+        parts[f"entity_f1/{kind}"] = _f1(hits, wanted, had)
+        parts[f"entity_precision/{kind}"] = hits / had if had else 0.0
+        parts[f"entity_recall/{kind}"] = hits / wanted if wanted else 0.0
+    f1s = [value for name, value in parts.items() if name.startswith("entity_f1/")]
+    return scores | {"macro_f1": sum(f1s) / max(1, len(f1s))} | parts
 
 
 def _counted(

@@ -15,7 +15,6 @@ Legend: B texts, T positions, R texts to be answered, V vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -206,10 +205,13 @@ class TextPairsTable(Table):
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
+        record = columns.joined(record, name)
         source, target = (text_of(record, column, name) for column in (columns.text, columns.label))
         for column, text in ((columns.text, source), (columns.label, target)):
             if not text.strip():
-                raise DataError(f"{name}, line {record.line}: {column!r} is empty.")
+                raise DataError(
+                    f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}"
+                )
         return TableRow(record.line, source, target)
 
     def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
@@ -217,7 +219,7 @@ class TextPairsTable(Table):
         return ()
 
     def of_rows(
-        self, rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[TextToTextExample]:
         return [TextToTextExample(row.text, row.label) for row in rows]
 

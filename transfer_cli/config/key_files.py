@@ -1,0 +1,113 @@
+"""A file of keys as an argument: `transfer finetune my.yaml key=value`.
+
+The `config.yaml` of a run repeats that run. What is typed wins over what a file says.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from transfer_cli.config.commands import Command
+from transfer_cli.config.flags import Request
+from transfer_cli.config.flat import flat
+from transfer_cli.config.plain import Choice, Part, PlainKeys
+from transfer_cli.config.plain_yaml import read_mapping, read_plain
+from transfer_cli.config.roles import Role, role_of
+from transfer_cli.errors import ConfigError, raised_as
+from transfer_cli.safe_files import UnreadableError, read_text
+
+ENDINGS = (".yaml", ".yml")
+
+
+def with_files(
+    name: str, command: Command, request: Request, values: Mapping[str, Any] = MappingProxyType({})
+) -> Request:
+    """Return what was typed, with the words of its files of keys before all others.
+
+    Args:
+        name: The name of the command.
+        command: The command.
+        request: What was typed.
+        values: Plain keys that were given from Python.
+    """
+    beside = [] if command.typed else [word for word in request.overrides if _is_file(word)]
+    keys = PlainKeys(name, request.config_dir, (*PlainKeys.named, *command.named))
+    typed = {word: keys.choice(word) for word in request.overrides if word not in beside}
+    parts = [part for file in (*request.files, *beside) for part in _parts_of(Path(file), keys)]
+    parts += keys.parts(values)
+    choices = [part for part in (*typed.values(), *parts) if isinstance(part, Choice)]
+    known = keys.places(choices)
+    words = [keys.word(part, known, raw={command.typed, *command.lists}) for part in parts]
+    words = _unless_typed(words, typed)
+    if not any(_key(word) == "data" for word in (*words, *typed)) and any(
+        _key(word) == "data.train" for word in words
+    ):
+        words.insert(0, f"data={'text' if name in ('pretrain', 'prepare') else 'table'}")
+    meant = [
+        word if choice is None else keys.typed_as(word, choice, known)
+        for word, choice in typed.items()
+    ]
+    return replace(request, overrides=(*words, *meant))
+
+
+def _is_file(word: str) -> bool:
+    return word.endswith(ENDINGS) and "=" not in word
+
+
+def _unless_typed(words: Sequence[str], typed: Mapping[str, Choice | None]) -> list[str]:
+    """Return words of files, but for keys that were typed, and keys of options of others."""
+    given = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
+    others = tuple(
+        f"{choice.place}."
+        for word, choice in typed.items()
+        for said in words
+        if choice and _key(said) == choice.typed and _value(said) != _value(word)
+    )
+    return [w for w in words if _key(w) not in given and not _key(w).startswith(others or ("=",))]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _value(word: str) -> str:
+    return word.partition("=")[2]
+
+
+def _parts_of(file: Path, keys: PlainKeys) -> list[Part]:
+    """Return what a file says."""
+    file = file.expanduser()
+    if not file.is_file():
+        raise ConfigError(f"{file}: there is no such file of keys")
+    with raised_as(ConfigError, f"{file}: ", UnreadableError, OSError):
+        if file.name == "config.yaml" and file.with_name("overrides.txt").is_file():
+            return [*_of_run(file, keys)]
+        values = read_mapping(file)
+    if not values:
+        raise ConfigError(f"{file}: holds no keys; write them as they are typed, as seed: 1")
+    if any(key.endswith("_target_") for key, _ in flat(values)):
+        raise ConfigError(
+            f"{file}: is the config of a run, which is repeated from its own folder: type "
+            "RUN/config.yaml"
+        )
+    return [*keys.parts(values)]
+
+
+def _of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
+    """Yield what was typed for a run, and what its config says otherwise than that does now."""
+    from transfer_cli.config import compose, stored  # which import Hydra
+
+    lines = read_text(file.with_name("overrides.txt")).splitlines()
+    typed = [word for word in lines if not _names_run(_key(word))]
+    yield from typed
+    now = compose.compose(keys.name, Request(tuple(typed), config_dir=keys.config_dir))
+    values = dict(flat(stored.plain_values(now)))
+    for key, value in flat(read_plain(file)):
+        if not _names_run(key) and values.get(key) != value:
+            yield key, value
+
+
+def _names_run(key: str) -> bool:
+    return key == "run.dir" or Role.NAMES_RUN in role_of(key)

@@ -1,0 +1,202 @@
+"""Plain configs: keys as they are typed, and the name of an option wherever a group stands.
+
+`adaptation: {edits: [lora], plan: gradual_unfreezing}`, without Hydra's packages and overrides.
+"""
+
+import glob
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.config import describe
+from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.flags import ONE_OPTION
+from transfer_cli.config.literal import quoted
+from transfer_cli.errors import ConfigError
+
+_TEXTS = {"source.data", "forgetting.data"}
+"""Places of data that every run has."""
+
+_PLACES = {
+    re.compile(r"(losses\.\w+)(?:\.objective)?"): "objective",
+    re.compile(r"(streams\.\w+\.data|source\.data|forgetting\.data)"): "data",
+}
+"""Keys at which there is a group in a place of its own -> the group."""
+
+_OF_GRAMMAR = re.compile(r"[\\()\[\]{}:=, \t]")
+"""What Hydra reads otherwise in the name of a value of a mapping."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options that are chosen of a group.
+
+    Args:
+        group: Its folder.
+        names: Those of the options.
+        place: Where they are put.
+    """
+
+    group: str
+    names: Sequence[str]
+    place: str
+
+    @property
+    def typed(self) -> str:
+        """The group, as it is typed."""
+        is_elsewhere = self.place != self.group.replace("/", ".")
+        return f"{self.group}@{self.place}" if is_elsewhere else self.group
+
+
+Part = Choice | tuple[str, Any] | str
+"""What a file says: options of a group, a key and its value, or a word as it was typed."""
+
+
+@dataclass(frozen=True)
+class PlainKeys:
+    """Tells groups, with their options, from keys, with their values.
+
+    Args:
+        name: The name of the command that the keys are for.
+        config_dir: A folder with the user's own configs.
+        named: Keys below which there are names of one's own.
+    """
+
+    name: str
+    config_dir: Path | None = None
+    named: tuple[str, ...] = ("losses", "streams")
+
+    @cached_property
+    def _folders(self) -> list[Path]:
+        return [conf_dir(), *([] if self.config_dir is None else [self.config_dir])]
+
+    @cached_property
+    def _keys(self) -> Set[str]:
+        return {key for key, _ in describe.keys_and_options(self.name, self.config_dir)}
+
+    def _is_group(self, group: str) -> bool:
+        return any((folder / group).is_dir() for folder in self._folders)
+
+    def _options(self, group: str) -> dict[str, Path]:
+        """Return the options of a group, and their files; those of ours come first."""
+        named: dict[str, Path] = {}
+        for folder in self._folders:
+            for file in (folder / group).rglob("*.yaml"):
+                name = file.relative_to(folder / group).with_suffix("").as_posix()
+                named.setdefault(name, file)
+        return named
+
+    def choice(self, word: str) -> Choice | None:
+        """Return what a typed word chooses, also with a dot for the slash of a group, or None."""
+        key, equals, value = word.partition("=")
+        if not equals:  # a path, such as a single dot
+            return None
+        group, place = self._group_at(key.replace("/", "."))
+        if not group and "." not in key and key not in describe.declared(self.name):
+            below = [*conf_dir().glob(f"*/{glob.escape(key)}")] if key else []
+            group = f"{below[0].parent.name}/{key}" if len(below) == 1 else ""
+            place = group.replace("/", ".")
+        names = value.removeprefix("[").removesuffix("]").split(",")
+        is_meant = group and set(names) <= self._options(group).keys()
+        return Choice(group, names, place) if is_meant else None
+
+    def typed_as(self, word: str, choice: Choice, known: Set[str]) -> str:
+        """Return a typed word with the name of the group that it chooses of."""
+        return f"{self._added(choice, known)}{choice.typed}={word.partition('=')[2]}"
+
+    def places(self, choices: Sequence[Choice]) -> Set[str]:
+        """Return where options that are chosen put others."""
+        places, left = set(_TEXTS), list(choices)
+        while left:
+            choice = left.pop()
+            for name in choice.names:
+                file = self._options(choice.group).get(name)
+                option = file and describe.Option(choice.group, name, "", file)
+                for group, place, names in option.choices() if option else ():
+                    places.add(place)
+                    left += [Choice(group, names, group)] if not place else []
+        return places
+
+    def word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
+        """Return a part of a file as it is typed.
+
+        Args:
+            part: The part.
+            known: Places that have an option.
+            raw: Keys whose texts are typed as they are.
+        """
+        if isinstance(part, str):
+            return part
+        if isinstance(part, tuple):
+            key, value = part
+            shown = value if key in raw and isinstance(value, str) else _literal(value, key)
+            added = "++" if key.startswith(tuple(f"{name}." for name in self.named)) else ""
+            return f"{added}{key}={shown}"
+        if part.names == ["null"]:
+            return f"~{part.typed}"
+        shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
+        return f"{self._added(part, known)}{part.typed}={shown}"
+
+    def _added(self, choice: Choice, known: Set[str]) -> str:
+        return "+" if "@" in choice.typed and choice.place not in known else ""
+
+    def parts(
+        self, values: Mapping[str, Any], above: str = ""
+    ) -> Iterator[Choice | tuple[str, Any]]:
+        """Yield what a mapping chooses, and the keys that it sets, in order."""
+        for name, value in values.items():
+            key = f"{above}{name}"
+            group, place = self._group_at(key)
+            if group:
+                yield from self._of_group(group, place, key, value)
+            elif isinstance(value, Mapping) and (key in self.named or key not in self._keys):
+                yield from self.parts(value, f"{key}.")
+            else:
+                yield key, value
+
+    def _of_group(
+        self, group: str, place: str, key: str, value: Any
+    ) -> Iterator[Choice | tuple[str, Any]]:
+        options = self._options(group).keys()
+        if not isinstance(value, Mapping):
+            names = (
+                ["null"] if value is None else value if isinstance(value, list | tuple) else [value]
+            )
+            # Some texts may also be named by a path, or a word.
+            is_path = key == "forgetting.data" and not set(names) <= options
+            yield (key, value) if is_path else Choice(group, [str(name) for name in names], place)
+        elif value.keys() <= options and all(isinstance(v, Mapping) for v in value.values()):
+            # `edits: {lora: {rank: 4}}`, `data: {table: {train: a.csv}}`
+            yield Choice(group, [*value], place)
+            for name, below in value.items():
+                inside = place if group in ONE_OPTION else f"{place}.{name}"
+                yield from self.parts(below, f"{inside}.")
+        else:
+            yield from self.parts(value, f"{key}.")
+
+    def _group_at(self, key: str) -> tuple[str, str]:
+        """Return the group that a key stands for, and the place of its options; "": none."""
+        if key and self._is_group(group := key.replace(".", "/")):
+            return group, key
+        for pattern, group in _PLACES.items():
+            if match := pattern.fullmatch(key):
+                return group, match[1]
+        return "", ""
+
+
+def _literal(value: Any, key: str) -> str:
+    """Return a value as Hydra's grammar reads it."""
+    if isinstance(value, Mapping):
+        names = {name: _OF_GRAMMAR.sub(r"\\\g<0>", name) for name in value}
+        inside = ",".join(f"{names[name]}:{_literal(v, key)}" for name, v in value.items())
+        return f"{{{inside}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_literal(item, key) for item in value)}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if not isinstance(value, str | Path | int | float):
+        raise ConfigError(f"{key}: expected plain values, got {type(value).__name__}")
+    return repr(value) if isinstance(value, int | float) else quoted(str(value))

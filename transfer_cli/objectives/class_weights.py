@@ -1,0 +1,122 @@
+"""Weights of classes, by which rare ones count more in a loss.
+
+As in torch, a sum of weighted losses is divided by the sum of the weights.
+
+Legend: N targets, C classes.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from transfer_cli.errors import ConfigError, listed, nearest
+from transfer_cli.objectives.base import TaskInfo
+
+ClassWeight = Literal["balanced"] | Mapping[str, float] | None
+"""balanced: N / (C n) for a label that n of the N training targets have, as in scikit-learn. Else
+the weight of each label, 1 where it is not named. None: all count alike."""
+
+MOST_WEIGHT = 1e6
+
+
+class ClassWeights:
+    """The weights of classes, or of examples, on the host and where a step computes.
+
+    Args:
+        by_label: The weight of each label.
+        weights: In the order of the numbers of classes, or examples.
+    """
+
+    def __init__(self, by_label: Mapping[str, float], weights: Sequence[float]) -> None:
+        self.by_label = dict(by_label)
+        self._weight_C = self._here_C = torch.tensor(weights, dtype=torch.float32)
+
+    @classmethod
+    def of(cls, asked: ClassWeight, info: TaskInfo) -> "ClassWeights | None":
+        """Return those of a run's labels; None where none are asked for.
+
+        Of a task without labels they are those of its training examples, by their right answers.
+        """
+        if asked is None:
+            return None
+        by_label = weights_by_label(asked, info)
+        return cls(by_label, [by_label.get(label, 1.0) for label in info.labels or _answers(info)])
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return them on a device, where they stay: a step does not wait for copies."""
+        if self._here_C.device != device:
+            self._here_C = self._weight_C.to(device, non_blocking=True)
+        return self._here_C
+
+    def total(self, number_N: Tensor) -> float:
+        """Return the sum of the weights of targets, which are on the host.
+
+        Weights of float32 add up in float64 without rounding, so in any order.
+        """
+        return float(self._weight_C[number_N].double().sum())
+
+    def weighed(
+        self, measures: Mapping[str, float], tables: Mapping[str, Any]
+    ) -> tuple[Mapping[str, float], Mapping[str, Any]]:
+        """Return the accuracy, and the counts of each class, as the loss weighs them.
+
+        By these a run is judged to have learnt something: with rare classes found it may be right
+        less often than the commonest one as every answer.
+        """
+        counts: Any = tables.get("confusion")
+        if counts is None:
+            return measures, tables
+        rows = [
+            [w * n for n in row] for w, row in zip(self._weight_C.tolist(), counts, strict=True)
+        ]
+        right, whole = sum(row[at] for at, row in enumerate(rows)), sum(map(sum, rows))
+        return {**measures, "accuracy": right / whole if whole else 1.0}, {"confusion": rows}
+
+
+def weights_by_label(asked: ClassWeight, info: TaskInfo) -> dict[str, float]:
+    """Return the weight of each label; a label that no training target has counts 1.
+
+    The labels of a task that has none are the right answers of its training examples.
+
+    Raises:
+        ConfigError: There is no such label, a weight is none, all are 0, or answers do not repeat.
+    """
+    key = f"{'objective' if info.name == 'main' else f'losses.{info.name}'}.class_weight"
+    count = Counter(_answers(info))
+    labels = info.labels or tuple(count)
+    if not isinstance(asked, Mapping):
+        if not info.labels and 2 * len(count) > count.total():
+            raise ConfigError(
+                f"{key}: {count.total():,} examples have {len(count):,} different right answers, "
+                "so that none is rarer than others; leave it out"
+            )
+        return {
+            label: count.total() / (len(count) * count[label]) for label in labels if count[label]
+        }
+    given = {_name_of(label): weight for label, weight in asked.items()}
+    wrong = {label: weight for label, weight in given.items() if not 0 <= weight <= MOST_WEIGHT}
+    for label, weight in wrong.items():
+        raise ConfigError(f"{key}.{label}: expected 0 to {MOST_WEIGHT:,.0f}, got {weight}")
+    unknown = [label for label in given if label not in labels]
+    if unknown and labels:
+        raise ConfigError(
+            f"{key}: there is no label {unknown[0]!r:.80}.{nearest(unknown[0], labels)} "
+            f"There are {listed(labels, 10)}"
+        )
+    weights = {label: given.get(label, 1.0) for label in labels or given}
+    if not any(weights.values()):
+        raise ConfigError(f"{key}: all weights are 0, so that nothing is learnt; give one above 0")
+    return weights
+
+
+def _answers(info: TaskInfo) -> list[str]:
+    task = info.task
+    return [label for example in info.train for label in task.labels_of(example)]
+
+
+def _name_of(label: Any) -> str:
+    """Return a label as a table has it: YAML makes a number, or true, of some."""
+    return str(label).lower() if isinstance(label, bool) else str(label)

@@ -1,0 +1,116 @@
+"""Precision, recall and F1 of each label, and what was taken for what, from the results of runs.
+
+All follows from the tables and measures that a run stores. They may be a stranger's: a table of
+another shape than its labels have is passed over.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from transfer_cli.runs.results import Results
+
+FEW = 20
+"""Labels that a terminal or a card lists; of more, the worst."""
+
+TITLES = ("precision", "recall", "F1", "support")
+
+_MOST_CONFUSED = 5
+
+Counts = list[list[int]]
+
+
+class ClassScore(NamedTuple):
+    """How well a label is found: `support` is how many targets have it."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: float
+
+    def cells(self) -> list[str]:
+        """Return its numbers as they are shown."""
+        shown = (f"{value:.3f}" for value in (self.precision, self.recall, self.f1))
+        return [*shown, f"{self.support:,.0f}"]
+
+
+def class_scores(runs: Sequence[Results], split: str) -> list[ClassScore]:
+    """Return the scores of each label, or type of entity, that occurs, the worst F1 first.
+
+    Of several runs they are the means.
+    """
+    by_label = defaultdict[str, list[ClassScore]](list)
+    for run in runs:
+        for score in _of_run(run, split):
+            by_label[score.label].append(score)
+    means = [
+        ClassScore(
+            label, *(fmean(numbers) for numbers in zip(*(s[1:] for s in scores), strict=True))
+        )
+        for label, scores in by_label.items()
+    ]
+    return sorted(means, key=lambda score: (score.f1, -score.support))
+
+
+def _of_run(run: Results, split: str) -> Iterator[ClassScore]:
+    labels, measures = run.labels, run.measures.get(split, {})
+    confusion = counts_in(run, split, "confusion", len(labels))
+    kinds = {label[2:]: at for at, label in enumerate(labels) if label.startswith("B-")}
+    scored = [kind for kind in kinds if f"entity_precision/{kind}" in measures]
+    if confusion and scored:
+        for kind in scored:
+            precision, recall, f1 = (
+                measures.get(f"entity_{name}/{kind}", 0.0) for name in ("precision", "recall", "f1")
+            )
+            yield ClassScore(kind, precision, recall, f1, sum(confusion[kinds[kind]]))
+        return
+    for label, (right, given, said) in zip(labels, _right_given_said(run, split), strict=False):
+        if given + said:
+            precision, recall = right / said if said else 0.0, right / given if given else 0.0
+            yield ClassScore(label, precision, recall, 2 * right / (given + said), given)
+
+
+def _right_given_said(run: Results, split: str) -> list[tuple[int, int, int]]:
+    """Return of each label how often it was right, given and said, by any table that tells."""
+    size = len(run.labels)
+    if confusion := counts_in(run, split, "confusion", size):
+        said_C = [sum(column) for column in zip(*confusion, strict=True)]
+        return [(row[at], sum(row), said_C[at]) for at, row in enumerate(confusion)]
+    if counts := counts_in(run, split, "labels", 3):
+        return list(zip(*counts, strict=True))
+    if counts := counts_in(run, split, "decisions", 4):
+        several = zip(*counts, strict=True)
+        return [(right, right + missed, right + wrong) for right, wrong, missed, _ in several]
+    return []
+
+
+def counts_in(
+    run: Results, split: str, name: str, height: int, width: int | None = None
+) -> Counts | None:
+    """Return a table of counts of this size, if it is there; by default a label is a column."""
+    width = len(run.labels) if width is None else width
+    rows: Any = run.tables.get(split, {}).get(name)
+    if not isinstance(rows, list) or len(rows) != height:
+        return None
+    is_one = all(
+        isinstance(row, list) and len(row) == width and all(type(n) is int and n >= 0 for n in row)
+        for row in rows
+    )
+    return rows if is_one else None
+
+
+def confused(labels: Sequence[str], confusion: Counts) -> str:
+    """Return in words which labels were taken for others most often, and in how many of theirs."""
+    wrong = [
+        (count, labels[at], labels[said], sum(row))
+        for at, row in enumerate(confusion)
+        for said, count in enumerate(row)
+        if count and said != at
+    ]
+    wrong.sort(key=lambda each: -each[0])
+    return "; ".join(
+        f"{label} taken for {said} {count:,} of {whole:,} times ({100 * count / whole:.0f} %)"
+        for count, label, said, whole in wrong[:_MOST_CONFUSED]
+    )
