@@ -25,9 +25,9 @@ def folded(value: Hashable) -> Hashable:
     return " ".join(value.casefold().split())
 
 
-def keys_of(texts: Iterable[Hashable], count: int) -> Keys:
+def keys_of(texts: Iterable[Iterable[str]], count: int) -> Keys:
     """Return the key of each of `count` examples, given the texts of each; 8 bytes an example."""
-    return np.fromiter((hash(folded(each)) for each in texts), np.int64, count)
+    return np.fromiter((hash(folded(tuple(each))) for each in texts), np.int64, count)
 
 
 def found(wanted: Keys, among: Keys) -> npt.NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -328,8 +328,7 @@ _LONGEST = 60
 """Characters of a text that is named."""
 
 
-@dataclass(frozen=True)
-class _Unit:
+class _Unit(NamedTuple):
     """The places of examples that are drawn together, and the stratum of most of them."""
 
     places: Sequence[int]
@@ -342,7 +341,9 @@ def _units(
     """Return the units in random order, and how many examples those of each stratum have."""
     units = []
     for places in together(range(len(strata)) if keys is None else keys):
-        [(stratum, _)] = Counter(strata[at] for at in places).most_common(1)
+        stratum = strata[places[0]]
+        if len(places) > 1:
+            [(stratum, _)] = Counter(strata[at] for at in places).most_common(1)
         units.append(_Unit(places, stratum))
     counts = Counter[int]()
     for unit in units:
