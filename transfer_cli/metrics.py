@@ -90,6 +90,9 @@ class Metric:
         return cls(**known)
 
 
+UNSEEN = "/unseen"
+"""Ends the names of measures of those examples alone that do not stand in training."""
+
 LOSS = Metric("loss", higher_is_better=False, unit="nats", per_example=True)
 """The mean over all targets."""
 
@@ -139,6 +142,11 @@ def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
     headlines = [metric for metric in declared if metric.headline]
     metric = next((m for m in headlines if m.name in measures), *headlines[:1] or [LOSS])
     return LOSS if metric.unit in ("nats", "bits", "perplexity") else metric
+
+
+def without_details(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return a split's own measures: not those of each label, nor of further losses."""
+    return {name: value for name, value in measures.items() if "/" not in name}
 
 
 def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:

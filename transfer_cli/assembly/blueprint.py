@@ -50,8 +50,11 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.config.decided import with_values
+from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import LoopConfig, MixingConfig
+from transfer_cli.config.stored import plain_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
+from transfer_cli.earlier_runs import LABELLED
 from transfer_cli.engine import distributed
 from transfer_cli.engine.bf16_products import precision_of
 from transfer_cli.engine.compiling import missing_for, why_eager
@@ -449,6 +452,11 @@ def _decided(
     }
     if start is not None and start.layers is not None:
         decided["student.layers"] = list(start.layers)  # a resume types nothing of it
+    values = dict(flat(plain_values(config)))
+    for key, value in values.items():
+        if isinstance(value, str) and value in LABELLED:
+            drawn = f"{key.rpartition('.')[0]}.duplicates"
+            decided[drawn] = values.get(drawn, "together")
     return decided
 
 

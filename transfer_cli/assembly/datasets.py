@@ -598,6 +598,7 @@ def task(
             num_cut=encoded.num_cut,
             shown=partial(_shown, found, examples),
             column=partial(data.column, name),
+            seen=data.seen.get(name, ()),
         )
     train: Any = splits["train"].data if "train" in splits else None
     return Prepared(splits, found, train and train.lengths)

@@ -43,7 +43,7 @@ from transfer_cli.safe_files import in_one_line
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.terminal import Page, print_line, print_out
 from transfer_cli.training.console import by_class
-from transfer_cli.training.examples import items_of, of_slices
+from transfer_cli.training.examples import items_of, of_slices, with_unseen
 from transfer_cli.training.workers import in_process_group
 
 _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -220,7 +220,8 @@ def _scores(
     if slices and task is None:
         raise ConfigError("slices: are parts of labelled examples, and this is a language model")
     each = EachExample() if slices or items is not None else None
-    found = score(model, trained.objective, split, batch=batch, precision=precision, each=each)
+    scored = partial(score, model, trained.objective, batch=batch, precision=precision)
+    found = with_unseen(scored(split, each=each), split, scored)
     if each is not None:
         own = items_of(split, datasets.Prepared({split.name: split}, task), each)
         if items is not None:

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 def read_plain(path: Path) -> dict[str, Any]:
     """Return the stored config in a file, with the names of today; else see `read_mapping`."""
-    renamed: dict[str, Any] = with_new_names(config_of_today(read_mapping(path)))
+    renamed: dict[str, Any] = config_of_today(with_new_names(read_mapping(path)))
     return renamed
 
 

@@ -102,6 +102,7 @@ class Split:
         context: Of running text, what is seen before the scored tokens; None: its examples are
             others, or it is read from both sides.
         without_states: The same examples, where `data` brings hidden states along.
+        seen: The numbers of those that stand in training, too.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Split:
     column: Callable[[str], Sequence[str]] = _no_column
     context: TextContext | None = None
     without_states: Dataset | None = None
+    seen: Sequence[int] = ()
 
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""

@@ -185,6 +185,10 @@ class Task(ABC):
         """Return, as texts, all of an example that decides its answer: by default its texts."""
         return self.texts(example)
 
+    def equal_by(self, example: Any) -> tuple[str, ...]:
+        """Return the texts that make it the same as another: by default all, answers left out."""
+        return self.texts(example)
+
     def labels_of(self, example: Any) -> Sequence[str]:
         """Return what people answered: its labels, for statistics."""
         return ()

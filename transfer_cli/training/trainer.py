@@ -28,7 +28,7 @@ from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
 from transfer_cli.errors import DivergedError, NotFiniteError, PrunedError, RunError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import LOSS, judge
+from transfer_cli.metrics import LOSS, judge, without_details
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Loss
@@ -48,9 +48,15 @@ from transfer_cli.training.console import (
     say_results,
     say_start,
     say_what_is_faster,
-    without_details,
 )
-from transfer_cli.training.examples import by_words, items_of, labels_in, noting, of_slices
+from transfer_cli.training.examples import (
+    by_words,
+    items_of,
+    labels_in,
+    noting,
+    of_slices,
+    with_unseen,
+)
 from transfer_cli.training.measurements import (
     hyperparameters,
     layer_shares,
@@ -232,7 +238,8 @@ def final_measures(
         if name not in data.splits:
             continue
         scored = (validation if name == "validation" else None) or scorer.noted(name)
-        scores[name] = scored.scores
+        score = partial(scorer.score, run.blueprint.network.losses[0])
+        scores[name] = with_unseen(scored.scores, data.splits[name], score)
         items_of_split = items_of(data.splits[name], data, scored.each)
         if data.task is not None and items_of_split:
             for loss in run.blueprint.network.losses:

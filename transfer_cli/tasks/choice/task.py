@@ -263,8 +263,10 @@ class ChoiceTask(Task):
         return row_format(tuple(record.fields), name, record.line).read(record, name)
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
-        question = (example.question,) if example.question else ()
-        return (example.context, *question, *example.choices)
+        return (*self.equal_by(example), *example.choices)
+
+    def equal_by(self, example: ChoiceExample) -> tuple[str, ...]:
+        return (example.context, example.question) if example.question else (example.context,)
 
     def labels_of(self, example: ChoiceExample) -> Sequence[str]:
         return () if example.label is None else (example.choices[example.label],)

@@ -182,6 +182,9 @@ class DialogTask(ChoiceTask):
         *earlier, last = example.history or ("",)
         return (last, *example.persona, *earlier, *example.choices)
 
+    def equal_by(self, example: DialogExample) -> tuple[str, ...]:  # type: ignore[override]
+        return (*example.persona, *example.history)
+
     def group(self, example: DialogExample) -> Hashable:
         """Return the dialog: what the speaker is like, and what was said first."""
         return (tuple(example.persona), *example.history[:1])
