@@ -141,9 +141,11 @@ def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
     return LOSS if metric.unit in ("nats", "bits", "perplexity") else metric
 
 
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1."""
-    z = 1.96
+def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1.
+
+    Another `z`, a quantile of the normal distribution, gives one of another width.
+    """
     middle, scale = right + z * z / 2, total + z * z
     half = z * math.sqrt(right * (total - right) / total + z * z / 4)
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

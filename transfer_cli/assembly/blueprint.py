@@ -19,6 +19,7 @@ from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_bounded_by_time,
+    check_confidence,
     check_head,
     check_memory,
     check_residual,
@@ -311,9 +312,11 @@ def _losses(
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == kind:
             asked["main"].objective.inherit_options(described.objective)
-    return bind_losses(
+    losses = bind_losses(
         asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
+    check_confidence(losses, validates="validation" in data.splits)
+    return losses
 
 
 def _course(

@@ -1,7 +1,7 @@
 """Config to data: found, tokenised, encoded, ready to train on and to score."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -189,6 +189,12 @@ class RunData:
     def drawn(self) -> dict[str, int]:
         """The examples of the streams of which a step draws one."""
         return {name: count for name, count in self.counts.items() if name not in self.joining}
+
+    @property
+    def splits(self) -> Set[str]:
+        """The names of the splits of the main stream."""
+        main = self.main
+        return (main.data if isinstance(main, Unencoded) else main).splits.keys()
 
     def encoded(self) -> dict[str, Prepared]:
         """Return the streams, ready to train on and to score."""

@@ -1,6 +1,7 @@
 """What a run made of each single example of a split: `items.jsonl`."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,15 @@ def of_slices(
 ) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
     return scores(members_of(slices, split, task, key), items)
+
+
+def labels_in(data: Prepared) -> dict[str, int]:
+    """Return how many training examples have each label; nothing where there are no labels."""
+    if data.task is None or not data.labels:
+        return {}
+    examples = encoded_of(data.splits["train"]).examples
+    counts = Counter(label for each in examples for label in {*data.task.labels_of(each)})
+    return {label: counts[label] for label in data.labels}
 
 
 def by_words(data: Prepared, split: str) -> dict[str, Any] | None:

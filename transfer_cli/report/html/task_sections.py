@@ -279,7 +279,7 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
 
 def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any] | None:
     """Return how often a group's runs took which label for which, as the page's script reads it."""
-    tables = _tables(group, (split, "confusion"), len(labels), len(labels))
+    tables = tables_of(group, (split, "confusion"), len(labels), len(labels))
     if not tables:
         return None
     counts: Counter[tuple[int, int]] = Counter()
@@ -302,7 +302,7 @@ def decisions_section(task: TaskRuns) -> Html | None:
     That is by the runs of the best group that has such counts.
     """
     split = task.measure.partition("/")[0]
-    counted = (_tables(group, (split, "decisions"), 4, len(task.labels)) for group in task.groups)
+    counted = (tables_of(group, (split, "decisions"), 4, len(task.labels)) for group in task.groups)
     tables = next(filter(None, counted), None)
     if tables is None:
         return None
@@ -319,7 +319,9 @@ def decisions_section(task: TaskRuns) -> Html | None:
     return joined([listed, note(f"{more:,} with fewer errors are left out.") if more else None])
 
 
-def _tables(group: Group, place: tuple[str, str], height: int, width: int) -> list[list[list[int]]]:
+def tables_of(
+    group: Group, place: tuple[str, str], height: int, width: int
+) -> list[list[list[int]]]:
     """Return the tables of this size that the results of a group's runs hold at a place."""
     (split, name), tables = place, []
     for run in group.runs:
