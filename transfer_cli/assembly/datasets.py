@@ -17,14 +17,14 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
-from transfer_cli.data.documents import LineRule, TextSplit
+from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.labelled import INPUT, LabelledData, Rest, TaskData, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import cached_tokenizer
-from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
+from transfer_cli.data.split import LineRule, Split, TextContext, TextStats, WeightedSource, some_of
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe

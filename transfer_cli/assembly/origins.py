@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data.documents import LineRule, TextSplit
+from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of

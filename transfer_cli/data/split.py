@@ -11,6 +11,12 @@ from transfer_cli.errors import DataError
 if TYPE_CHECKING:
     from transfer_cli.batch import Batch
 
+LineRule = Literal["keep", "end", "join"]
+"""What becomes of a line break: it is kept, it is the token that ends a line, it is a space.
+
+With `end` each line ends with the separator; else each document does, and lines do not.
+"""
+
 
 @dataclass(frozen=True)
 class TextStats:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed
-from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.model.added import edits_in, merge, unmergeable_edits
 from transfer_cli.model.borrowing import completed
 from transfer_cli.model.weights import (

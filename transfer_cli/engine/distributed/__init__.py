@@ -17,7 +17,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -223,3 +223,15 @@ def main_first() -> Iterator[None]:
     else:
         barrier()
         yield
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether this process holds only a shard of the parameters."""
+    # A test by the type of tensor would import torch.distributed.tensor, which takes long.
+    return any(hasattr(parameter, "full_tensor") for parameter in module.parameters())
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that may be sharded; all processes call this."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole

@@ -69,18 +69,6 @@ class Replicated(Parallel):
         return nullcontext() if last else self._model.no_sync()
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Return whether this process holds only a shard of the parameters."""
-    # A test by the type of tensor would import torch.distributed.tensor, which takes long.
-    return any(hasattr(parameter, "full_tensor") for parameter in module.parameters())
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return all of a tensor that may be sharded; all processes call this."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
-
-
 def average_statistics(module: nn.Module) -> None:
     """Give all processes the mean of the running statistics that each has gathered (batch norm)."""
     if world_size() == 1:
