@@ -9,6 +9,10 @@ THINGS = ("bridge", "market", "harbour", "garden", "tower")
 PLACES = ("red", "blue", "old", "new")
 
 
+ALIKE = "data.duplicates=keep"
+"""What files say of few texts that stand there many times, so that they are learnt soon."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of task.
@@ -45,7 +49,7 @@ class Kind:
             "finetune", f"data={self.data}", f"objective={self.objective}", f"data.train={file}",
             f"init_from={start}", "device=cpu", "loop.log_every=1", f"loop.steps={self.steps}",
             "loop.batch=16", f"loop.evaluate_every={every} steps",
-            f"checkpoint.every={every} steps", "checkpoint.keep=2", *self.words,
+            f"checkpoint.every={every} steps", "checkpoint.keep=2", ALIKE, *self.words,
         )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_the_commands_of_the_page_run_and_what_training_lacks_is_scored_beside(
         sum(item["label"] == item["predicted"] for item in part) for part in (of_test, of_test[10:])
     )
     transfer("report", "RUN", "--html", "page.html").ok()
-    assert "test/error_rate/unseen" in Path("page.html").read_text()
+    assert "test error rate/unseen" in Path("page.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.task_kinds import KINDS
+from tests.task_kinds import ALIKE, KINDS
 
 HEADLINES = {"text_to_text": "perplexity"}
 """Of kinds whose answers are not judged by the first measure of their record."""
@@ -59,7 +59,7 @@ def test_its_data_are_looked_at(name, task_file, transfer, pretrained):
 
     ended = transfer(
         "inspect", f"data={kind.data}", f"data.train={task_file(name)}", *more,
-        f"init_from={pretrained}",
+        f"init_from={pretrained}", ALIKE,
     ).ok()  # fmt: skip
 
     for line in kind.shown:

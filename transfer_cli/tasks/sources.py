@@ -389,10 +389,11 @@ def hold_out(
                 room[unit.stratum] -= size
                 left -= size
     if not chosen:
+        texts = f", {len(units)} different texts, which data.duplicates keeps together"
         raise DataError(
             f"{where}: a validation share of {share} leaves nothing to validate on "
-            f"({len(strata)} examples of {len(counts)} classes, {len(units)} different texts). "
-            "Raise it or name a validation file."
+            f"({len(strata)} examples of {len(counts)} classes"
+            f"{texts * (len(units) < len(strata))}). Raise it or name a validation file."
         )
     return chosen
 

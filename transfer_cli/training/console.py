@@ -186,7 +186,12 @@ def in_words(
     """
     counts = [sum(row) for row in confusion]
     total, right = sum(counts), sum(row[label] for label, row in enumerate(confusion))
-    low, high = wilson_interval(right, total)
+    # A text that stands there twice says no more than once.
+    apart = 1.0
+    if by_words is not None and "different" in by_words:
+        apart = by_words["different"] / by_words["scored"]
+    low, high = wilson_interval(round(right * apart), round(total * apart))
+    doubled = f", {round(total * apart):,} of them different" if apart < 1 else ""
     commonest = printable(labels[counts.index(max(counts))])[:MOST_CHARACTERS]
     words = ""
     if by_words is not None:
@@ -198,7 +203,7 @@ def in_words(
             words += ", more than this model"
     return (
         f"of 100 such texts about {100 * right / total:.0f} get the right label "
-        f"({100 * low:.0f} to {100 * high:.0f}, by these {total:,}); always saying "
+        f"({100 * low:.0f} to {100 * high:.0f}, by these {total:,}{doubled}); always saying "
         f"{commonest!r} gets {100 * max(counts) / total:.0f} right{words}"
     )
 

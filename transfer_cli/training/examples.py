@@ -10,6 +10,7 @@ import numpy as np
 
 from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.assembly.example_facts import members_of
+from transfer_cli.data.equal_texts import folded
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import EachExample, Outcome, Scores
 from transfer_cli.metrics import UNSEEN, without_details
@@ -115,6 +116,9 @@ def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
     if right is None:
         return None
     counts = {"right": right, "scored": len(scored), "trained_on": len(train), "of": len(whole)}
+    different = len({folded(data.task.equal_by(each)) for each in scored})
+    if different < len(scored):
+        counts["different"] = different
     return {"split": split, **counts}
 
 

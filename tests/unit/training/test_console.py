@@ -39,6 +39,15 @@ def test_a_linear_model_that_saw_some_texts_only_says_how_many():
     )
 
 
+def test_equal_texts_make_an_interval_no_narrower():
+    by_words = {"right": 150, "scored": 200, "trained_on": 9, "of": 9, "different": 50}
+
+    assert (
+        "about 90 get the right label (79 to 96, by these 200, 50 of them different)"
+        in in_words(TABLE, LABELS, by_words)
+    )
+
+
 @pytest.mark.parametrize(
     ("waited", "peak", "said", "not_said"),
     [
