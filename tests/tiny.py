@@ -24,7 +24,8 @@ from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split, TextStats
 from transfer_cli.engine import distributed
-from transfer_cli.engine.distributed.replicated import Parallel, Replicated, is_sharded
+from transfer_cli.engine.distributed import is_sharded
+from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.distributed.sharded import Sharded
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.loop import Progress, build_trainer, report_of, run_trainer

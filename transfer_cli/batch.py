@@ -256,11 +256,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def gather(
     tokens: Indexed, starts_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64], filler: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the pieces of `tokens` that start at `starts_B` as rows, padded on the right.
-
-    Returns:
-        The rows, `[B, T]` with T the longest length, and a mask that is False at padding.
-    """
+    """Return pieces of `tokens` from `starts_B` on as rows, padded on the right, and a mask."""
     offsets_T = np.arange(lengths_B.max(initial=0))
     mask_BT = offsets_T < lengths_B[:, None]
     positions_BT = np.where(mask_BT, starts_B[:, None] + offsets_T, 0)

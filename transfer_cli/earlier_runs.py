@@ -101,8 +101,29 @@ _LATER_OPTIONS = {
 """Options of a model that 2841927 did not have, with what it did, so that runs can be compared."""
 
 
+LABELLED = {
+    f"{_TASKS}.{name}"
+    for name in (
+        "choice.task.Choices", "dialog.task.Dialogs", "glue.Glue", "multilabel.LabelsTable",
+        "regression.NumberTable", "samples.EmbeddedSample", "span.task.Squad", "table.HubTable",
+        "table.Table", "tagging.files.TaggedFiles", "text_to_text.task.TextPairsTable", "trec.Trec",
+    )
+}  # fmt: skip
+"""Labelled data, whose equal texts were drawn like others then; what a run stores says how."""
+
+
+def _drawn_as_then(node: Any) -> None:
+    """Say of labelled data that do not say so that equal texts are drawn like others."""
+    if isinstance(node, dict):
+        if node.get("_target_") in LABELLED:
+            node.setdefault("duplicates", "keep")
+        for part in node.values():
+            _drawn_as_then(part)
+
+
 def config_of_today(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored config with the options of today."""
+    """Return a stored config, with the names of today, and its options."""
+    _drawn_as_then(config)
     model = config.get("model")
     if isinstance(model, dict) and model.get("_target_") == _SHAPE:
         for name, value in _LATER_OPTIONS.items():
@@ -125,6 +146,9 @@ def typed_as_then(
         kind = f"{key.rpartition('.')[0]}._target_"
         if typed.get(kind) == stored.get(kind) is not None:  # an option that its part got later
             then[key] = None
+    for key in stored.keys() - given:
+        if key.endswith(".duplicates") and stored[key] == "keep":
+            then[key] = "keep"
     inherits = str(typed.get("tokenizer._target_")).endswith(".Inherited")
     if inherits and stored.get("tokenizer", "") is None:
         # 2841927 said nothing of a tokenizer that is inherited.

@@ -61,21 +61,13 @@ class Length:
 
     @classmethod
     def parse_rhythm(cls, text: str) -> "Length":
-        """Read an interval: "500 steps" or "1 epoch".
-
-        Raises:
-            ValueError: The text has another form.
-        """
+        """Read an interval: "500 steps" or "1 epoch"."""
         if _COUNTED.fullmatch(text) is None:
             raise ValueError(f"{text!r} is no length: write it as '500 steps' or '1 epoch'")
         return cls.parse(text)
 
     def steps(self, steps_per_epoch: int) -> int | None:
-        """Return the length in optimizer steps, at least 1; None for the remainder of the run.
-
-        Raises:
-            ValueError: A share needs the length of the run (see `resolve`).
-        """
+        """Return optimizer steps, at least 1, of a length that is no share; None for the rest."""
         if self.unit in ("share", "auto"):
             raise ValueError("a share needs the length of the run; use resolve")
         if self.amount is None:

@@ -79,11 +79,7 @@ class Metric:
 
     @classmethod
     def from_json(cls, record: Any) -> "Metric":
-        """Return the metric of a record, whose unknown keys are ignored.
-
-        Raises:
-            ValueError: The record is not a metric's.
-        """
+        """Return the metric of a record, ignoring unknown keys; ValueError where it is none."""
         stored = record if isinstance(record, dict) else {}
         known = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
         texts = all(isinstance(known.get(key, ""), str) for key in ("name", "unit"))
@@ -93,6 +89,9 @@ class Metric:
             raise ValueError(f"this is no record of a metric: {record!r:.100}")
         return cls(**known)
 
+
+UNSEEN = "/unseen"
+"""Ends the names of measures of those examples alone that do not stand in training."""
 
 LOSS = Metric("loss", higher_is_better=False, unit="nats", per_example=True)
 """The mean over all targets."""
@@ -145,9 +144,16 @@ def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
     return LOSS if metric.unit in ("nats", "bits", "perplexity") else metric
 
 
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1."""
-    z = 1.96
+def without_details(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return a split's own measures: not those of each label, nor of further losses."""
+    return {name: value for name, value in measures.items() if "/" not in name}
+
+
+def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1.
+
+    Another `z`, a quantile of the normal distribution, gives one of another width.
+    """
     middle, scale = right + z * z / 2, total + z * z
     half = z * math.sqrt(right * (total - right) / total + z * z / 4)
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -1,8 +1,8 @@
 """Reads small files of unknown origin whole, in bounded memory, as plain values.
 
 A run directory can come from a stranger. A file that is larger, deeper or of another kind than our
-own is refused; the caller adds its name to the error. What stands in one has one escape for each
-place where it is shown: a terminal, Markdown, a spreadsheet; templates of HTML have their own.
+own is refused (`UnreadableError`); the caller adds its name. What stands in one has one escape for
+each place where it is shown: a terminal, Markdown, a spreadsheet; templates of HTML have their own.
 """
 
 import errno
@@ -45,12 +45,7 @@ def check_no_pointer(start: bytes) -> None:
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: It is no plain file, or too large.
-    """
+    """Return the content of a file."""
     try:
         try:
             raw = _start_of(path, most_bytes + 1)
@@ -77,12 +72,7 @@ def _start_of(path: Path, size: int) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the content of a UTF-8 file.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: As `read_bytes`; it is not UTF-8, or holds a NUL byte.
-    """
+    """Return the content of a UTF-8 file."""
     raw = read_bytes(path, most_bytes)
     zero = raw.find(b"\0")
     if zero >= 0:
@@ -100,21 +90,12 @@ def _line_at(raw: bytes, place: int) -> int:
 
 
 def read_json(path: Path, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: As `read_text`; it is no JSON object, or holds what `check_plain` refuses.
-    """
+    """Return the JSON object in a file."""
     return parse_json(read_text(path, most_bytes))
 
 
 def parse_json(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text.
-
-    Raises:
-        UnreadableError: It is none, or holds what `check_plain` refuses.
-    """
+    """Return the JSON object in a text."""
     try:
         value = STRICT_JSON.decode(text)
     except json.JSONDecodeError as error:
@@ -130,12 +111,7 @@ def parse_json(text: str) -> dict[str, Any]:
 
 
 def check_plain(value: Any) -> None:
-    """Refuse values that JSON or YAML can hold, but none of our files does.
-
-    Raises:
-        UnreadableError: A value is nested too deeply, a name is no text, or a whole number has
-            more than 64 bits.
-    """
+    """Refuse what none of our files holds: deep nesting, a name that is no text, a huge number."""
     left = [(value, 0)]
     while left:
         node, depth = left.pop()
@@ -153,11 +129,7 @@ def check_plain(value: Any) -> None:
 
 
 def check_kinds(record: Any) -> None:
-    """Refuse a record, an instance of a dataclass, with a value of another kind than its field.
-
-    Raises:
-        UnreadableError: The message names the field. A whole number will do for any number.
-    """
+    """Refuse a dataclass with a value of another kind than its field; an `int` is a `float`."""
     for name, hint in get_type_hints(type(record)).items():
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         kinds = tuple(get_origin(kind) or kind for kind in kinds)

@@ -78,12 +78,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Entry:
-    """Two columns: a name and its description.
-
-    Args:
-        text: The right column; it wraps.
-        width: Width of the plain text; None: its lines are not wrapped.
-    """
+    """Two columns: a name and its description, which wraps, in plain text up to a `width`."""
 
     head: Pieces
     text: Pieces
@@ -304,11 +299,7 @@ def _can_be_written(stream: TextIO) -> bool:
 
 
 def flush_out(text: str = "") -> None:
-    """Write a text to standard output, and all that was printed.
-
-    Raises:
-        BrokenPipeError: Its reader has gone.
-    """
+    """Write a text, and all that was printed; BrokenPipeError where its reader has gone."""
     if _IS_SILENT.get():
         return
     try:

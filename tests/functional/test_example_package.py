@@ -266,13 +266,6 @@ def test_an_edit_that_would_remove_what_another_one_has_added_is_refused(scaled)
 
 
 @pytest.mark.slow
-def test_the_own_edit_can_be_distilled_to_the_source(scaled):
-    ended = scaled("run", "+objective@losses.source=source_distillation", "losses.source.weight=1")
-
-    assert ended.code == 0, ended.err
-
-
-@pytest.mark.slow
 def test_a_search_goes_by_the_metric_that_the_own_objective_declares(transfer, mylab, read_json):
     pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
 

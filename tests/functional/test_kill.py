@@ -66,7 +66,7 @@ def killed_and_typed_again(commands, folder, words, *moments):
 
 
 @pytest.mark.parametrize(
-    "share", [0.1, 0.6, 0.97, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 0.35, 0.85))]
+    "share", [0.6, 0.97, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 0.1, 0.35, 0.85))]
 )
 def test_killed_at_some_moment_it_ends_as_if_it_was_not(commands, words, whole, tmp_path, share):
     ended, run = whole
@@ -153,11 +153,7 @@ STAGES = ("chain_thaw", "loop.evaluate_every=1 steps", "checkpoint.every=3 steps
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
-    [
-        STAGES,
-        ("lora", "adaptation.store=merged", "loop.evaluate_every=5 steps"),
-        pytest.param(("frozen",), marks=pytest.mark.slow),
-    ],
+    [STAGES, ("lora", "adaptation.store=merged", "loop.evaluate_every=5 steps"), ("frozen",)],
     ids=lambda chosen: chosen[0],
 )
 def test_fine_tuning_that_was_killed_ends_as_if_it_was_not(commands, adapting, tmp_path, chosen):

@@ -76,15 +76,7 @@ def in_a_pipe(*words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(
-            words, id=name, marks=[] if name in ("overview", "error") else [pytest.mark.slow]
-        )
-        for name, words in SHOWN.items()
-    ],
-)
+@pytest.mark.parametrize("words", SHOWN.values(), ids=SHOWN)
 def test_colours_are_for_terminals_that_want_them(words, environment, monkeypatch):
     code, coloured = on_a_terminal(*words, columns=200)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -101,10 +93,8 @@ def test_colours_are_for_terminals_that_want_them(words, environment, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 200))]
-)
-@pytest.mark.parametrize("name", [*SHORT, pytest.param("plan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("name", [*SHORT, "plan"])
 def test_texts_fit_the_terminal(name, columns, environment):
     code, shown = on_a_terminal(*SHOWN[name], columns=columns)
 

@@ -20,7 +20,8 @@ from tests import on_stand_in, several, tiny
 from tests.on_stand_in import CASES, LOOP, TINY
 from transfer_cli.engine import distributed
 from transfer_cli.engine.compiling import compile_passes
-from transfer_cli.engine.distributed.replicated import Parallel, Replicated, full_tensor
+from transfer_cli.engine.distributed import full_tensor
+from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import TrainStep

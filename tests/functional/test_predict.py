@@ -197,10 +197,12 @@ def test_a_table_is_written_where_it_is_asked_for(predict, tmp_path, output, wor
 
     with (tmp_path / output).open(newline="") as file:
         header, *rows = csv.reader(file, delimiter=mark)
-    assert header == ["text", "label", *(f"probability/{label}" for label in LABELS), "n", "more"]
+    ours = ["label", "probability", *(f"probability/{label}" for label in LABELS), "warning"]
+    assert header == ["text", *ours, "n", "more"]
     for row, answer, kept in zip(rows, answers, (["1", "a"], ["2", "b"]), strict=True):
         assert row[:2] == [answer["text"], answer["label"]]
-        assert list(map(float, row[2:-2])) == list(answer["probabilities"].values())
+        shares = [answer["probability"], *answer["probabilities"].values()]
+        assert [*map(float, row[2:-3])] == shares
         assert row[-2:] == kept
 
 
@@ -251,7 +253,7 @@ def test_other_fields_are_kept_in_json_lines(predict, tmp_path):
 
     [answer] = predict("input=in.jsonl", "keep=true")
 
-    assert list(answer) == ["text", "label", "probabilities", "n", "x"]
+    assert list(answer) == ["text", "label", "probability", "probabilities", "n", "x"]
     assert (answer["n"], answer["x"]) == ([1], {"y": None})
 
 

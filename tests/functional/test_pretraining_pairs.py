@@ -25,7 +25,7 @@ ALBERT = (*BERT, "model.embedding_width=8", "model.share=all")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nsp", pytest.param("sop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["nsp", "sop"])
 def test_it_trains_as_it_stands_and_says_what_lacks_segments(kind, transfer):
     ended = transfer(*WORDS, f"data.pairs={kind}", PAIR, "run.dir=run").ok()
 
@@ -45,10 +45,7 @@ def test_it_trains_as_it_stands_and_says_what_lacks_segments(kind, transfer):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shape", "architecture"),
-    [
-        ("nsp", BERT, "BertForPreTraining"),
-        pytest.param("sop", ALBERT, "AlbertForPreTraining", marks=pytest.mark.slow),
-    ],
+    [("nsp", BERT, "BertForPreTraining"), ("sop", ALBERT, "AlbertForPreTraining")],
 )
 def test_both_heads_go_out_and_come_back(kind, shape, architecture, transfer):
     words = (*WORDS, *shape, "optimizer.lr=1e-2", f"data.pairs={kind}", PAIR)

@@ -33,8 +33,17 @@ def change_config(folder, **values):
     path.write_text(json.dumps({k: v for k, v in (found | values).items() if v != "gone"}))
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("claim", ["stride", "storage"])
+@pytest.mark.parametrize(
+    ("claim", "half"),
+    [
+        ("stride", False),
+        ("storage", True),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("stride", True), ("storage", False))
+        ),
+    ],
+)
 def test_weights_that_claim_more_than_their_file_holds(tmp_path, refused, claim, half):
     publish(tmp_path / "given", "bert")
     change_config(tmp_path / "given", intermediate_size=2**22)

@@ -11,7 +11,6 @@ import sys
 import pytest
 
 from tests.fake_runs import labelled, write_run, write_sweep
-from transfer_cli.cli import main
 from transfer_cli.config.commands import conf_dir
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
@@ -101,47 +100,6 @@ def test_a_dash_writes_to_standard_output_alone(transfer, six):
     out = transfer("report", "runs", "--json", "-").out
 
     assert json.loads(out)["tasks"][0]["name"] == "finetune on sample_questions"
-
-
-def test_html_is_written_and_takes_little_place(transfer, six):
-    assert transfer("report", "runs", "--html", "page.html").code == 0
-
-    made = (six.parent / "page.html").read_text(encoding="utf-8")
-    assert "finetune on sample_questions" in made
-    assert len(made.encode()) < 300_000
-
-
-def test_failed_runs_are_listed_with_their_reasons(transfer, six):
-    write_run(six / "bad", status="failed", reason="out of memory", typed=("adaptation=full",))
-    write_run(six / "odd", failed="no better than HUM", seed=7, typed=("adaptation=full",))
-
-    out = transfer("report", "runs").out
-
-    assert "4 of 5 (1 failed)" in out
-    assert "failed: out of memory" in out
-    assert "† no better than HUM" in out
-    assert "† counts runs that learnt next to nothing" in out
-
-
-def test_tasks_are_apart_and_said_so(transfer, six):
-    write_run(six / "other", data__world=9)
-    write_run(six / "pretrained", command="pretrain")
-
-    out = transfer("report", "runs").out
-
-    assert out.count("sorted by") == 1
-    assert "finetune on sample_questions (data.world=9): 1 run in 1 group" in out
-    assert "pretrain on sample_questions: 1 run in 1 group" in out
-    assert out.startswith("3 tasks, each by itself")
-
-
-def test_a_broken_run_among_good_ones_is_said(transfer, six):
-    (six / "lora-1" / "results.json").write_text("{")
-
-    done = transfer("report", "runs")
-
-    assert done.code == 0
-    assert "not shown: runs/lora-1 cannot be read: results.json: line 1 is not JSON" in done.out
 
 
 def test_a_run_that_is_still_being_written_is_one_line_alone_and_a_row_among_others(transfer, six):
@@ -266,10 +224,6 @@ def test_a_terminal_gets_colours_and_a_narrow_one_fewer_columns(six):
     assert all(len(line) <= 74 for line in _plain(narrow).splitlines()[1:4])
 
 
-def test_no_color_is_heard(six):
-    assert "\x1b" not in _on_terminal(six.parent, 200, NO_COLOR="1")
-
-
 def _on_terminal(folder, columns, **environment):
     """Return what a terminal so wide would be sent."""
     ours, theirs = pty.openpty()
@@ -351,8 +305,3 @@ def test_a_reader_that_goes_away_is_no_error(six):
     os.close(writing)
 
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_help_says_how_it_is_typed(capsys):
-    assert main(["report", "--help"]) == 0
-    assert "--baseline" in capsys.readouterr().out

@@ -203,9 +203,10 @@ def _submitit(tmp_path, monkeypatch):
     sys.modules.pop("submitit", None)
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("_submitit")
-@pytest.mark.parametrize("place", ["here", pytest.param("apart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["here", "apart"])
 def test_each_job_is_carried_to_its_process_and_leaves_word_there(transfer, tmp_path, place):
     for name in ("one", "two", place):  # which are no runs
         (tmp_path / name).mkdir()

@@ -310,7 +310,9 @@ def said_by(transfer, few, teachers):
     return load_file(new)["answers"]
 
 
-@pytest.mark.parametrize("preset", ["distil", "self_training", "uda"])
+@pytest.mark.parametrize(
+    "preset", ["distil", pytest.param("self_training", marks=pytest.mark.slow), "uda"]
+)
 def test_the_tags_of_what_is_left_out_never_reach_a_batch(
     preset, transfer, few, task_run, monkeypatch
 ):

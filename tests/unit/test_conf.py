@@ -118,9 +118,12 @@ def chosen(option):
     adapts = option.group.startswith("adaptation")
     command = "finetune" if ".tasks." in option.target or adapts else "pretrain"
     command = "analyze" if option.group == "analysis" else command
-    config = composed(
-        command, f"{option.group}={option.name}", *NEEDS.get((option.group, option.name), [])
-    )
+    choice, names = option.name, [option.name]
+    if option.group in ("adaptation/edits", "analysis"):  # all at once, which is composed once
+        names = [each.name for each in OPTIONS if each.group == option.group]
+        choice = f"[{','.join(names)}]"
+    needs = [word for name in names for word in NEEDS.get((option.group, name), [])]
+    config = composed(command, f"{option.group}={choice}", *needs)
     check(config, command)
     return config
 

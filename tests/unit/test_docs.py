@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,6 +103,7 @@ def quoted(text):
     return re.findall(r"`([^`\n]+)`", text)
 
 
+@cache
 def parsed(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -363,7 +365,7 @@ def is_private(name: str) -> bool:
 
 def private_names_of(path: Path) -> set[str]:
     """Return private names of libraries that a module imports, or reaches through an import."""
-    tree, found, known = ast.parse(path.read_text()), set(), {}
+    tree, found, known = parsed(path), set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             known |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}

@@ -72,6 +72,7 @@ def test_names_inside_of_streams_and_tasks_are_new_as_well(tmp_path):
 
     assert read_plain(path)["streams"]["more"]["data"]["task"] == {
         TARGET: "transfer_cli.tasks.samples.EmbeddedSample", "sample": "pairs", "world": 3,
+        "duplicates": "keep",  # which it did not say yet
     }  # fmt: skip
 
 
@@ -101,6 +102,12 @@ INHERITED = {"tokenizer._target_": "a.Inherited", "tokenizer.add": ()}
         (INHERITED, {"tokenizer": None}, set(), {}),
         (INHERITED, {"tokenizer._target_": "B"}, set(), INHERITED),
         ({"loop.monitor": "auto"}, {"loop.monitor": "loss"}, set(), {"loop.monitor": "loss"}),
+        (
+            {"data.duplicates": "together"},
+            {"data.duplicates": "keep"},
+            set(),
+            {"data.duplicates": "keep"},
+        ),
         (
             {"loop.monitor": "f1"},
             {"loop.monitor": "loss"},

@@ -14,7 +14,6 @@ from transfer_cli.batch import (
     at_rows,
     is_padded,
     rows_with_target,
-    size,
     to_device,
     with_facts,
 )
@@ -305,18 +304,6 @@ def test_noise_leaves_the_global_generator_alone():
 
 
 # --- batch ---------------------------------------------------------------------------------------
-
-
-def test_the_size_of_a_batch_is_its_number_of_examples():
-    assert size(tiny.rows_to_batch([[5], [6, 7], [8]])) == 3
-
-
-def test_moving_a_batch_keeps_every_key_and_value():
-    batch = tiny.all_of(tiny.Questions(examples=4))
-
-    moved = to_device(batch, torch.device("cpu"))
-
-    assert tiny.same(batch, moved)
 
 
 def test_what_the_host_knows_of_a_batch_stays_on_the_host():

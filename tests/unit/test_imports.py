@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import transfer_cli
@@ -32,9 +33,14 @@ def place_of(path: Path) -> str:
     return "transfer_cli" if parts == ("__init__",) else parts[0]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Yield the full name of everything that a module imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,7 +110,7 @@ def test_nothing_can_run_code_from_data():
         used = {name for name in imports_of(path) if name.partition(".")[0] in UNSAFE}
         used |= {
             f"{node.value.id}.{node.attr}"
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(parsed(path))
             if isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id in UNSAFE
@@ -126,7 +132,7 @@ ALLOWED = {
 
 
 def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node
 

@@ -222,11 +222,7 @@ class MixLayers(Edit):
 
 @dataclass(frozen=True)
 class FreshTop(Edit):
-    """Reinitialise the top blocks: they may be too specific to pretraining.
-
-    Args:
-        blocks: Number of blocks. The final norm belongs to the top one.
-    """
+    """Reinitialise the top blocks, and the final norm with them: they may fit pretraining alone."""
 
     structural: ClassVar[bool] = False
     blocks: int = 1
@@ -249,11 +245,7 @@ class FreshTop(Edit):
 
 @dataclass(frozen=True)
 class NewRows(Edit):
-    """Train the embeddings of special tokens while the other embeddings are frozen.
-
-    Args:
-        tokens: Any of cls, sep, mask, unk and pad.
-    """
+    """Train the embeddings of special tokens (cls, sep, mask, unk, pad) while others are frozen."""
 
     tokens: tuple[str, ...] = ("cls",)
 

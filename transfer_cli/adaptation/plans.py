@@ -44,13 +44,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The steps and parameters of one stage.
-
-    Args:
-        begin: First step, counted from 0.
-        end: The step after its last one.
-        trains: Full names of the parameters that train.
-    """
+    """The steps from `begin`, counted from 0, up to `end`, and the parameters that train then."""
 
     begin: int
     end: int

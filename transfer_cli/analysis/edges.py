@@ -117,12 +117,7 @@ class SpanProbe(nn.Module):
 
 
 def trained(train: Spans, stopped_on: Spans, seed: int) -> SpanProbe:
-    """Return a probe with its best weights on other targets.
-
-    Args:
-        train: Standardised states.
-        stopped_on: Others, which stop it.
-    """
+    """Return a probe of standardised states with its best weights on other targets."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "span probe"))
         probe = SpanProbe(train)
@@ -171,12 +166,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class EdgeTarget:
-    """A span, or two, of a sentence, with its labels.
-
-    Args:
-        spans: One or two, counted in words of the whole file.
-        labels: Any number.
-    """
+    """A span, or two, counted in words of the whole file, with any number of labels."""
 
     spans: tuple[Span, ...]
     labels: tuple[str, ...]

@@ -198,13 +198,7 @@ MEASURES = ("entropy", *KINDS, "distance")
 
 
 class HeadSummaries:
-    """Sums over the queries of many sequences, place by place; see `means` for what of.
-
-    Args:
-        places: L.
-        heads: H.
-        separator: The token that separates or ends texts.
-    """
+    """Sums over queries of many sequences at L places of H heads; see `means` for what of."""
 
     def __init__(self, places: int, heads: int, separator: int) -> None:
         self._sums = {name: torch.zeros(places, heads, dtype=torch.float64) for name in MEASURES}

@@ -19,6 +19,7 @@ from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_bounded_by_time,
+    check_confidence,
     check_head,
     check_memory,
     check_residual,
@@ -49,8 +50,11 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.config.decided import with_values
+from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import LoopConfig, MixingConfig
+from transfer_cli.config.stored import plain_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
+from transfer_cli.earlier_runs import LABELLED
 from transfer_cli.engine import distributed
 from transfer_cli.engine.bf16_products import precision_of
 from transfer_cli.engine.compiling import missing_for, why_eager
@@ -218,12 +222,7 @@ class Blueprint:
     def description(
         self, base: Base | None = None, *, without: Set[str] = frozenset()
     ) -> ModelDescription:
-        """Return all that is needed to build the run's model, but for its weights.
-
-        Args:
-            base: The model that holds the weights that are not stored with the run.
-            without: Names of edits that its weights do not hold.
-        """
+        """Return what builds the run's model, but for its weights, which may lack some edits."""
         info, tokenizer = self.data.info["main"], self.data.tokenizer
         return ModelDescription(
             shape=self.model.backbone.shape,
@@ -316,9 +315,11 @@ def _losses(
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == kind:
             asked["main"].objective.inherit_options(described.objective)
-    return bind_losses(
+    losses = bind_losses(
         asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
+    check_confidence(losses, validates="validation" in data.splits)
+    return losses
 
 
 def _course(
@@ -451,6 +452,11 @@ def _decided(
     }
     if start is not None and start.layers is not None:
         decided["student.layers"] = list(start.layers)  # a resume types nothing of it
+    values = dict(flat(plain_values(config)))
+    for key, value in values.items():
+        if isinstance(value, str) and value in LABELLED:
+            drawn = f"{key.rpartition('.')[0]}.duplicates"
+            decided[drawn] = values.get(drawn, "together")
     return decided
 
 

@@ -1,7 +1,7 @@
 """Config to data: found, tokenised, encoded, ready to train on and to score."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,14 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
-from transfer_cli.data.documents import LineRule, TextSplit
+from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.labelled import INPUT, LabelledData, Rest, TaskData, rest_of
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import cached_tokenizer
-from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
+from transfer_cli.data.split import LineRule, Split, TextContext, TextStats, WeightedSource, some_of
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
@@ -189,6 +189,12 @@ class RunData:
     def drawn(self) -> dict[str, int]:
         """The examples of the streams of which a step draws one."""
         return {name: count for name, count in self.counts.items() if name not in self.joining}
+
+    @property
+    def splits(self) -> Set[str]:
+        """The names of the splits of the main stream."""
+        main = self.main
+        return (main.data if isinstance(main, Unencoded) else main).splits.keys()
 
     def encoded(self) -> dict[str, Prepared]:
         """Return the streams, ready to train on and to score."""
@@ -592,6 +598,7 @@ def task(
             num_cut=encoded.num_cut,
             shown=partial(_shown, found, examples),
             column=partial(data.column, name),
+            seen=data.seen.get(name, ()),
         )
     train: Any = splits["train"].data if "train" in splits else None
     return Prepared(splits, found, train and train.lengths)

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ import numpy as np
 from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
+from transfer_cli.data.encoded_task import (
+    EncodedRows,
+    is_empty,
+    warn_of_cuts,
+    warn_of_empty,
+    warn_of_unknown,
+)
 from transfer_cli.data.labelled import Submission, TaskData
 from transfer_cli.data.sampler import shard
 from transfer_cli.data.wanted import Wanted
@@ -19,7 +26,7 @@ from transfer_cli.engine.evaluation import batch_of, predictions, row_by_row
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.progress import More
-from transfer_cli.tasks.base import Answer, Task, by_example
+from transfer_cli.tasks.base import EMPTY, UNKNOWN, WARNING, Answer, Task, by_example
 
 
 class Ensemble:
@@ -42,8 +49,13 @@ class Ensemble:
         self.task = self._runs[0][1]
         for trained, task in self._runs[1:]:
             self.task.check_combines(task, self._runs[0][0].path, trained.path)
+        thresholds = [task.abstain_below for _, task in self._runs]
+        if thresholds[1:]:
+            mean = sum(thresholds) / len(thresholds) if all(thresholds) else 0.0
+            fitted = {**self.task.fitted, "abstain_below": mean}
+            self.task = replace(self.task, fitted=fitted)
         self._num_cut = [0] * len(self._runs)
-        self._num_texts = self._num_empty = 0
+        self._num_texts = self._num_empty = self._num_unknown = 0
 
     @property
     def columns(self) -> Wanted:
@@ -60,6 +72,11 @@ class Ensemble:
                 "output_format: glue is for runs of data=glue; take jsonl, csv or tsv"
             )
         return found
+
+    @property
+    def training_labels(self) -> tuple[Mapping[str, int], int]:
+        """How many training examples of the first run have each label; see `Trained`."""
+        return self._runs[0][0].training_labels
 
     @property
     def num_runs(self) -> int:
@@ -92,11 +109,16 @@ class Ensemble:
         parts = [shard(by_length, rank, world) for rank in range(world)]
         own = [examples[number] for number in parts[distributed.rank()]]
         tasks = [task for _, task in self._runs]
-        found, num_cut = zip(*(self._answers(own, *run, more) for run in self._runs), strict=True)
+        found, num_cut, known = zip(
+            *(self._answers(own, *run, more) for run in self._runs), strict=True
+        )
         combined = [
             None if None in each else self.task.combine(list(zip(tasks, each, strict=True)))
             for each in zip(*found, strict=True)
         ]
+        for at, example in enumerate(own):
+            answer, warning = combined[at], self._warning(example, [each[at] for each in known])
+            combined[at] = answer if answer is None or not warning else {**answer, WARNING: warning}
         answers: list[Answer | None] = [None] * len(examples)
         gathered = distributed.all_gather_text(_as_json(combined, num_cut))
         for part, text in zip(parts, gathered, strict=True):
@@ -105,21 +127,35 @@ class Ensemble:
                 answers[number] = answer
             self._num_cut = [sum(pair) for pair in zip(self._num_cut, cut, strict=True)]
         self._num_texts += len(examples)
-        self._num_empty += sum(is_empty(self.task.texts(each)) for each in examples)
+        warnings = [answer.get(WARNING) for answer in answers if answer is not None]
+        self._num_empty += warnings.count(EMPTY)
+        self._num_unknown += warnings.count(UNKNOWN)
         return answers
 
+    def _warning(self, example: Any, known: Sequence[bool]) -> str | None:
+        """Return what keeps an answer from being one to its text, if anything does.
+
+        Args:
+            example: What is answered.
+            known: Whether each run knows any token of it.
+        """
+        if is_empty(self.task.texts(example)):
+            return EMPTY
+        return None if all(known) else UNKNOWN
+
     def say_cuts(self) -> None:
-        """Say how many examples were too long for a run, and how many were empty."""
+        """Say how many examples were empty, not known, or too long for a run."""
         warn_of_empty(self._num_empty, self._num_texts)
+        warn_of_unknown(self._num_unknown, self._num_texts)
         for (trained, task), num_cut in zip(self._runs, self._num_cut, strict=True):
             warn_of_cuts(num_cut, self._num_texts, *task.kept(trained.length))
 
     def _answers(
         self, examples: Sequence[Any], trained: Trained, task: Task, more: More
-    ) -> tuple[list[Answer | None], int]:
-        """Return a run's answer to each example, and how many examples were cut."""
+    ) -> tuple[list[Answer | None], int, Sequence[bool]]:
+        """Return a run's answers, how many examples were cut, and whether it knows any token."""
         if not examples:
-            return [], 0
+            return [], 0, ()
         direction = direction_of(trained.start.description.shape)
         data = task.encode(examples, trained.start.tokenizer, trained.length, direction)
         batches = predictions(
@@ -144,9 +180,12 @@ class Ensemble:
                 is_nan_B = value.isnan().reshape(len(indices), -1).any(1).numpy()
                 wrong.update(data.example_of[indices[is_nan_B]].tolist())
         apart = by_example(data, rows)
+        known: Sequence[bool] = [True] * len(examples)
+        if isinstance(data, EncodedRows):
+            known = data.knows(trained.start.tokenizer.special).tolist()
         return [
             None if at in wrong else task.answer(data, at, apart[at]) for at in range(len(examples))
-        ], data.num_cut
+        ], data.num_cut, known  # fmt: skip
 
 
 def _as_json(answers: Sequence[Answer | None], num_cut: Sequence[int]) -> str:

@@ -117,12 +117,19 @@ def _texts_of(
 def in_units(
     tensors: Mapping[str, Tensor], objective: Objective | None, task: Task | None
 ) -> dict[str, Tensor]:
-    """Return tensors whose head answers in the units of the data: others know no mean to add."""
+    """Return tensors whose head answers in the units of the data, and as sure as the run is.
+
+    Others know no mean to add, and no temperature.
+    """
     found = dict(tensors)
-    unit = objective.unit_of(task) if isinstance(objective, SequenceObjective) else (0.0, 1.0)
-    weight, bias = (f"heads.class.linear.{each}" for each in ("weight", "bias"))
-    if unit != (0.0, 1.0) and not found[weight].is_meta:  # a product there imports torch's compiler
-        mean, scale = unit
+    mean, scale = (
+        objective.unit_of(task) if isinstance(objective, SequenceObjective) else (0.0, 1.0)
+    )
+    scale /= 1.0 if task is None else task.temperature
+    layer = "heads.tags" if "heads.tags.weight" in found else "heads.class.linear"
+    weight, bias = f"{layer}.weight", f"{layer}.bias"
+    # On the meta device a product would import torch's compiler.
+    if (mean, scale) != (0.0, 1.0) and weight in found and not found[weight].is_meta:
         found[weight], found[bias] = found[weight] * scale, found[bias] * scale + mean
     return found
 

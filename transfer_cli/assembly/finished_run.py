@@ -21,6 +21,9 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.runs.directory import HUB, RunDirectory
+from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import mapping
+from transfer_cli.safe_files import UnreadableError
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,20 @@ class Trained(Opened):
         data = self.config.data
         join = data.get("join") or "space"
         return typed(data.get("text"), data.get("pair"), data.get("label"), join)
+
+    @property
+    def training_labels(self) -> tuple[Mapping[str, int], int]:
+        """How many training examples have each label, and how many there are.
+
+        Nothing and 0 where no run beside it says so.
+        """
+        try:
+            results = Results.read(RunDirectory(self.start.folder.parent).results)
+        except (OSError, UnreadableError):
+            return {}, 0
+        counts = mapping(dict(results.more), "training_labels")
+        known = {label: count for label, count in counts.items() if type(count) is int}
+        return known, results.examples.get("train", 0)
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:

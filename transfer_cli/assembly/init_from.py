@@ -12,8 +12,8 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
-from transfer_cli.data.documents import LineRule
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import FromFile, Inherited, TokenizerRecipe, sentinel_names
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as

@@ -59,11 +59,7 @@ def _shards(blueprint: Blueprint) -> int:
 
 
 def memory_parts(blueprint: Blueprint, rows: int | None = None) -> dict[str, int]:
-    """Return what takes memory in training in a process, and how many bytes.
-
-    Args:
-        rows: Sequences that pass through the model at once; None: a micro-batch.
-    """
+    """Return what takes memory in training in a process, in bytes, by default of a micro-batch."""
     config, shards = blueprint.config, _shards(blueprint)
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
     chosen, loop = blueprint.adaptation, blueprint.course.loop

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data.documents import LineRule, TextSplit
+from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
@@ -101,11 +102,7 @@ class Origins:
     # --- what a run is made from ----------------------------------------------------------------
 
     def labelled(self, key: str, data: LabelledData, only: tuple[str, ...] = ()) -> LabelledData:
-        """Return labelled data, its labels and its task as they were when the run began.
-
-        Args:
-            only: The splits to compare; none: all.
-        """
+        """Return labelled data, labels and task as when the run began; no `only`: all splits."""
         labels = self._labels.get(key)
         if self._model is not None and key == "data":
             labels = self._model.labels

@@ -103,11 +103,7 @@ class Source:
         return int(own or self.shape.positions)
 
     def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
-        """Return a model of the trained model's own backbone, with the pretrained head.
-
-        Args:
-            tensors: The weights of `init_from`, where the head may still be.
-        """
+        """Return a model of the trained backbone with the pretrained head, perhaps of `tensors`."""
         device = next(trained.parameters()).device
         heads = dict(self.objective.modules(trained.backbone))
         for name, head in heads.items():
@@ -164,12 +160,7 @@ class ForgettingText:
 
 @dataclass(frozen=True)
 class Forgetting:
-    """How well a backbone still does what it was pretrained for.
-
-    Args:
-        measure: Returns the pretraining measures of the backbone as it is now.
-        before: What they were before training.
-    """
+    """How well a backbone does what it was pretrained for, now and before training."""
 
     measure: Callable[[], dict[str, float]]
     before: Mapping[str, float]

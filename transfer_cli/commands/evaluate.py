@@ -11,6 +11,7 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
+from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.command_line import CommandLine
@@ -35,14 +36,14 @@ from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.class_scores import FEW
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.items import Item, write_items
+from transfer_cli.runs.items import MOST_ITEMS, Item, write_items
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.slices import Slice
 from transfer_cli.safe_files import in_one_line
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.terminal import Page, print_line, print_out
 from transfer_cli.training.console import by_class
-from transfer_cli.training.examples import items_of, of_slices
+from transfer_cli.training.examples import items_of, of_slices, with_unseen
 from transfer_cli.training.workers import in_process_group
 
 _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -86,7 +87,9 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
             splits = {name: replace(split, context=None) for name, split in splits.items()}
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
-        items: list[Item] | None = None if config.each is None else []
+        few = sum(len(split.data) for split in splits.values()) <= MOST_ITEMS
+        tells = config.input is not None and trained.start.task is not None and few
+        items: list[Item] | None = [] if config.each is not None or tells else None
         batch = batch_of(config.batch, trained.model, precision.device)
         scores = {
             name: _scores(model, trained, split, batch, precision, items, slices)
@@ -96,7 +99,22 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
             _show(config, trained, splits, scores, origins)
             if items is not None and config.each is not None:
                 write_items(Path(config.each).expanduser(), items)
+            if items is not None and tells:
+                _say_closing(trained, splits[INPUT], items)
     return {name: scored.measures for name, scored in scores.items()}
+
+
+def _say_closing(trained: Trained, split: Split, items: Sequence[Item]) -> None:
+    """Log how the answers to a file are shared out, and which are least sure."""
+    task, examples = trained.start.task, datasets.encoded_of(split).examples
+    if task is None or not any(item.probability for item in items):
+        return
+    closing = Closing(task, *trained.training_labels)
+    for item in items:
+        example = examples[item.index]
+        line, text = getattr(example, "line", None), task.texts(example)[0]
+        closing.note(item.predicted, item.probability, text, line)
+    closing.say()
 
 
 def _show(
@@ -202,7 +220,8 @@ def _scores(
     if slices and task is None:
         raise ConfigError("slices: are parts of labelled examples, and this is a language model")
     each = EachExample() if slices or items is not None else None
-    found = score(model, trained.objective, split, batch=batch, precision=precision, each=each)
+    scored = partial(score, model, trained.objective, batch=batch, precision=precision)
+    found = with_unseen(scored(split, each=each), split, scored)
     if each is not None:
         own = items_of(split, datasets.Prepared({split.name: split}, task), each)
         if items is not None:

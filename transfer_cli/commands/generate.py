@@ -136,11 +136,7 @@ def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str)
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A prompt as a model reads it.
-
-    Args:
-        is_source: Whether it is answered, and not gone on with.
-    """
+    """A prompt as a model reads it, to go on with, or as a source to be answered."""
 
     layout: PromptLayout
     tokens: list[int]

@@ -247,11 +247,7 @@ def _keeps_states(planned: Blueprint) -> bool:
 
 
 def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Amounts, str]:
-    """Return what a step computes where each text has as many tokens as it may have.
-
-    Returns:
-        The prices of each stage, the amounts of a step, and in words what they are of.
-    """
+    """Return prices of each stage, amounts of a step of full texts, and what these are."""
     planned.model.backbone.recompute(planned.course.loop.activation_checkpointing)
     prices = [prices_of(planned.model, stage.trains) for stage in planned.course.stage_plans]
     texts = planned.course.loop.batch

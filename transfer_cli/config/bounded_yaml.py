@@ -31,12 +31,7 @@ class _Node:
 
 
 def check_size(text: str) -> None:
-    """Refuse YAML that is nested too deeply, or too large once its aliases are written out.
-
-    Raises:
-        UnreadableError: It is; the message begins with the line.
-        YAMLError: It is not YAML.
-    """
+    """Refuse YAML that is nested too deeply, or too large once its aliases are written out."""
     sizes: dict[str, int] = {}
     begun = [_Node(None)]
     for event in yaml.parse(text, Loader=PARSER):

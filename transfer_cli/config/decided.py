@@ -15,6 +15,6 @@ def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
     changed = copy.deepcopy(config)
     with read_write(changed):
         for key, value in values.items():
-            OmegaConf.update(changed, key, value, merge=False)
+            OmegaConf.update(changed, key, value, merge=False, force_add=True)
     OmegaConf.set_readonly(changed, True)  # noqa: FBT003 - takes no keyword
     return changed

@@ -91,7 +91,9 @@ class PlainKeys:
 
     def choice(self, word: str) -> Choice | None:
         """Return what a typed word chooses, also with a dot for the slash of a group, or None."""
-        key, _, value = word.partition("=")
+        key, equals, value = word.partition("=")
+        if not equals:  # a path, such as a single dot
+            return None
         group, place = self._group_at(key.replace("/", "."))
         if not group and "." not in key and key not in describe.declared(self.name):
             below = [*conf_dir().glob(f"*/{glob.escape(key)}")] if key else []

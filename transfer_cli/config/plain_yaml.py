@@ -26,17 +26,12 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 def read_plain(path: Path) -> dict[str, Any]:
     """Return the stored config in a file, with the names of today; else see `read_mapping`."""
-    renamed: dict[str, Any] = with_new_names(config_of_today(read_mapping(path)))
+    renamed: dict[str, Any] = config_of_today(with_new_names(read_mapping(path)))
     return renamed
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a file.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: It is not such a mapping as a run writes.
-    """
+    """Return the mapping in a file, if it is such as a run writes."""
     try:
         events = _events(read_text(path, MAX_CONFIG_BYTES))
         first = next(events, None)

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
-from typing import Literal
 
 from transfer_cli.data import json_tables, parquet, readers
 from transfer_cli.data.hub_client import located
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.readers import LastLine, text_lines
 from transfer_cli.data.records import text_of
-from transfer_cli.data.split import WeightedSource, Whole
+from transfer_cli.data.split import LineRule, WeightedSource, Whole
 from transfer_cli.errors import DataError, listed
 from transfer_cli.progress import progress
 from transfer_cli.runs.directory import HUB
@@ -42,12 +41,6 @@ _HOLD_OUT_OFFSET = 0.5
 
 Lines = Callable[[], Iterator[str]]
 Begins = Callable[[], Iterator[bool]]
-
-LineRule = Literal["keep", "end", "join"]
-"""What becomes of a line break: it is kept, it is the token that ends a line, it is a space.
-
-With `end` each line ends with the separator; else each document does, and lines do not.
-"""
 
 _SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
 """Of the files of text in a folder, before the suffix of a packed one."""

@@ -126,11 +126,7 @@ def _whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.i
 
 @dataclass
 class _Passage:
-    """A text that is encoded at once.
-
-    Args:
-        before: What stands before it in its document, as much as matters.
-    """
+    """A text that is encoded at once, with as much of what stands before it as matters."""
 
     before: str
     text: str

@@ -15,7 +15,7 @@ Legend: B examples, T positions.
 
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -98,6 +98,12 @@ class EncodedRows:
     def add_answers(self, name: str, values: npt.NDArray[Any]) -> None:
         """Add a key to all batches, with a value for each thing that is answered: here a row."""
         self.add(name, values)
+
+    def knows(self, special: Set[int]) -> npt.NDArray[np.bool_]:
+        """Return of each example whether a token stands for a part of it: one not in `special`."""
+        known = ~np.isin(self._tokens, [*special])
+        rows = np.repeat(self.example_of, self.lengths)
+        return np.bincount(rows, known, len(self.examples)) > 0
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -205,12 +211,7 @@ def check_kept(
     room: int,
     length: int,
 ) -> None:
-    """Raise if the text that `truncate` says would lose all of its tokens for the other one.
-
-    Args:
-        sizes: The tokens of its texts.
-        left: How many of them stay, see `kept`.
-    """
+    """Raise if the text that `truncate` says would lose all of its tokens for the other one."""
     if sum(sizes) <= room or {"first": left[0], "second": left[1]}.get(truncate) != 0:
         return
     other, size = ("second", sizes[1]) if truncate == "first" else ("first", sizes[0])
@@ -283,6 +284,15 @@ def warn_of_empty(num_empty: int, num_examples: int) -> None:
     """Log how many examples have no text, if any have none."""
     if num_empty:
         log.warning("%s of %s examples are empty texts", f"{num_empty:,}", f"{num_examples:,}")
+
+
+def warn_of_unknown(num_unknown: int, num_examples: int) -> None:
+    """Log how many examples have no token that the model knows, if any have none."""
+    if num_unknown:
+        log.warning(
+            "of %s of %s examples the model knows no token: their answers say nothing of them",
+            f"{num_unknown:,}", f"{num_examples:,}",
+        )  # fmt: skip
 
 
 def is_empty(texts: "Sequence[str]") -> bool:

@@ -55,11 +55,7 @@ DATA_SET = RepositoryKind(
 
 @contextmanager
 def client(kind: RepositoryKind, repository: str, key: str, no_revision: str) -> Iterator[Any]:
-    """Yield the hub's client, whose errors become one line.
-
-    Args:
-        no_revision: What is wrong where a repository lacks the revision.
-    """
+    """Yield the hub's client, whose errors become one line, `no_revision` for a lack of that."""
     try:
         import huggingface_hub
         from huggingface_hub import errors

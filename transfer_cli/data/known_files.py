@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from transfer_cli.errors import RunError
@@ -28,11 +27,7 @@ _MOST_BYTES = 16 * MAX_FILE_BYTES
 
 
 class KnownFiles:
-    """Facts about files, by the folder that they lie in; written at the end of a `with` block.
-
-    Args:
-        cache: The folder of the records; None: nothing is kept.
-    """
+    """Facts about files by folder, kept if there is a `cache`; written as a `with` block ends."""
 
     def __init__(self, cache: Path | None) -> None:
         self._cache = cache
@@ -42,12 +37,7 @@ class KnownFiles:
     def __enter__(self) -> "KnownFiles":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Write what was found out, if the cache can be written."""
         for folder in self._changed:
             path = self._record_of(folder)
@@ -97,8 +87,5 @@ class KnownFiles:
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:
-    return (one.st_size, one.st_mtime_ns, one.st_ino) == (
-        other.st_size,
-        other.st_mtime_ns,
-        other.st_ino,
-    )
+    same = ("st_size", "st_mtime_ns", "st_ino")
+    return all(getattr(one, name) == getattr(other, name) for name in same)

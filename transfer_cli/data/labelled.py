@@ -53,6 +53,7 @@ class LabelledData:
         cells: Returns what stands in a column of a table, by line, given its file and the column's
             name; None: examples are no rows of tables.
         words: Words for labels that are none themselves, for objectives that ask a language model.
+        seen: The numbers of the examples of a split, given as such, that stand in training, too.
         called: Returns what a label is called among others, itself where nothing says otherwise;
             None: it is left out.
     """
@@ -65,6 +66,7 @@ class LabelledData:
     files: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     rest: Sequence[Any] = ()
     words: Mapping[str, str] = field(default_factory=dict)
+    seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cells: Callable[[Path, str], Mapping[int, str]] | None = field(default=None, compare=False)
     called: Callable[[str, Sequence[str]], str | None] | None = field(default=None, compare=False)
 

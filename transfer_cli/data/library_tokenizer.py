@@ -204,12 +204,7 @@ largest, so that one token of number 4,294,967,295 would end the process."""
 
 
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library.
-
-    Args:
-        backend: One that has the five special tokens.
-        source: Its name in messages, for example its path.
-    """
+    """A tokenizer of the `tokenizers` library that has the five special tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
         names = _special_names(backend, source)

@@ -20,11 +20,7 @@ from transfer_cli.data.split import Dataset
 
 @dataclass(frozen=True)
 class Stream:
-    """A source of training batches.
-
-    Args:
-        joins_main: Whether each step of the main stream has a batch of this one, too.
-    """
+    """A source of training batches: for steps of its own, or for each of the main stream."""
 
     data: Dataset
     sampler: StepSampler

@@ -27,12 +27,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Record:
-    """One row of a table.
-
-    Args:
-        line: The line on which it begins, counted from 1.
-        fields: Column name -> value; values are strings except in JSON lines.
-    """
+    """One row of a table: its first line, from 1, and values, which are texts but in JSON lines."""
 
     line: int
     fields: Mapping[str, object]

@@ -68,11 +68,7 @@ _DTYPES = {name: np.dtype(name) for name in ("uint16", "uint32")}
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """An entry of the cache: the tokens of a shard.
-
-    Args:
-        counts: What `EncodedText` says of them, and `num_tokens`.
-    """
+    """An entry of the cache: the tokens of a shard, and counts as in `EncodedText`."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -336,11 +332,7 @@ def _size_of(split: TextSplit) -> int:
 
 
 def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, more: More) -> None:
-    """Make what is missing of some shards, but for what another run is making.
-
-    Args:
-        shards: Of one tokenizer, in the order in which they are begun.
-    """
+    """Make what is missing of some shards of a tokenizer, but for what another run is making."""
     # No fork: the tokenizers library has threads here already.
     context = multiprocessing.get_context("spawn")
     at_work: dict[Connection, SpawnProcess] = {}

@@ -11,15 +11,16 @@ from transfer_cli.errors import DataError
 if TYPE_CHECKING:
     from transfer_cli.batch import Batch
 
+LineRule = Literal["keep", "end", "join"]
+"""What becomes of a line break: it is kept, it is the token that ends a line, it is a space.
+
+With `end` each line ends with the separator; else each document does, and lines do not.
+"""
+
 
 @dataclass(frozen=True)
 class TextStats:
-    """The size of the text whose tokens are scored, for perplexity by word and bits by byte.
-
-    Args:
-        words: Its words; 0 if undefined.
-        size_bytes: Its size in UTF-8; 0 if undefined.
-    """
+    """The words and UTF-8 bytes of the text whose tokens are scored, 0 if undefined."""
 
     words: int = 0
     size_bytes: int = 0
@@ -107,6 +108,7 @@ class Split:
         context: Of running text, what is seen before the scored tokens; None: its examples are
             others, or it is read from both sides.
         without_states: The same examples, where `data` brings hidden states along.
+        seen: The numbers of those that stand in training, too.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Split:
     column: Callable[[str], Sequence[str]] = _no_column
     context: TextContext | None = None
     without_states: Dataset | None = None
+    seen: Sequence[int] = ()
 
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""

@@ -13,7 +13,6 @@ from typing import Literal
 
 from transfer_cli.data.documents import (
     Begins,
-    LineRule,
     TextSplit,
     check_disjoint,
     digest_of,
@@ -26,7 +25,7 @@ from transfer_cli.data.documents import (
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.labelled import INPUT
-from transfer_cli.data.split import WeightedSource, Whole
+from transfer_cli.data.split import LineRule, WeightedSource, Whole
 from transfer_cli.errors import DataError, above_zero, at_least, listed, raised_as
 from transfer_cli.runs.environment import cores
 

@@ -146,11 +146,7 @@ class BytePairs(TokenizerRecipe):
 
 @dataclass(frozen=True)
 class FromFile(TokenizerRecipe):
-    """A `tokenizer.json` that exists already.
-
-    Args:
-        path: The file; it needs a padding, unknown, `cls`, `sep` and mask token.
-    """
+    """A `tokenizer.json` that there is, with a padding, unknown, `cls`, `sep` and mask token."""
 
     path: str
 

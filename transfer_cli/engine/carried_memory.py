@@ -79,11 +79,7 @@ class CarriedMemory:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `state_dict` left off, on any number of processes.
-
-        Raises:
-            ValueError: It is of another model or another number of lanes.
-        """
+        """Take up where `state_dict` left off, on any number of processes."""
         if not state:
             return
         states, document = state["states"], state.get("document")

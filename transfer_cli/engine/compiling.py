@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transfer_cli.engine.distributed.replicated import is_sharded
+from transfer_cli.engine.distributed import is_sharded
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead

@@ -29,11 +29,7 @@ from transfer_cli.model.transfer_model import Pass, TransferModel
 
 
 class Flops(NamedTuple):
-    """Floating-point operations.
-
-    Args:
-        real: Of all that are `done`, for real tokens and the keys that they may see.
-    """
+    """Floating-point operations `done`; of these, those for `real` tokens and what they may see."""
 
     done: int = 0
     real: int = 0

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -153,9 +153,15 @@ class Outcome:
 
 
 class EachExample:
-    """The results of every row of a split, collected during an evaluation."""
+    """The results of every row of a split, collected during an evaluation.
 
-    def __init__(self) -> None:
+    Args:
+        method: The objective's method that returns them.
+    """
+
+    def __init__(self, method: str = "example_results") -> None:
+        self.results_of: Callable[[Objective], Callable[..., ExampleResults | None]]
+        self.results_of = attrgetter(method)
         self._rows: list[tuple[Any, ...]] = []
 
     def note(self, scored: Iterable[tuple[Portion, ExampleResults | None]]) -> None:
@@ -265,7 +271,8 @@ def evaluate(
     ) -> tuple[dict[str, Tensor], ExampleResults | None]:
         encoded = Encoding(whole, view, memory)
         tallies = objective.metric_sums(whole, view, encoded)
-        return tallies, None if each is None else objective.example_results(whole, view, encoded)
+        results = None if each is None else each.results_of(objective)(whole, view, encoded)
+        return tallies, results
 
     def pass_of(portion: Portion) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
         if memory is not None:

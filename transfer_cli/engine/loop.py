@@ -56,11 +56,7 @@ class Progress:
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            TypeError: A value has the wrong type.
-        """
+        """Take up where `state_dict` left off."""
         for name, value in state.items():
             now = getattr(self, name)
             if not isinstance(value, type(now)) and not (now is None and type(value) is float):

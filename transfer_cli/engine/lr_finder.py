@@ -44,12 +44,7 @@ class Growth(Schedule):
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The results of a range test.
-
-    Args:
-        rates: Of a layer group whose scale is 1, by step.
-        losses: In nats a target, by step; all finite.
-    """
+    """The results of a range test: rates of a layer group of scale 1, losses in nats a target."""
 
     rates: Sequence[float]
     losses: Sequence[float]

@@ -15,11 +15,7 @@ _PLAIN_AVERAGES = {("momentum_buffer", type(None)), ("step", int), ("step", floa
 
 
 def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
-    """Return the state to load: the saved running averages, under the settings of `optimizer`.
-
-    Raises:
-        ValueError: The saved averages belong to other parameters.
-    """
+    """Return the state to load: averages of these parameters, under `optimizer`'s settings."""
     ours = optimizer.state_dict()["param_groups"]
     if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in ours]:
         raise ValueError("its optimizer has other parameters")

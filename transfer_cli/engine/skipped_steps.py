@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from transfer_cli.batch import Batch, IdleBatch
 from transfer_cli.engine import distributed
-from transfer_cli.engine.distributed.replicated import full_tensor, is_sharded
 from transfer_cli.errors import DivergedError, listed
 from transfer_cli.model.transfer_model import LayerGroup
 
@@ -21,7 +20,7 @@ def decides_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.
     A fused optimizer skips a step if its `found_inf` is set.
     """
     fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return fused and not scaler.is_enabled() and not is_sharded(model)
+    return fused and not scaler.is_enabled() and not distributed.is_sharded(model)
 
 
 class HostCopy:
@@ -96,7 +95,7 @@ class SkippedSteps:
         return skipped
 
     def _give_up(self, last: NotedStep) -> None:
-        bad = {name for name, norm in last.norms.items() if not full_tensor(norm.isfinite())}
+        bad = {n for n, norm in last.norms.items() if not distributed.full_tensor(norm.isfinite())}
         broken = [group.name for group in self._groups if bad.intersection(group.parameters)]
         raise DivergedError(
             f"step {last.step + 1}: loss or gradient is not finite, {self.in_a_row} step(s) in a "

@@ -15,7 +15,7 @@ from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, IdleBatch, in_portions, size, to_device, with_facts
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
-from transfer_cli.engine.distributed.replicated import Parallel, average_statistics, full_tensor
+from transfer_cli.engine.distributed.replicated import Parallel, average_statistics
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
@@ -272,11 +272,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off.
-
-        Raises:
-            KeyError, TypeError, ValueError: The state is not one of this step.
-        """
+        """Take up where `state_dict` left off."""
         self.optimizer.load_state_dict(checked_state(self.optimizer, state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
         self.stages.load_state_dict(state["stages"])
@@ -412,7 +408,7 @@ class TrainStep:
         # As torch's `get_total_norm`, which takes the norm of each once more.
         zero = torch.zeros((), device=self._precision.device)
         own_norm = torch.linalg.vector_norm(torch.stack([*norms.values()] or [zero]))
-        norm = full_tensor(own_norm)
+        norm = distributed.full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
         self._skipped.note(NotedStep(step, HostCopy(finite), norms, micro_batches))
         if self._decides_on_device:

@@ -22,11 +22,7 @@ from transfer_cli.progress import progress
 
 @dataclass(frozen=True)
 class Ending:
-    """A text whose end is scored, given what stands before it.
-
-    Args:
-        first: Where its end begins; at least 1.
-    """
+    """A text whose end, from token `first` on (1 or more), is scored given what is before it."""
 
     tokens: Sequence[int]
     first: int

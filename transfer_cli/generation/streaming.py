@@ -8,11 +8,7 @@ from transfer_cli.generation.prompt_layout import PromptLayout
 
 
 class StreamingDetokenizer:
-    """Decodes tokens one by one. Bytes of an incomplete character are held back.
-
-    Args:
-        line_end: The token that ends a line; None: no token does.
-    """
+    """Decodes tokens one by one, and holds back the bytes of an incomplete character."""
 
     def __init__(self, tokenizer: Tokenizer, line_end: int | None, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer

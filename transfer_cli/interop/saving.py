@@ -25,11 +25,7 @@ PADDING = "[PAD]"
 
 @dataclass(frozen=True)
 class WrittenFolder:
-    """What was written.
-
-    Args:
-        left_out: Tensors of ours that it has no place for and the outputs do not need.
-    """
+    """What was written, and the tensors that have no place there and the outputs do not need."""
 
     target: Target
     labels: tuple[str, ...]

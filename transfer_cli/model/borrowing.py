@@ -81,12 +81,7 @@ def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
 
 
 def completed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a head that is such a model, as those of a model of its own.
-
-    Args:
-        name: Of the head.
-        tensors: Of the whole model.
-    """
+    """Return the tensors of a head that is such a model, as those of a model of its own."""
     prefix = f"heads.{name}."
     inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     return {n: t for n, t in tensors.items() if n.startswith(BORROWED)} | inner

@@ -34,11 +34,7 @@ class LayerKVCache:
         return self._beside
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
-        """Append positions; return all cached keys and values.
-
-        Raises:
-            ValueError: They exceed `max_length`.
-        """
+        """Append up to `max_length` positions; return all cached keys and values."""
         first, before = self.length, self._filled
         self._filled = first + key_BHTW.shape[2]
         if self._filled > self.max_length:

@@ -21,13 +21,7 @@ IN_PROJ_TARGETS: tuple[Target, ...] = ("query", "key", "value")
 
 
 class LowRank(RowChange):
-    """The update scale x B A of some rows of a matrix; it starts at zero, as B is zero.
-
-    Args:
-        rank: Rows of A, columns of B.
-        scale: Of the product.
-        dropout: On the input, in training.
-    """
+    """The update scale x B A of some rows of a matrix; it starts at zero, as B is zero."""
 
     def __init__(
         self,

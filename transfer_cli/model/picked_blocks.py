@@ -13,11 +13,7 @@ _BLOCKS = "backbone.blocks."
 
 
 def spread(depth: int, blocks: int) -> tuple[int, ...]:
-    """Return the numbers of `blocks` blocks out of `depth`, the middle of each of as many parts.
-
-    Raises:
-        ValueError: There are not so many.
-    """
+    """Return the numbers of `blocks` blocks out of `depth`, the middle of each of as many parts."""
     if not 1 <= blocks <= depth:
         raise ValueError(f"{blocks} blocks cannot be picked of {depth}; give 1 to {depth}")
     return tuple((2 * number + 1) * depth // (2 * blocks) for number in range(blocks))

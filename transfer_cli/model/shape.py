@@ -123,11 +123,7 @@ class Rotary:
         return replace(self, base=self.local_base, scaling=None)
 
     def rotated(self, head_width: int) -> int:
-        """Return how many numbers of a head are turned.
-
-        Raises:
-            ValueError: They are no pairs.
-        """
+        """Return how many numbers of a head are turned, which have to be pairs."""
         rotated = int(self.share * head_width)
         if rotated < 2 or rotated % 2:
             raise ValueError(

@@ -27,11 +27,7 @@ FLEX_TILE = 128
 
 @dataclass(frozen=True)
 class SparsePart(ABC):
-    """Which keys some heads see. Each query sees at least one, and none behind it.
-
-    Args:
-        block: l, in positions.
-    """
+    """Which keys some heads see, by blocks of l: each query at least one, and none behind it."""
 
     block: int
 

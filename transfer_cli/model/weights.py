@@ -82,7 +82,7 @@ class ModelDescription:
             decide (`tasks.base.task_of`).
         pairs: Whether the running text that it was trained on was in pairs, laid out as labelled
             texts are, and not in lines.
-        lines: What becomes of line breaks in running text, see `data.documents.LineRule`; None: it
+        lines: What becomes of line breaks in running text, see `data.split.LineRule`; None: it
             is of an earlier version, for which the separator stood for each.
 
     Raises:

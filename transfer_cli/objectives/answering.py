@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch, size
+from transfer_cli.data.split import TextStats
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives import confidence
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
 from transfer_cli.objectives.class_weights import ClassWeight, ClassWeights
 
@@ -120,6 +122,10 @@ class UnitObjective(Answering):
 
     units_are_examples: ClassVar[bool] = True
     """Whether any text has such units; else a batch says which there are, as that of its task."""
+    calibrate: confidence.Calibrate = False
+    """Whether the end of a run fits a temperature on validation; auto: on `confidence.FEWEST`."""
+    abstain: float | None = None
+    """The share of given answers that is to be right: others are not given. None: all are."""
 
     class_weight: ClassWeight = None
     """How much the targets of each label count in training; an option of some."""
@@ -150,6 +156,55 @@ class UnitObjective(Answering):
     @abstractmethod
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the numbers that say what each unit is, in float32, `[N, C]`."""
+
+    def calibrated(self, outputs: Tensor) -> Tensor:
+        """Return outputs as the temperature of a finished run has them; else as they are."""
+        temperature = getattr(self.info.task, "temperature", 1.0)
+        return outputs if temperature == 1.0 else outputs / temperature
+
+    def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return scores and targets of what has a probability; see `confidence.judged`."""
+        return outputs, batch["label"]
+
+    def judged_answers(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how sure the answers that are given or not are, and whether they are right."""
+        return confidence.judged(scores, target)
+
+    def unit_results(self, model: TransferModel, batch: Batch, encoded: Encoding) -> ExampleResults:
+        """Return `example_results` with `judged_units` as predictions."""
+        outputs = self._once(model, batch, encoded)
+        scores, target = self.judged_units(outputs, batch)
+        results = {"scores": scores, "target": target}
+        return ExampleResults(self.losses(outputs, batch), self.targets(batch), results)
+
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return `tallies`, and of a finished run how far its probabilities can be believed."""
+        sums = super().metric_sums(model, batch, encoded)
+        fitted = getattr(self.info.task, "fitted", {})
+        if not {"temperature", "abstain_below"} & fitted.keys():
+            return sums
+        scores, target = self.judged_units(self._once(model, batch, encoded), batch)
+        calibrated = self.calibrated(scores)
+        if "temperature" in fitted:
+            both = (confidence.reliability(each, target) for each in (scores, calibrated))
+            sums["reliability"] = torch.stack([*both])
+        answers = self.judged_answers(calibrated, target)
+        sums["curve"] = confidence.curve(*answers)
+        if "abstain_below" in fitted:
+            sums["given"] = confidence.given(*answers, fitted["abstain_below"])
+        return sums
+
+    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
+        """Return the tallies that are `counted`, and those of confidence."""
+        return super().tables(totals) | confidence.tables(totals)
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return the means of the tallies, and the measures of confidence."""
+        return super().compute_metrics(totals, counts, text) | confidence.measures(totals)
 
     def num_units(self, batch: Batch) -> int:
         """Return the number of units."""

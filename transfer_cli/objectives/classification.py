@@ -17,6 +17,7 @@ from transfer_cli.batch import Batch, size
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives import confidence
 from transfer_cli.objectives.answering import occurrences
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.class_weights import ClassWeight
@@ -67,6 +68,7 @@ class Classification(SequenceObjective):
             section 7), in [0, 1). Measures are those of the labels.
         class_weight: How much the texts of each label count in training, see `ClassWeight`; a
             smoothed target weighs each label's part, as in torch. Measures weigh nothing.
+        calibrate, abstain: See `UnitObjective`.
 
     The other arguments are those of `SequenceObjective`.
     """
@@ -79,6 +81,8 @@ class Classification(SequenceObjective):
     annealing: Annealing | None = field(default=None, kw_only=True)
     label_smoothing: float = field(default=0.0, kw_only=True)
     class_weight: ClassWeight = field(default=None, kw_only=True)
+    calibrate: confidence.Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,11 +143,12 @@ class Classification(SequenceObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each label, `probabilities` `[B, C]`."""
-        return {"probabilities": outputs.softmax(1)}
+        return {"probabilities": self.calibrated(outputs).softmax(1)}
 
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each text's predicted label and that label's probability."""
-        return {"label": outputs.argmax(1), "probability": outputs.softmax(1).amax(1)}
+        share_BC = self.calibrated(outputs).softmax(1)
+        return {"label": outputs.argmax(1), "probability": share_BC.amax(1)}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         names = self.info.labels
@@ -179,7 +184,7 @@ class Classification(SequenceObjective):
         for name, hit, all_of in zip(self.info.labels, right, given, strict=True):
             if all_of:
                 measures[f"accuracy/{name}"] = float(hit / all_of)
-        return measures
+        return measures | confidence.measures(totals)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return what runs are judged by first: the error rate, if the task names no other."""

@@ -138,7 +138,8 @@ class SequenceObjective(UnitObjective):
 
     def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
         """Return in words what of its answers no exported model does."""
-        return ()
+        is_unsure = getattr(task, "abstain_below", 0.0) > 0
+        return ("the threshold below which there is no answer",) if is_unsure else ()
 
     def pooling_of(self, model: TransferModel) -> Pooling | None:
         """Return the pooling of its head, which is all that reads states."""

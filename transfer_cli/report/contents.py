@@ -105,13 +105,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Best:
-    """The run to take.
-
-    Args:
-        among: How many runs it was chosen from: those that learnt anything.
-        tied: Others that are as good by what was chosen by.
-        runner_up: The best of those that are not as good.
-    """
+    """The run to take of those that learnt anything, with others as good, and the next one."""
 
     run: Run
     choice: Criterion

@@ -41,12 +41,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Coloured squares; rows and columns are numbered from 0.
-
-    Args:
-        values: `[rows, columns]`; None: there is none.
-        bounds: The values of the lightest and the darkest colour; None: those that there are.
-    """
+    """Coloured squares `[rows, columns]`, None for none; `bounds` are the ends of the colours."""
 
     values: Sequence[Sequence[float | None]]
     row_title: str

@@ -20,6 +20,7 @@ from transfer_cli.report.contents import FINISHED, Report, TaskRuns
 from transfer_cli.report.finding import Finding
 from transfer_cli.report.html import task_sections
 from transfer_cli.report.html.charts import Chart, cost_charts, label_chart, rate_chart
+from transfer_cli.report.html.confidence_charts import confidence_charts
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
 from transfer_cli.report.sections import (
@@ -131,6 +132,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [*costs, labels])),
         ("confusion", "Confusion", task_sections.confusion_section(address, task, names)),
+        ("confidence", "Confidence", _charts(address, confidence_charts(task))),
         ("labels", "Labels", task_sections.labels_section(task)),
         ("errors", "Shared errors", task_sections.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from transfer_cli.metrics import UNSEEN
 from transfer_cli.report import formats
 from transfer_cli.report.best import reasons
 from transfer_cli.report.contents import (
@@ -65,13 +66,15 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
     """Return the columns of a task's table that are not empty.
 
     Without `measures` they show what the best is chosen by, the measure of the task, and the same
-    of the other split; with or without, how many are right of each slice.
+    of the other split; with or without, how many are right of each slice, and the measure of the
+    task without what training has seen.
     """
     split, _, name = task.measure.partition("/")
     asked = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
     known = dict.fromkeys(measure for group in task.groups for measure in group.measures)
-    slices = [measure for measure in known if measure.startswith(f"{split}/accuracy/slice/")]
-    shown = [*dict.fromkeys([*asked, *slices])]
+    slice_of = f"{split}/accuracy/slice/"
+    parts = [each for each in known if each.startswith(slice_of) or each == task.measure + UNSEEN]
+    shown = [*dict.fromkeys([*asked, *parts])]
     rows = [_row(task, group, shown) for group in task.groups]
     columns = [
         ResultColumn(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import listed
+from transfer_cli.metrics import UNSEEN
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.best import commands
 from transfer_cli.report.contents import (
@@ -230,7 +231,7 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         "memory_bytes": group.memory,
     }  # fmt: skip
     for name, spread in spreads.items():
-        if name.count("/") < 2 or "/slice/" in name:
+        if name.count("/") < 2 or "/slice/" in name or name.endswith(UNSEEN):
             mean, deviation = (None, None) if spread is None else (spread.mean, spread.deviation)
             record |= {name: mean, f"{name} deviation": deviation}
     against = {} if group.against is None else vars(group.against)

@@ -119,11 +119,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `folder` at the end of the block.
-
-    Raises:
-        OSError: `folder` exists and is not empty.
-    """
+    """Yield a folder to fill, which becomes `folder`, new or empty, at the end of the block."""
     if folder.is_dir():
         # Filled from inside: it may be a disk of its own, or the working directory.
         with _filled(folder / _beside(folder).name) as temporary:

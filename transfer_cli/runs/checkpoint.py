@@ -378,12 +378,7 @@ def fitting(checkpoint: Path) -> Iterator[None]:
 
 
 def check_unpacked(path: Path) -> None:
-    """Refuse a compressed file, which torch never writes but reads.
-
-    Raises:
-        ValueError: It is compressed.
-        BadZipFile: It is no archive.
-    """
+    """Refuse a compressed file, which torch never writes but reads."""
     with zipfile.ZipFile(path) as zipped:
         members = zipped.infolist()
     packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)

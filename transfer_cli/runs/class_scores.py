@@ -86,12 +86,14 @@ def _right_given_said(run: Results, split: str) -> list[tuple[int, int, int]]:
     return []
 
 
-def counts_in(run: Results, split: str, name: str, height: int) -> Counts | None:
-    """Return a table of counts of so many rows with a column for each label, if it is there."""
+def counts_in(
+    run: Results, split: str, name: str, height: int, width: int | None = None
+) -> Counts | None:
+    """Return a table of counts of this size, if it is there; by default a label is a column."""
+    width = len(run.labels) if width is None else width
     rows: Any = run.tables.get(split, {}).get(name)
     if not isinstance(rows, list) or len(rows) != height:
         return None
-    width = len(run.labels)
     is_one = all(
         isinstance(row, list) and len(row) == width and all(type(n) is int and n >= 0 for n in row)
         for row in rows

@@ -87,12 +87,7 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
 
 
 def read_items(path: Path, split: str) -> Iterator[Item]:
-    """Yield the items of one split; a report reads hundreds of such files.
-
-    Raises:
-        OSError: The file does not exist.
-        UnreadableError: A line is not one that `write_items` writes, or there are too many.
-    """
+    """Yield the items of one split; a report reads hundreds of such files."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnreadableError("it is no plain file")  # to open a pipe could wait for ever
     # Nearly half of the lines need not be parsed.

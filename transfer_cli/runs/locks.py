@@ -59,11 +59,7 @@ class Lock:
         self._released = threading.Event()
 
     def take(self) -> bool:
-        """Return whether it is free, and held from now on.
-
-        Raises:
-            OSError: The file cannot be written, or is a link.
-        """
+        """Return whether it is free, and held from now on; OSError where it cannot be written."""
         self.handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             taken = self._take()

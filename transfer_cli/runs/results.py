@@ -143,11 +143,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> "Results":
-        """Return what a file holds.
-
-        Raises:
-            OSError, UnreadableError: It cannot be read.
-        """
+        """Return what a file holds."""
         return cls.from_json(read_json(path))
 
     def write(self, path: Path) -> None:

@@ -107,12 +107,7 @@ class SweepDirectory:
         write_json(self.path / SWEEP, asdict(request))
 
     def read_request(self) -> SweepRequest:
-        """Return what the sweep was asked for.
-
-        Raises:
-            UnreadableError: The file is damaged.
-            OSError: It is not there.
-        """
+        """Return what the sweep was asked for."""
         content = read_json(self.path / SWEEP)
         with raised_as(UnreadableError, "it is not what a sweep writes: ", KeyError, TypeError):
             request = SweepRequest(**{**content, "words": tuple(map(str, content["words"]))})

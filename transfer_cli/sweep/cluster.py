@@ -25,12 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where submitit runs jobs.
-
-    Args:
-        kind: Its name for it: slurm or local.
-        settings: The values of `hydra.launcher`, but for those that are null.
-    """
+    """Where submitit runs jobs: slurm or local, with the settings of `hydra.launcher`."""
 
     kind: str
     settings: Mapping[str, Any]

@@ -120,12 +120,7 @@ class Grid(Planner):
 
 
 def words_of(override: Override, config_dir: Path | None = None) -> list[str]:
-    """Return `KEY=VALUE` for each value of an override.
-
-    Args:
-        override: What was typed.
-        config_dir: A folder with the user's own configs, whose options `glob(...)` finds too.
-    """
+    """Return `KEY=VALUE` for each value; `config_dir` has options that `glob(...)` finds, too."""
     key = override.get_key_element()
     value: Any = override.value()  # whose annotation leaves out `glob(...)`
     if isinstance(value, Glob):

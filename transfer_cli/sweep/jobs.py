@@ -79,11 +79,7 @@ class Jobs:
     def begin(
         self, folder: Path, jobs: Sequence[Sequence[str]], threads: int, **of_search: Any
     ) -> list[SweepJob]:
-        """Write down what a sweep consists of, and return the jobs that are left to run.
-
-        Args:
-            threads: Of each process of each job; a sweep that goes on keeps its number.
-        """
+        """Write down a sweep, and return the jobs left; one that goes on keeps its `threads`."""
         self.sweep_dir = folder
         directory = SweepDirectory(folder)
         if directory.is_at(folder) and not self.resumes:

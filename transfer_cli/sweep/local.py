@@ -23,12 +23,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Shares:
-    """How the jobs of a sweep share this machine.
-
-    Args:
-        processes: Of each job.
-        gpus: Those of the machine; none for jobs on the CPU.
-    """
+    """How the jobs of a sweep share this machine, and its GPUs if they are not on the CPU."""
 
     settings: SweepConfig
     processes: int

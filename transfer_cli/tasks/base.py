@@ -36,6 +36,9 @@ Rows = Mapping[int, Mapping[str, Any]]
 """Row number -> an objective's predictions for that row, by name, without the batch dimension."""
 
 
+WARNING, EMPTY, UNKNOWN = "warning", "empty", "unknown"
+"""The key of an answer to a text that is empty, or of which the model knows no token."""
+
 DECIMALS = 6
 """Decimals of a probability that is written."""
 
@@ -122,6 +125,16 @@ class Task(ABC):
     # Tasks that differ in this alone share their heads.
     fitted: Mapping[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
 
+    @property
+    def temperature(self) -> float:
+        """What scores are divided by, to make probabilities; 1 if none is fitted."""
+        return float(self.fitted.get("temperature", 1.0))
+
+    @property
+    def abstain_below(self) -> float:
+        """The probability below which no answer is given; 0 if none is fitted."""
+        return float(self.fitted.get("abstain_below", 0.0))
+
     @classmethod
     def node(cls, **options: Any) -> dict[str, Any]:
         """Return the config node that names this task, with values found in its data."""
@@ -170,6 +183,10 @@ class Task(ABC):
 
     def inputs(self, example: Any) -> tuple[str, ...]:
         """Return, as texts, all of an example that decides its answer: by default its texts."""
+        return self.texts(example)
+
+    def equal_by(self, example: Any) -> tuple[str, ...]:
+        """Return the texts that make it the same as another: by default all, answers left out."""
         return self.texts(example)
 
     def labels_of(self, example: Any) -> Sequence[str]:
@@ -310,9 +327,17 @@ class Task(ABC):
         """
         return [answer["probabilities"] if "probabilities" in answer else [answer["value"]]]
 
+    def said(self, answer: Answer) -> tuple[str, float] | None:
+        """Return an answer as a text, given or not, and its probability; None: it has none."""
+        return None
+
+    def said_labels(self, said: str) -> Sequence[str]:
+        """Return those of its `labels` that a text of `said`, or of a `Result`, stands for."""
+        return ()
+
     def written(self, answer: Answer) -> dict[str, Any]:
         """Return an answer as `predict` writes it in JSON: a value for each of `fields`."""
-        return dict(answer)
+        return {name: value for name, value in answer.items() if name != WARNING}
 
     @property
     def cell_names(self) -> tuple[str, ...]:
@@ -323,9 +348,11 @@ class Task(ABC):
         """Return a value for each of `cell_names`."""
         values = (self.written(answer)[name] for name in self.fields)
         return [
-            json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+            json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict)
+            else "" if value is None
+            else value
             for value in values
-        ]
+        ]  # fmt: skip
 
     # --- a run ------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class ClassificationTask(TextsTask):
     """
 
     name, objective, head, example = "classification", "classification", "class", Example
-    fields = ("label", "probabilities")
+    fields = ("label", "probability", "probabilities")
     files, export_head = "transfer_cli.tasks.table.Table", "sequence_classification"
     combines = can_fail = True
 
@@ -102,17 +102,29 @@ class ClassificationTask(TextsTask):
         parts = [(task.labels, answer["probabilities"]) for task, answer in answers]
         return {"probabilities": mean_by_label(self.labels, parts)}
 
+    def said(self, answer: Answer) -> tuple[str, float]:
+        shares_C = np.asarray(answer["probabilities"])
+        return self.labels[int(shares_C.argmax())], float(shares_C.max())
+
+    def said_labels(self, said: str) -> Sequence[str]:
+        return (said,)
+
     def written(self, answer: Answer) -> dict[str, Any]:
-        label, *shares = self.cells(answer)
-        return {"label": label, "probabilities": dict(zip(self.labels, shares, strict=True))}
+        label, probability = self.said(answer)
+        shares = np.asarray(answer["probabilities"]).round(DECIMALS).tolist()
+        return {
+            "label": label if probability >= self.abstain_below else None,
+            "probability": round(probability, DECIMALS),
+            "probabilities": dict(zip(self.labels, shares, strict=True)),
+        }
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        return ("label", *(f"probability/{label}" for label in self.labels))
+        return ("label", "probability", *(f"probability/{label}" for label in self.labels))
 
     def cells(self, answer: Answer) -> list[Any]:
-        shares_C = np.asarray(answer["probabilities"])
-        return [self.labels[int(shares_C.argmax())], *shares_C.round(DECIMALS).tolist()]
+        label, probability, shares = self.written(answer).values()
+        return ["" if label is None else label, probability, *shares.values()]
 
     def right_by_words(self, train: Sequence[Example], scored: Sequence[Example]) -> int | None:
         """See `Task`; there is none for very many labels."""

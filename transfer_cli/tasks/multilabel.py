@@ -26,6 +26,7 @@ from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import DataError, listed
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives import confidence
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import (
@@ -73,7 +74,7 @@ class MultilabelTask(TextsTask):
     """
 
     name, objective, head, example = "multilabel", "multilabel", "class", LabelsExample
-    fields, expected = ("labels", "probabilities"), "labels"
+    fields, expected = ("labels", "probability", "probabilities"), "labels"
     files, export_head = f"{__name__}.LabelsTable", "sequence_classification"
     combines = can_fail = True
 
@@ -81,8 +82,13 @@ class MultilabelTask(TextsTask):
 
     @property
     def thresholds(self) -> list[float]:
-        """The probability above which each label is said."""
-        return list(self.fitted.get("thresholds", [HALF] * len(self.labels)))
+        """The probability above which each label is said; the temperature changes no answer."""
+        fitted = np.array(self.fitted.get("thresholds", [HALF] * len(self.labels)))
+        if self.temperature == 1.0:
+            return list(fitted.tolist())
+        with np.errstate(divide="ignore"):
+            odds = (fitted / (1 - fitted)) ** (1 / self.temperature)
+        return list((1 - 1 / (1 + odds)).tolist())
 
     def labels_of(self, example: LabelsExample) -> Sequence[str]:
         return [self.labels[number] for number in example.label or ()]
@@ -174,26 +180,44 @@ class MultilabelTask(TextsTask):
         parts = [(task.labels, answer["probabilities"]) for task, answer in answers]
         means = {"probabilities": mean_by_label(self.labels, parts)}
         runs = [task for task, _ in answers if isinstance(task, MultilabelTask)]
-        if any(task.fitted for task in runs):
+        if any("thresholds" in task.fitted for task in runs):
             thresholds = [(task.labels, task.thresholds) for task in runs]
             means["thresholds"] = mean_by_label(self.labels, thresholds)
         return means
 
-    def written(self, answer: Answer) -> dict[str, Any]:
+    def said(self, answer: Answer) -> tuple[str, float]:
+        """Return the labels as a table has them, and the probability of all these decisions."""
+        shares_C, above_C = self._decided(answer)
+        names = [self.labels[number] for number in np.flatnonzero(above_C)]
+        return SEPARATOR.join(names), float(np.where(above_C, shares_C, 1 - shares_C).prod())
+
+    def said_labels(self, said: str) -> list[str]:
+        return said.split(SEPARATOR) if said else []
+
+    def _decided(self, answer: Answer) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         shares_C = np.asarray(answer["probabilities"])
-        above_C = shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+        return shares_C, shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """See `Task`; a set that is not sure is null, and one without labels an empty list."""
+        shares_C, above_C = self._decided(answer)
+        _, probability = self.said(answer)
+        is_given = probability >= self.abstain_below
         predicted = [self.labels[number] for number in np.flatnonzero(above_C)]
-        shares = shares_C.round(DECIMALS).tolist()
-        return {"labels": predicted, "probabilities": dict(zip(self.labels, shares, strict=True))}
+        return {
+            "labels": predicted if is_given else None,
+            "probability": round(probability, DECIMALS),
+            "probabilities": dict(zip(self.labels, shares_C.round(DECIMALS).tolist(), strict=True)),
+        }
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        return ("labels", *(f"probability/{label}" for label in self.labels))
+        return ("labels", "probability", *(f"probability/{label}" for label in self.labels))
 
     def cells(self, answer: Answer) -> list[Any]:
         """See `Task`; labels as a table has them."""
-        written = self.written(answer)
-        return [SEPARATOR.join(written["labels"]), *written["probabilities"].values()]
+        labels, probability, shares = self.written(answer).values()
+        return [SEPARATOR.join(labels or ()), probability, *shares.values()]
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -328,6 +352,8 @@ class Multilabel(SequenceObjective):
             `MOST_WEIGHT` each; None: each counts once.
         thresholds: fit: a label is said where its probability is above the threshold with the
             highest F1 on validation, which the end of a run finds; None: above 0.5.
+        calibrate, abstain: See `UnitObjective`; probabilities are those of labels, and answers are
+            all labels of a text.
         options: Those of `SequenceObjective`.
     """
 
@@ -345,6 +371,8 @@ class Multilabel(SequenceObjective):
 
     pos_weight: Literal["balanced"] | None = field(default=None, kw_only=True)
     thresholds: Literal["fit"] | None = field(default=None, kw_only=True)
+    calibrate: confidence.Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -383,11 +411,25 @@ class Multilabel(SequenceObjective):
 
     def predicted(self, logits_BC: Tensor) -> Tensor:
         """Return whether each label is said of each text, `[B, C]`."""
-        shares_BC, task = logits_BC.sigmoid(), self.info.task
-        if not (task and task.fitted):
+        return self._above(self.calibrated(logits_BC).sigmoid())
+
+    def _above(self, shares_BC: Tensor) -> Tensor:
+        task = self.info.task
+        if not (task and "thresholds" in task.fitted):
             return shares_BC > HALF
         # Doubles, as in the task's own decision.
         return shares_BC.double() > shares_BC.new_tensor(task.thresholds, dtype=torch.float64)
+
+    def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return scores of no and yes, and which is right, of each label of each text."""
+        return torch.stack([torch.zeros_like(outputs), outputs], 2), self.given(batch).long()
+
+    def judged_answers(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probability of all decisions about a text, and whether all are right."""
+        shares_BC = scores.diff(dim=-1).squeeze(-1).sigmoid()
+        above_BC = self._above(shares_BC)
+        share_B = torch.where(above_BC, shares_BC, 1 - shares_BC).prod(1)
+        return share_B, (above_BC == (target == 1)).all(1)
 
     def decision_losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each decision, `[B, C]`."""
@@ -430,7 +472,7 @@ class Multilabel(SequenceObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each label, `probabilities` `[B, C]`."""
-        return {"probabilities": outputs.sigmoid()}
+        return {"probabilities": self.calibrated(outputs).sigmoid()}
 
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return what is said of each text.
@@ -439,7 +481,7 @@ class Multilabel(SequenceObjective):
         these decisions. The probabilities of all labels are there for `Task.fit` alone: of
         thousands of labels, those of a whole split would fill the memory.
         """
-        predicted_BC, shares_BC = self.predicted(outputs), outputs.sigmoid()
+        predicted_BC, shares_BC = self.predicted(outputs), self.calibrated(outputs).sigmoid()
         numbers_C = torch.arange(self.num_outputs, device=outputs.device)
         most = int(predicted_BC.sum(1).max())
         predicted = {
@@ -480,7 +522,10 @@ class Multilabel(SequenceObjective):
             "exact_match": float(totals["exact"]) / texts,
             "hamming_loss": wrong / counts["loss"],
             **f1,
+            **confidence.measures(totals),
         }
 
     def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
-        return ("the fitted thresholds, so that 0.5 decides",) if task.fitted else ()
+        fitted = "thresholds" in task.fitted
+        of_labels = ("the fitted thresholds, so that 0.5 decides",) if fitted else ()
+        return (*of_labels, *super().left_out_of_exports(task))

@@ -18,7 +18,7 @@ from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 from transfer_cli.tasks.multilabel import LabelsExample, MultilabelTask
 from transfer_cli.tasks.regression import NumberExample, RegressionTask
-from transfer_cli.tasks.sources import LabelledSource
+from transfer_cli.tasks.sources import Conflicts, Duplicates, LabelledSource
 from transfer_cli.tasks.span.readers import SpanExample
 from transfer_cli.tasks.span.task import SpanTask
 from transfer_cli.tasks.tagging import schemes
@@ -146,6 +146,8 @@ class EmbeddedSample(LabelledSource):
         world: Which made-up world they ask about: the one of the encyclopedia read before.
         labelled: See `TaskData`; so is
         length: the longest input.
+        duplicates: See `LabelledSource`; so is
+        conflicts: which wins.
         options: Those of the task.
     """
 
@@ -156,9 +158,13 @@ class EmbeddedSample(LabelledSource):
         world: int = 0,
         labelled: int | None = None,
         length: int | None = None,
+        duplicates: Duplicates = "together",
+        conflicts: Conflicts = "refuse",
         **options: Any,
     ) -> None:
-        super().__init__(length=length, labelled=labelled)
+        super().__init__(
+            length=length, labelled=labelled, duplicates=duplicates, conflicts=conflicts
+        )
         one_of("sample", sample, SAMPLES, ValueError)
         task, self._made = SAMPLES[sample]
         self.sample, self.world = sample, world

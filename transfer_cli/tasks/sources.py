@@ -5,7 +5,7 @@ are, and what can be learnt from them, the task says. A source puts both togethe
 
 Missing splits are drawn from the training examples: the validation split first, then the few-label
 subset, so that the number of labels does not change the validation split. What is drawn is
-stratified, and depends on nothing but the examples and the run's seed.
+stratified, keeps equal texts together, and depends on nothing but the examples and the run's seed.
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ import itertools
 import logging
 import random
 from abc import abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from transfer_cli.config.build import build
-from transfer_cli.data import readers
+from transfer_cli.data import equal_texts, readers
 from transfer_cli.data.documents import check_disjoint, expand
+from transfer_cli.data.equal_texts import Keys, folded, keys_of, together, united
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Whole
 from transfer_cli.data.wanted import ANY, Wanted
@@ -36,10 +36,28 @@ from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
+Duplicates = Literal["together", "drop", "keep"]
+Conflicts = Literal["refuse", "drop", "majority"]
+
 
 @dataclass(kw_only=True)
 class LabelledSource(TaskData):
-    """Labelled examples of which some splits are given; the others are drawn."""
+    """Labelled examples of which some splits are given; the others are drawn.
+
+    Args:
+        duplicates: What becomes of training examples with equal texts (`Task.equal_by`): together:
+            no drawn split parts them; drop: the first stays; keep: they are drawn like others.
+        conflicts: With drop, where their labels disagree: refuse, drop them all, or keep the first
+            with the majority's label.
+    """
+
+    duplicates: Duplicates = "together"
+    conflicts: Conflicts = "refuse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.conflicts != "refuse" and self.duplicates != "drop":
+            raise ValueError(f"conflicts={self.conflicts} goes with data.duplicates=drop alone.")
 
     @property
     def share(self) -> float:
@@ -58,45 +76,108 @@ class LabelledSource(TaskData):
         data = self.given(data_dir)
         task: Task = build(data.task, "data", Task, labels=data.labels)
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
-        train, where = splits["train"], data.source("train")
+        where, whole = data.source("train"), len(splits["train"])
+        keys = {
+            name: keys_of(map(task.equal_by, examples), len(examples))
+            for name, examples in splits.items()
+        }
+        train, kept = self._without_doubles(task, splits["train"], keys["train"], where)
         self.check(task, train, where)
-        say_overlap(splits, where, task.texts)
-        whole, part_of, left_out = len(train), {}, []
-        rest: Sequence[Any] = ()
+        say_overlap(splits, keys, where, task.texts)
+        say_near(splits, keys, where, task.equal_by)
+        seen = {
+            name: np.flatnonzero(equal_texts.found(of_split, keys["train"])).tolist()
+            for name, of_split in keys.items()
+            if name != "train"
+        }
+        part_of, left_out, rest = {}, list[str](), tuple[Any, ...]()
+        if len(train) < whole:
+            left_out.append(f"{whole - len(train):,} are dropped, equal to others")
         if "validation" not in splits:
-            train, splits["validation"] = held_out(task, train, self.share, seed, where)
+            held = held_out(task, train, self.share, seed, where, kept)
+            splits["validation"] = tuple(train[at] for at in sorted(held))
+            train, kept = _without(train, held), kept and _without(kept, held)
             part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
             left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
-            train, others = keep_few(train, self.labelled, seed, where, task.strata(train))
+            few, cut = keep_few(task.strata(train), self.labelled, seed, where, kept)
+            others = _without(train, few | cut)
             if others:
                 left_out.append(f"{len(others):,} are beyond data.labelled")
-            rest = tuple(map(task.unlabelled, others))
+            if cut:
+                left_out.append(f"{len(cut):,} are, too, and equal to some within")
+            train, rest = [train[at] for at in sorted(few)], tuple(map(task.unlabelled, others))
         if left_out:
             part_of["train"] = Whole(where, whole, tuple(left_out))
         splits["train"] = tuple(task.learnt_from(train, seed))
         node = {**task.as_node(), **task.facts(train)}
-        return replace(data, splits=splits, part_of=part_of, rest=rest, task=node)
+        return replace(data, splits=splits, part_of=part_of, rest=rest, task=node, seen=seen)
+
+    def _without_doubles(
+        self, task: Task, train: Sequence[Any], keys: Keys, where: str
+    ) -> tuple[Sequence[Any], Sequence[Hashable] | None]:
+        """Return the training examples that stay, and their keys by which they are drawn."""
+        numbers = keys.tolist()
+        equal = [places for places in together(numbers) if len(places) > 1]
+        drawn_by = None if self.duplicates == "keep" else numbers
+        if not equal:
+            return train, drawn_by
+        answers = [[_answer(task, train[at]) for at in places] for places in equal]
+        disagree = sum(len(set(of_text)) > 1 for of_text in answers)
+        what = {
+            "together": "no drawn split parts them",
+            "drop": "the first of each stays",
+            "keep": "they are drawn like others, and may be trained on and scored",
+        }
+        log.info(
+            "%s: %s of the %s rows are equal to others (%s different texts, %s of them with "
+            "different labels); %s (data.duplicates=%s)",
+            where, f"{sum(map(len, equal)):,}", f"{len(train):,}", f"{len(equal):,}",
+            f"{disagree:,}", what[self.duplicates], self.duplicates,
+        )  # fmt: skip
+        if self.duplicates != "drop":
+            return train, drawn_by
+        dropped = set[int]()
+        for places, of_text in zip(equal, answers, strict=True):
+            kept = places[of_text.index(Counter(of_text).most_common(1)[0][0])]
+            if len(set(of_text)) > 1 and self.conflicts == "refuse":
+                raise DataError(
+                    f"{where}: the labels of {_shown(task.texts(train[kept]))}, which stands "
+                    f"there {len(places)} times, disagree, as do those of {disagree:,} texts in "
+                    "all. Set data.conflicts to majority or drop, or data.duplicates to together"
+                )
+            is_gone = len(set(of_text)) > 1 and self.conflicts == "drop"
+            dropped.update(at for at in places if at != kept or is_gone)
+        if len(dropped) == len(train):
+            raise DataError(f"{where}: data.conflicts=drop leaves nothing; say majority")
+        stay = [at for at in range(len(train)) if at not in dropped]
+        return [train[at] for at in stay], [numbers[at] for at in stay]
+
+
+def _answer(task: Task, example: Any) -> Hashable:
+    """Return what people said of an example: its labels, or else the text that they wrote."""
+    said = tuple(task.labels_of(example))
+    return said or folded(task.texts(example)[len(task.equal_by(example)) :])
 
 
 def held_out(
-    task: Task, train: Sequence[Any], share: float, seed: int, where: str
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the training examples without a share of them, and that share; see `hold_out`.
+    task: Task,
+    train: Sequence[Any],
+    share: float,
+    seed: int,
+    where: str,
+    keys: Sequence[Hashable] | None,
+) -> set[int]:
+    """Return the places of a share of the training examples; see `hold_out`.
 
-    Of examples in groups, all of a group are held out or none.
+    Of those of one `Task.group`, too, all are held out or none; it is a share of these groups then.
     """
     groups = [task.group(example) for example in train]
-    distinct = tuple(dict.fromkeys(groups))
-    if distinct == (None,):
-        return hold_out(train, share, seed, where, task.strata(train))
-    _, held = hold_out(distinct, share, seed, where, [0] * len(distinct))
-    is_held = set(held)
-    both = list(zip(train, groups, strict=True))
-    return (
-        tuple(example for example, group in both if group not in is_held),
-        tuple(example for example, group in both if group in is_held),
-    )
+    if set(groups) == {None}:
+        return hold_out(task.strata(train), share, seed, where, keys)
+    places = together(groups if keys is None else united(map(folded, groups), keys))
+    held = hold_out([0] * len(places), share, seed, where)
+    return {at for number in held for at in places[number]}
 
 
 @dataclass(kw_only=True)
@@ -240,67 +321,116 @@ def check_share(key: str, share: float) -> None:
         raise ValueError(f"{key} is {share}, expected between 0 and 1.")
 
 
-T = TypeVar("T")
-
 _MOST = 0.5
 """The share of the smaller split from which on it is a mistake rather than a few texts."""
 
-_SHOWN = 60
-"""Characters of the text that is named."""
+_LONGEST = 60
+"""Characters of a text that is named."""
+
+
+class _Unit(NamedTuple):
+    """The places of examples that are drawn together, and the stratum of most of them."""
+
+    places: Sequence[int]
+    stratum: int
+
+
+def _units(
+    strata: Sequence[int], keys: Iterable[Hashable] | None, seed: int
+) -> tuple[list[_Unit], dict[int, int]]:
+    """Return the units in random order, and how many examples those of each stratum have."""
+    units = []
+    for places in together(range(len(strata)) if keys is None else keys):
+        stratum = strata[places[0]]
+        if len(places) > 1:
+            [(stratum, _)] = Counter(strata[at] for at in places).most_common(1)
+        units.append(_Unit(places, stratum))
+    counts = Counter[int]()
+    for unit in units:
+        counts[unit.stratum] += len(unit.places)
+    # Of Python's generator, only random() is promised to stay the same in later versions.
+    generator = random.Random(seed)  # noqa: S311 - not for cryptography
+    order = sorted(range(len(units)), key=[generator.random() for _ in units].__getitem__)
+    return [units[number] for number in order], dict(sorted(counts.items()))
 
 
 def hold_out(
-    examples: Sequence[T], share: float, seed: int, where: str, strata: Sequence[int]
-) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Return training examples without a share of them, and that share.
+    strata: Sequence[int],
+    share: float,
+    seed: int,
+    where: str,
+    keys: Iterable[Hashable] | None = None,
+) -> set[int]:
+    """Return the places of a share of the training examples.
 
-    Each stratum loses the same share, and none its last example.
+    Each stratum loses the same share, and none its last example. Examples with equal keys stay
+    together, in the stratum of most of them: the share is reached as far as they fit into it.
 
     Args:
-        examples: The training examples.
+        strata: The number of each example's stratum, such as its label.
         share: The share to hold out, in (0, 1).
         seed: The run's; the draw depends on nothing else.
         where: The data's name in messages.
-        strata: The number of each example's stratum, such as its label.
+        keys: Of each example; None: all differ.
     """
-    counts = dict(sorted(Counter(strata).items()))
-    quotas = _proportional(counts, int(share * len(examples)))
-    if not any(quotas.values()):
+    units, counts = _units(strata, keys, derive(seed, "validation split"))
+    room = _proportional(counts, int(share * len(strata)))
+    left, staying, chosen = sum(room.values()), Counter(strata), set[int]()
+    # What no unit of a stratum fits into, those of others fill.
+    for is_first in (True, False):
+        for unit in units if left else ():
+            size = len(unit.places)
+            if size > (room[unit.stratum] if is_first else left) or unit.places[0] in chosen:
+                continue
+            gone = Counter(strata[at] for at in unit.places)
+            if all(staying[stratum] > count for stratum, count in gone.items()):
+                chosen.update(unit.places)
+                staying -= gone
+                room[unit.stratum] -= size
+                left -= size
+    if not chosen:
         raise DataError(
             f"{where}: a validation share of {share} leaves nothing to validate on "
-            f"({len(examples)} examples of {len(counts)} classes). Raise it or name a validation "
-            "file."
+            f"({len(strata)} examples of {len(counts)} classes, {len(units)} different texts). "
+            "Raise it or name a validation file."
         )
-    chosen = _draw(strata, quotas, derive(seed, "validation split"))
-    return (
-        tuple(example for at, example in enumerate(examples) if at not in chosen),
-        tuple(examples[at] for at in sorted(chosen)),
-    )
+    return chosen
 
 
 def keep_few(
-    examples: Sequence[T], labelled: int, seed: int, where: str, strata: Sequence[int]
-) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Return `labelled` examples, at least one of each stratum, and the others.
+    strata: Sequence[int],
+    labelled: int,
+    seed: int,
+    where: str,
+    keys: Iterable[Hashable] | None = None,
+) -> tuple[set[int], set[int]]:
+    """Return the places of `labelled` examples, at least one of each stratum.
 
-    A smaller set is part of a larger.
+    A smaller set is part of a larger. Beside it: the places of those that are beyond the number,
+    and equal to some within. For the arguments see `hold_out`.
     """
-    counts = dict(sorted(Counter(strata).items()))
+    units, counts = _units(strata, keys, derive(seed, "few labels"))
     if labelled < len(counts):
         raise DataError(
             f"{where}: labelled={labelled} is fewer examples than the {len(counts)} classes. "
             f"Set data.labelled to at least {len(counts)}."
         )
-    if labelled > len(examples):
+    if labelled > len(strata):
         raise DataError(
-            f"{where}: labelled={labelled}, but there are only {len(examples)} training examples. "
+            f"{where}: labelled={labelled}, but there are only {len(strata)} training examples. "
             f"Set data.labelled to at most that."
         )
-    chosen = _draw(strata, _nested_quotas(counts, labelled), derive(seed, "few labels"))
-    return (
-        tuple(examples[at] for at in sorted(chosen)),
-        tuple(example for at, example in enumerate(examples) if at not in chosen),
-    )
+    room, chosen, beyond = _nested_quotas(counts, labelled), set[int](), set[int]()
+    for unit in units:
+        taken = unit.places[: room[unit.stratum]]
+        chosen.update(taken)
+        beyond.update(unit.places[len(taken) :] if taken else ())
+        room[unit.stratum] -= len(taken)
+    return chosen, beyond
+
+
+def _without(examples: Sequence[Any], places: Container[int]) -> tuple[Any, ...]:
+    return tuple(example for at, example in enumerate(examples) if at not in places)
 
 
 def _proportional(counts: Mapping[int, int], total: int) -> dict[int, int]:
@@ -339,58 +469,67 @@ def _nested_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     return quotas
 
 
-def _draw(strata: Sequence[int], quotas: Mapping[int, int], seed: int) -> set[int]:
-    """Return the places of `quotas[c]` examples of each stratum c; smaller quotas give subsets."""
-    # Of Python's generator, only random() is promised to stay the same in later versions.
-    generator = random.Random(seed)  # noqa: S311 - not for cryptography
-    order = sorted(range(len(strata)), key=[generator.random() for _ in strata].__getitem__)
-    of_class: dict[int, list[int]] = defaultdict(list)
-    for at in order:
-        of_class[strata[at]].append(at)
-    return {at for number, quota in quotas.items() for at in of_class[number][:quota]}
-
-
 def say_overlap(
-    splits: Mapping[str, Sequence[Any]], where: str, texts: Callable[[Any], Sequence[str]]
+    splits: Mapping[str, Sequence[Any]],
+    keys: Mapping[str, Keys],
+    where: str,
+    texts: Callable[[Any], Sequence[str]],
 ) -> None:
     """Log how many texts (or pairs) of a split also stand in another, with one of them.
 
-    It warns where these are most of the smaller split. It takes 8 bytes an example.
+    It warns where these are most of the smaller split.
 
     Args:
         splits: Their examples.
+        keys: And the key of each.
         where: The data's name in messages.
         texts: Returns the texts of an example, the one to show first.
     """
-    hashes = {
-        name: np.fromiter(
-            (hash(tuple(texts(example))) for example in examples), np.int64, len(examples)
-        )
-        for name, examples in splits.items()
-    }
     for names in itertools.combinations(splits, 2):
-        small, large = sorted(names, key=lambda name: len(hashes[name]))
-        shared = np.flatnonzero(_found(hashes[small], hashes[large]))
+        small, large = sorted(names, key=lambda name: len(keys[name]))
+        shared = np.flatnonzero(equal_texts.found(keys[small], keys[large]))
         if not len(shared):
             continue
-        share = len(shared) / len(hashes[small])
-        text = texts(splits[small][int(shared[0])])[0]
+        share = len(shared) / len(keys[small])
         log.log(
             logging.WARNING if share > _MOST else logging.INFO,
-            "%s: %s of the %s texts of %s (%.1f %%) are in %s, too, such as %r%s",
+            "%s: %s of the %s texts of %s (%.1f %%) are in %s, too, such as %s%s",
             where,
             f"{len(shared):,}",
-            f"{len(hashes[small]):,}",
+            f"{len(keys[small]):,}",
             small,
             100 * share,
             large,
-            text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ...",
+            _shown(texts(splits[small][int(shared[0])])),
             "; what is measured there says little about new texts" if share > _MOST else "",
         )
 
 
-def _found(wanted: npt.NDArray[np.int64], among: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which numbers stand among others; `numpy.isin` takes 20 times as long."""
-    ordered = np.sort(among)
-    places = np.searchsorted(ordered, wanted)
-    return np.asarray(ordered[np.minimum(places, len(ordered) - 1)] == wanted)
+def say_near(
+    splits: Mapping[str, Sequence[Any]],
+    keys: Mapping[str, Keys],
+    where: str,
+    texts: Callable[[Any], Sequence[str]],
+) -> None:
+    """Log how many texts are nearly equal to others, in any splits; see `say_overlap`.
+
+    Of many texts the first are compared, those of training last.
+    """
+    names = sorted(splits, key="train".__eq__)
+    _, first = np.unique(np.concatenate([keys[name] for name in names]), return_index=True)
+    looked_at = np.sort(first)[: equal_texts.MOST_COMPARED]
+    examples = list(chain.from_iterable(splits[name] for name in names))
+    compared = [texts(examples[at]) for at in looked_at]
+    near = equal_texts.nearly_equal([" / ".join(each) for each in compared])
+    if near:
+        one, other = near[0]
+        log.info(
+            "%s: %s of %s%s different texts are nearly equal to others, such as %s and %s",
+            where, f"{len(near):,}", "the first " * (len(looked_at) < len(first)),
+            f"{len(looked_at):,}", _shown(compared[one]), _shown(compared[other]),
+        )  # fmt: skip
+
+
+def _shown(texts: Sequence[str]) -> str:
+    text = texts[0]
+    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...")

@@ -50,11 +50,7 @@ class PenaltyCase:
 
 
 def check_penalty(penalty: Penalty) -> None:
-    """Check every claim of this module.
-
-    Args:
-        penalty: Any penalty, with a strength above 0; it is started anew for each claim.
-    """
+    """Check every claim of this module, with a strength above 0, which is started anew for each."""
     nothing_inherited_is_refused(penalty)
     the_start_costs_nothing(make_case(penalty))
     elsewhere_it_pulls_back(make_case(penalty))

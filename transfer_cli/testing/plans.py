@@ -88,12 +88,7 @@ def _check_plan_on(plan: Plan, groups: list[LayerGroup], total: int, steps_per_e
 
 
 def check_schedule(schedule: Callable[[int, int], float], totals: Sequence[int] = TOTALS) -> None:
-    """Check that a schedule is a function of the step that any run can be trained with.
-
-    Args:
-        schedule: What `schedule` would be.
-        totals: Steps of the runs that it is tried on.
-    """
+    """Check that a schedule is a function of the step that any run can be trained with."""
     for total in totals:
         forwards = [schedule(step, total) for step in range(total)]
         for step, value in enumerate(forwards):

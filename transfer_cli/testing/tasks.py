@@ -48,13 +48,7 @@ class _Asked:
 
 
 def check_task(task: type[Task], objective: Objective, tokenizer: Tokenizer) -> None:
-    """Check every claim of this module, and those of the objective on the task's own sample.
-
-    Args:
-        task: The class of any task.
-        objective: What trains for it, not yet bound.
-        tokenizer: Any.
-    """
+    """Check every claim of this module, and an unbound objective on the task's own sample."""
     sample, examples = task.sample()
     claim(objective.task == task.name, f"the objective is for {objective.task}, not {task.name}")
     direction = objective.direction or "causal"

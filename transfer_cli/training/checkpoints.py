@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed
-from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.model.added import edits_in, merge, unmergeable_edits
 from transfer_cli.model.borrowing import completed
 from transfer_cli.model.weights import (
@@ -200,11 +200,7 @@ def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
 
 
 def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset()) -> None:
-    """Write into a folder all that is needed to build the run's model, but for its weights.
-
-    Args:
-        without: Names of edits that the weights beside it do not hold.
-    """
+    """Write what builds the run's model, but for its weights, which may lack edits."""
     base = None
     start = run.blueprint.start.pretrained
     if start is not None and run.base_hash is not None:

@@ -12,7 +12,7 @@ from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
 from transfer_cli.errors import listed
-from transfer_cli.metrics import Metric, wilson_interval
+from transfer_cli.metrics import UNSEEN, Metric, wilson_interval, without_details
 from transfer_cli.runs.class_scores import FEW, TITLES, class_scores, confused, counts_in
 from transfer_cli.runs.results import Results
 from transfer_cli.safe_files import printable
@@ -126,8 +126,16 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     ]
     for split, measures in results.measures.items():
         blocks.append(_entry(split, one_line(without_details(measures))))
+        unseen = {
+            name.removesuffix(UNSEEN): value
+            for name, value in measures.items()
+            if name.endswith(UNSEEN)
+        }
+        if unseen:
+            blocks.append(_entry("  unseen", f"in training: {one_line(unseen)}"))
     for split in [name for name in results.measures if name in results.tables][-1:]:
-        table = results.tables[split].get("confusion")
+        tables = results.tables[split]
+        table = tables.get(f"confusion{UNSEEN}") or tables.get("confusion")
         if table and _one_label_each(results.metrics):
             said = in_words(table, results.labels, results.more["by_words"])
             blocks.append(_entry("in words", said))
@@ -202,11 +210,6 @@ def in_words(
 def copied_lines(texts: Mapping[str, object]) -> list[Line]:
     """Return named texts, each on a line that is never broken: they are there to be copied."""
     return [Line("  ", Piece(f"{name:10s}", "name"), f" {text}") for name, text in texts.items()]
-
-
-def without_details(measures: Mapping[str, float]) -> dict[str, float]:
-    """Return a split's own measures: not those of each label, nor of further losses."""
-    return {name: value for name, value in measures.items() if "/" not in name}
 
 
 def one_line(measures: Mapping[str, float]) -> str:

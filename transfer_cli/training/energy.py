@@ -11,12 +11,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Reads one counter of millijoules from when it is made, or says why there is none.
-
-    Args:
-        source: Who counts; without a counter, why nobody does.
-        nvml: The package `pynvml`; None: nothing counts.
-    """
+    """Reads a counter of millijoules of `nvml` from its start, or says why there is none."""
 
     def __init__(self, source: str, nvml: Any = None, handle: Any = None) -> None:
         self.source = source

@@ -1,7 +1,9 @@
 """What a run made of each single example of a split: `items.jsonl`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ import numpy as np
 from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.assembly.example_facts import members_of
 from transfer_cli.data.split import Split
-from transfer_cli.engine.evaluation import EachExample, Outcome
+from transfer_cli.engine.evaluation import EachExample, Outcome, Scores
+from transfer_cli.metrics import UNSEEN, without_details
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
 from transfer_cli.runs.slices import Slice, scores
 from transfer_cli.tasks.base import Result, Task, by_example
@@ -64,15 +67,50 @@ def of_slices(
     return scores(members_of(slices, split, task, key), items)
 
 
+def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) -> Scores:
+    """Return scores of a split, beside them those of what training has not seen, if it has some.
+
+    Args:
+        scores: Of the split.
+        split: The split.
+        score: Scores a part of it; all processes call this.
+    """
+    if not split.seen:
+        return scores
+    rows = np.arange(len(split.data)) if split.order is None else split.order
+    examples = rows if split.example_of is None else split.example_of[rows]
+    is_unseen = ~np.isin(examples, split.seen)
+    measures = {**scores.measures, f"count{UNSEEN}": len(np.unique(examples[is_unseen]))}
+    tables = dict(scores.tables)
+    if is_unseen.any():
+        part = score(replace(split, order=rows[is_unseen]))
+        own = without_details(part.measures)
+        measures |= {f"{name}{UNSEEN}": value for name, value in own.items()}
+        tables |= {f"{name}{UNSEEN}": table for name, table in part.tables.items()}
+    return replace(scores, measures=measures, tables=tables)
+
+
+def labels_in(data: Prepared) -> dict[str, int]:
+    """Return how many training examples have each label; nothing where there are no labels."""
+    if data.task is None or not data.labels:
+        return {}
+    examples = encoded_of(data.splits["train"]).examples
+    counts = Counter(label for each in examples for label in {*data.task.labels_of(each)})
+    return {label: counts[label] for label in data.labels}
+
+
 def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
     """Return how a linear model on words does on a split; None where there is none for the task.
 
-    Of more than `MOST_IN_WORDS` examples it sees so many, evenly spread.
+    Of more than `MOST_IN_WORDS` examples it sees so many, evenly spread. What stands in training,
+    too, is not scored.
     """
     if data.task is None:
         return None
     whole, others = (encoded_of(data.splits[name]).examples for name in ("train", split))
-    train, scored = _spread(whole), _spread(others)
+    seen = frozenset(data.splits[split].seen)
+    unseen = [each for number, each in enumerate(others) if number not in seen]
+    train, scored = _spread(whole), _spread(unseen or others)
     right = data.task.right_by_words(train, scored)
     if right is None:
         return None

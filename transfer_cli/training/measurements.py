@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.flat import flat
 from transfer_cli.config.roles import Role, role_of
-from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.engine.precision import Precision
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel

@@ -9,9 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.batch import IGNORE
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import as_yaml
@@ -24,9 +28,11 @@ from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
 from transfer_cli.errors import DivergedError, NotFiniteError, PrunedError, RunError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import LOSS, judge
+from transfer_cli.metrics import LOSS, judge, without_details
 from transfer_cli.model.weights import WEIGHTS
+from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Loss
+from transfer_cli.objectives.confidence import FEWEST, METRICS, fit_temperature, fit_threshold
 from transfer_cli.runs.atomic import write_json, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
@@ -42,9 +48,15 @@ from transfer_cli.training.console import (
     say_results,
     say_start,
     say_what_is_faster,
-    without_details,
 )
-from transfer_cli.training.examples import by_words, items_of, noting, of_slices
+from transfer_cli.training.examples import (
+    by_words,
+    items_of,
+    labels_in,
+    noting,
+    of_slices,
+    with_unseen,
+)
 from transfer_cli.training.measurements import (
     hyperparameters,
     layer_shares,
@@ -156,17 +168,64 @@ def with_fitted_answers(
     `validation` is what the weights did there, where that is known.
     """
     loss, task = run.blueprint.network.losses[0], run.data.task
-    if task is None or not loss.objective.fits_answers:
+    if task is None:
         return run
-    split = run.data.splits["validation"]
-    each = validation.each if validation is not None else None
-    if each is None:
-        each = EachExample()
-        SplitScorer(run, progress).score(loss, split, each)
-    encoded = encoded_of(split)
-    rows = {row.index: row.predicted for row in each.gathered()}
-    fitted = task.fit(encoded, by_example(encoded, rows))
-    return run.of_task(replace(task, fitted=fitted))
+    objective, scorer = loss.objective, SplitScorer(run, progress)
+    if objective.fits_answers:
+        split = run.data.splits["validation"]
+        each = validation.each if validation is not None else None
+        if each is None:
+            each = EachExample()
+            scorer.score(loss, split, each)
+        encoded = encoded_of(split)
+        rows = {row.index: row.predicted for row in each.gathered()}
+        run = run.of_task(replace(task, fitted=task.fit(encoded, by_example(encoded, rows))))
+    if isinstance(objective, UnitObjective):
+        run = _with_confidence(run, scorer, loss, objective)
+    return run
+
+
+MOST_SCORES = 2**20
+"""Numbers that a temperature and a threshold are fitted to; of more texts, evenly spread ones."""
+
+
+def _with_confidence(
+    run: TrainingRun, scorer: SplitScorer, loss: Loss, objective: UnitObjective
+) -> TrainingRun:
+    """Return a run with the temperature and the threshold that its objective asks for."""
+    split, task = run.data.splits.get("validation"), run.data.task
+    if split is None or task is None:
+        return run
+    texts = len(encoded_of(split).examples)
+    calibrates = texts >= FEWEST if objective.calibrate == "auto" else objective.calibrate
+    if not calibrates and objective.abstain is None:
+        return run
+    units = 1 if objective.units_are_examples else int(encoded_of(split).lengths.max())
+    each = EachExample("unit_results")
+    some = some_of(split, MOST_SCORES // (units * max(4, len(task.labels))))
+    scorer.score(loss, replace(some, scorer=None), each)
+    rows = [row.predicted for row in each.gathered()]
+    scores, target = (
+        pad_sequence([torch.tensor(row[name]).float() for row in rows], True, fill)  # noqa: FBT003
+        if isinstance(rows[0][name], list)
+        else torch.tensor([row[name] for row in rows])
+        for name, fill in (("scores", -math.inf), ("target", IGNORE))
+    )
+    fitted: dict[str, float] = {}
+    if calibrates:
+        fitted["temperature"] = fit_temperature(scores, target)
+        run = run.of_task(task := replace(task, fitted={**task.fitted, **fitted}))
+    if objective.abstain is not None:
+        answers = objective.judged_answers(objective.calibrated(scores), target.long())
+        threshold = fit_threshold(*answers, objective.abstain)
+        if threshold == 0:
+            log.warning(
+                "objective.abstain=%g: by no threshold are that many answers on validation right "
+                "beyond doubt, so that all are given; take less, or more validation texts",
+                objective.abstain,
+            )
+        run = run.of_task(replace(task, fitted={**task.fitted, "abstain_below": threshold}))
+    return run
 
 
 def final_measures(
@@ -179,7 +238,8 @@ def final_measures(
         if name not in data.splits:
             continue
         scored = (validation if name == "validation" else None) or scorer.noted(name)
-        scores[name] = scored.scores
+        score = partial(scorer.score, run.blueprint.network.losses[0])
+        scores[name] = with_unseen(scored.scores, data.splits[name], score)
         items_of_split = items_of(data.splits[name], data, scored.each)
         if data.task is not None and items_of_split:
             for loss in run.blueprint.network.losses:
@@ -507,7 +567,10 @@ class Trainer:
             presets=self._directory.read_presets(),
             seed=self._config.seed,
             measures={name: of_split.measures for name, of_split in scores.items()},
-            metrics=self._blueprint.network.metrics,
+            metrics=self._blueprint.network.metrics
+            + tuple(
+                each for each in METRICS if any(each.name in s.measures for s in scores.values())
+            ),
             tables={name: of_split.tables for name, of_split in scores.items() if of_split.tables},
             labels=tuple(run.data.labels),
             task=None if task is None else task.name,
@@ -524,6 +587,8 @@ class Trainer:
                 "data_changed": run.origins.accepted,
                 "compiled": self._blueprint.course.loop.compile,
                 "context": _context_of(run.data.splits),
+                "fitted": {} if task is None else dict(task.fitted),
+                "training_labels": labels_in(run.data),
                 **more,
                 "precision": self._blueprint.precision.kind,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],

@@ -6,7 +6,6 @@ Legend: B rows, T positions, D width, C tags.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -88,7 +87,7 @@ class Tagging(Task):
         said = [self._tags(data, windows) for windows in rows.values()]
         return {"span_f1": measures(given, said)["entity_f1"]}
 
-    def _tags(self, data: Any, rows: Rows) -> list[str]:
+    def _tags(self, data: Encoded, rows: Rows) -> list[str]:
         return [self.labels[number] for number in of_words(data, rows, "tags")]
 
 
@@ -109,7 +108,6 @@ class TaggedWords(LabelledFiles):
         return sentences
 
     def labels(self, train: Sequence[Sentence]) -> tuple[str, ...]:
-        """Return the tags; `O` is the first."""
         return ("O", *sorted({tag for sentence in train for tag in sentence.tags} - {"O"}))
 
 

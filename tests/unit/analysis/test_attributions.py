@@ -21,7 +21,6 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.report.sections import shown_finding
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
@@ -111,16 +110,6 @@ def test_all_methods_agree_on_a_bag_of_embeddings():
         np.testing.assert_allclose(attribution.scores[name], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_signs_flip_with_the_class():
-    subject = looked_at(change=bag_of_embeddings, position_kind="rotary")
-
-    _, _, even = of_text(subject, label="even")
-    _, _, odd = of_text(subject, label="odd")
-
-    for name in METHODS:
-        np.testing.assert_allclose(even.scores[name], -odd.scores[name], rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "kind",
     [{}, {"residual": "post", "segments": 2}, tiny.MODERN, {"share": "all"},
@@ -137,15 +126,6 @@ def test_scores_add_up_to_the_change_from_the_baseline(kind):
     assert path.change == pytest.approx(float(outputs[0] - outputs[1]), rel=1e-3, abs=1e-4)
     assert scores.sum() == pytest.approx(path.change, rel=0.05)
     assert path.is_complete
-
-
-def test_taking_nothing_away_changes_nothing():
-    explainer, text, attribution = of_text(looked_at())
-
-    outputs, shares = explainer.without(text, [frozenset(), frozenset()])
-
-    assert outputs.tolist() == pytest.approx([attribution.output] * 2, abs=1e-6)
-    assert shares[0] == shares[1]
 
 
 def test_a_deleted_word_is_as_if_it_had_not_been_there():
@@ -232,17 +212,6 @@ def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     assert tiny.same(before, tiny.weights_of(subject.model))
     assert subject.model.backbone.probe is None
     assert all(parameter.grad is None for parameter in subject.model.parameters())
-
-
-def test_texts_are_shown_as_texts():
-    subject = looked_at()
-    data = TASK.encode([Example("<b>the</b> cat & hat", 0)], TOKENIZER, 32, "bidirectional")
-    shown = subjects.subject(subject.model, subject.objective, data, TASK, TOKENIZER)
-
-    section = shown_finding(Attributions(faithfulness=1)(shown), [])
-
-    assert "&lt;" in section
-    assert "<b>" not in section
 
 
 def test_paths_begin_at_a_token_that_the_model_has_learnt():

@@ -112,19 +112,6 @@ def test_what_is_forgotten_is_measured_before_training_and_when_asked(adapted, p
     assert run.forgetting.before == before
 
 
-def test_fewer_blocks_may_be_scored_and_another_text(adapted, pretrained, tmp_path):
-    other = tmp_path / "other.txt"
-    other.write_text("the harbour is near the tower .\n" * 9)
-    measured = {
-        adapted(pretrained, forgetting__data=data, forgetting__blocks=blocks).forgetting.before[
-            "loss"
-        ]
-        for data, blocks in [("source", None), ("source", 2), (str(other), None)]
-    }
-
-    assert len(measured) == 3
-
-
 def test_where_nobody_asks_nothing_is_measured(source, pretrained):
     assert forgetting_of(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
 

@@ -287,8 +287,10 @@ def test_csv_gives_back_any_text(text, pair, kept):
         "text": text.replace("\r\n", "\n"),
         "pair": pair.replace("\r\n", "\n"),
         "label": "yes",
+        "probability": "0.75",
         "probability/no": "0.25",
         "probability/yes": "0.75",
+        "warning": "",
         "n": kept.replace("\r\n", "\n"),
     }
 
@@ -298,8 +300,8 @@ def test_json_lines_hold_what_is_kept_as_it_was():
     found = written("jsonl", row, Columns(Chosen("text", "other", LABEL), keep=True, task=TASK))
 
     assert found == {
-        "text": "a", "label": "yes", "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b",
-        "n": [1, None], "x": "ü",
+        "text": "a", "label": "yes", "probability": 0.75,
+        "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b", "n": [1, None], "x": "ü",
     }  # fmt: skip
 
 
@@ -368,7 +370,7 @@ def test_an_answer_does_not_break_a_row(answer):
     FORMATS["csv"](out, spoken).write_window([row], [{"probabilities": answer}])
     lines = all_lines(io.BytesIO(out.getvalue().encode()), "a")
     [record] = table_records(lines, "a", "csv")
-    assert record.fields == {"text": "a", "label": answer}
+    assert record.fields == {"text": "a", "label": answer, "warning": ""}
 
 
 def test_half_a_surrogate_pair_is_said_before_it_is_written():

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import TextBlocks, encode_text
+from transfer_cli.data.equal_texts import found, keys_of
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.known_texts import SampleText, TaskText, WikiText
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextFiles
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.tasks import sources
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.sources import say_overlap
@@ -473,7 +473,9 @@ def examples(*texts, pair=None):
 def said(caplog, **splits):
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        say_overlap(splits, "here", ClassificationTask().texts)
+        texts = ClassificationTask().texts
+        keys = {name: keys_of(map(texts, part), len(part)) for name, part in splits.items()}
+        say_overlap(splits, keys, "here", texts)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
@@ -531,4 +533,4 @@ def test_what_is_found_is_what_numpy_finds():
     for size in (1, 2, 1000):
         wanted, among = generator.integers(-9, 9, 50), generator.integers(-9, 9, size)
 
-        assert (sources._found(wanted, among) == np.isin(wanted, among)).all()
+        assert (found(wanted, among) == np.isin(wanted, among)).all()

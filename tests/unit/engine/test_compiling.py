@@ -63,7 +63,7 @@ CASES = {
     ("case", "sizes", "backend"),
     [
         ("clm", [8], "eager"),  # captured as one graph, of which no kernels are made
-        *(pytest.param(case, [8, 5, 8], None, marks=pytest.mark.slow) for case in CASES),
+        *((case, [8, 5, 8], None) for case in CASES),
     ],
 )
 def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):

@@ -9,7 +9,7 @@ from tests import several, tiny
 from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Split
 from transfer_cli.engine import distributed
-from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.engine.evaluation import EachExample, evaluate
 from transfer_cli.errors import NotFiniteError

@@ -74,35 +74,6 @@ def test_the_information_equals_a_loop_over_sequences(objective, kind):
         assert_close(value, wanted, rtol=1e-5, atol=1e-5 * float(wanted.max()))
 
 
-def test_draws_and_result_do_not_depend_on_how_sequences_are_batched():
-    objective = CausalLM()
-    model, data = two_blocks(objective)
-
-    one, many = (fisher_information(model, objective, cut(data, n), "true", SEED) for n in (1, 12))
-
-    for name, value in one.items():
-        assert_close(many[name], value, rtol=1e-4, atol=1e-5 * float(value.max()))
-
-
-@pytest.mark.slow
-def test_it_is_about_b_times_what_the_square_of_a_batch_mean_gives():
-    objective = CausalLM()
-    model, data = two_blocks(objective)
-    right = wrong = 0.0
-    for seed in range(12):
-        batch = objective.prepare(tiny.all_of(data), ExampleNoise(0))
-        generator = torch.Generator().manual_seed(seed)
-        encoded = Encoding(model, batch)
-        drawn = objective.with_drawn_targets(model, batch, encoded, generator)
-        model.zero_grad()
-        (objective.loss_sums(model, drawn, encoded)["loss"] / len(data)).backward()
-        wrong += sum(float(p.grad.square().sum()) for p in model.parameters())
-        found = fisher_information(model, objective, [tiny.all_of(data)], "true", seed)
-        right += sum(float(value.sum()) for value in found.values())
-
-    assert right / wrong == pytest.approx(len(data), rel=0.2)
-
-
 def test_another_seed_draws_other_targets_and_the_text_has_but_its_own():
     objective = CausalLM()
     model, data = two_blocks(objective)

@@ -10,7 +10,6 @@ from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation
-from transfer_cli.seeds import ExampleNoise
 
 
 def test_an_encoding_is_computed_once_and_only_when_asked():
@@ -42,18 +41,6 @@ def test_in_an_evaluation_a_head_runs_once_for_measures_and_results():
 
     assert len(calls) == 1
     torch.testing.assert_close(results.loss.sum(), sums["loss"])
-
-
-def test_an_objective_keeps_tokens_and_the_start_unless_it_says_otherwise():
-    objective = tiny.bound(Classification())
-    model = tiny.model(objective)
-    before, raw = tiny.weights_of(model), tiny.all_of(tiny.Questions(examples=4))
-
-    objective.on_train_start(model, {name for name, _ in model.named_parameters()})
-
-    assert objective.keeps_tokens
-    assert objective.prepare(raw, ExampleNoise(0))["tokens"] is raw["tokens"]
-    assert tiny.same(tiny.weights_of(model), before)
 
 
 # Which end of each measure is good decides the best weights, a search and a report's order.

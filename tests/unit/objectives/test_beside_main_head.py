@@ -83,18 +83,6 @@ def test_no_gradient_flows_through_what_the_main_head_says():
     assert objective.training_heads == {f"class_further_{view}" for view in VIEWS}
 
 
-def test_an_equal_head_that_sees_a_whole_text_agrees_with_it():
-    _, objective, model, batch = at_work()
-    model.heads["class_further_left"].load_state_dict(model.heads["class"].state_dict())
-
-    loss = sums(objective, model, {**batch, "mask_left": batch["mask"]})["left"]
-    loss.backward()
-
-    assert abs(loss.item()) < 1e-6
-    gradients = [p.grad.abs().max() for p in model.parameters() if p.grad is not None]
-    assert max(gradients) < 1e-6
-
-
 @pytest.mark.parametrize("main", [Classification, MultipleChoice])
 def test_views_keep_the_contract_of_an_objective(main):
     class Alone(CrossView):
@@ -187,16 +175,6 @@ def test_a_slice_without_examples_is_0_and_gives_no_gradient():
 
     assert found["none"] == 0
     assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
-
-
-def test_a_slice_of_all_examples_is_the_main_loss_where_heads_are_equal():
-    main, objective, model, batch = in_slices()
-    model.heads["class_further_all"].load_state_dict(model.heads["class"].state_dict())
-    encoded = Encoding(model, batch)
-
-    found = objective.loss_sums(model, batch, encoded)["all"]
-
-    assert_close(found, main.loss_sums(model, batch, encoded)["loss"])
 
 
 def test_what_does_not_occur_is_left_out_of_the_mean():

@@ -25,6 +25,7 @@ from transfer_cli.testing.objectives import check_objective
 
 KEY = "teacher_further"
 NOISE = ExampleNoise(0, "train", 3)
+DATA = tiny.Questions(examples=40)
 
 
 def texts():
@@ -45,9 +46,9 @@ def answered(seed=0):
     return data
 
 
-def at_work(objective):
+def at_work(objective, main=None):
     """Return an objective and a lively model, whose main loss are tags."""
-    model = tiny.model(TokenTagging(dropout=0), objective).eval()
+    model = tiny.model(main or TokenTagging(dropout=0), objective).eval()
     tiny.lively(model)
     return objective, model
 
@@ -56,19 +57,19 @@ def lost(objective, model, view):
     return objective.loss_sums(model, view, Encoding(model, view))["loss"]
 
 
-def alone(objective, **options):
-    """Return one with a head, which the contract asks for; its main loss are tags."""
-    main = tiny.bound(TokenTagging(dropout=0))
+def check_contract(objective, main, data, batch, **options):
+    """Check one with a head, which the contract asks for: a further loss has the main one's."""
+    main = tiny.bound(main)
 
     class Alone(objective):
         def setup(self, info):
             super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=main))
-            self.on_data(texts())
+            self.on_data(data)
 
         def modules(self, backbone):
             return main.modules(backbone)
 
-    return Alone(**options)
+    check_objective(Alone(**options), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch)
 
 
 # --- teachers ----------------------------------------------------------------------------------
@@ -90,11 +91,12 @@ def test_words_of_which_the_teacher_is_not_sure_are_left_out():
 
 
 def test_distillation_keeps_the_contract_of_an_objective():
-    check_objective(
-        alone(Distillation, teachers=("RUN",), confidence=0.5),
-        TaskInfo(tiny.VOCABULARY, tiny.LABELS),
-        tiny.all_of(answered()),
-    )
+    words, batch = tiny.all_of(answered()), tiny.Questions(examples=5).batch(np.arange(5))
+    batch[KEY] = torch.rand(5, 3).softmax(1)
+
+    check_contract(Distillation, TokenTagging(dropout=0), texts(), words,
+                   teachers=("RUN",), confidence=0.5)  # fmt: skip
+    check_contract(Distillation, Classification(dropout=0), DATA, batch, teachers=("RUN",))
 
 
 def test_cached_states_give_what_a_pass_gives():
@@ -117,16 +119,17 @@ def prepared(perturb, **options):
 
 
 @pytest.mark.parametrize("perturb", PERTURBATIONS)
-def test_consistency_keeps_the_contract_of_an_objective(perturb):
-    data = texts()
+@pytest.mark.parametrize(
+    ("main", "data"),
+    [(TokenTagging, texts()), (Classification, DATA), (MultipleChoice, tiny.groups())],
+    ids=["words", "texts", "choices"],
+)
+def test_consistency_keeps_the_contract_of_an_objective(main, data, perturb):
     # In a short one nothing may be perturbed.
-    long = np.flatnonzero(data.lengths > 5)
+    rows = np.flatnonzero(data.lengths > 5) if main is TokenTagging else np.arange(5)
 
-    check_objective(
-        alone(Consistency, perturb=perturb, rate=0.6, symmetric=True),
-        TaskInfo(tiny.VOCABULARY, tiny.LABELS),
-        data.batch(long),
-    )
+    check_contract(Consistency, main(dropout=0), data, data.batch(rows),
+                   perturb=perturb, rate=0.6, symmetric=True)  # fmt: skip
 
 
 def test_a_word_that_the_copy_lacks_is_left_out_of_sum_and_count():
@@ -332,47 +335,12 @@ def test_choices_of_an_example_are_perturbed_each():
         assert (differs.any(-1).sum(1) > 1).float().mean() > 0.9
 
 
-DATA = tiny.Questions(examples=40)
-
-
-class Alone(Consistency):
-    """With a head, which the contract asks for; a further loss has that of the main one."""
-
-    def setup(self, info):
-        self._own = tiny.bound(Classification(dropout=0))
-        super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=self._own))
-        self.on_data(DATA)
-
-    def modules(self, backbone):
-        return self._own.modules(backbone)
-
-
 def consistent(perturb="mask", **options):
     """Return an objective, a lively model, and a prepared batch."""
-    main, objective = Classification(dropout=0), Consistency(perturb, **options)
-    model = tiny.model(main, objective).eval()
-    tiny.lively(model)
+    objective, model = at_work(Consistency(perturb, **options), Classification(dropout=0))
     objective.on_data(DATA)
     batch = DATA.batch(np.arange(6))
     return objective, model, objective.prepare(batch, NOISE)
-
-
-def loss_of(objective, model, view):
-    return objective.loss_sums(model, view, Encoding(model, view))["loss"]
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("perturb", ["none", "dropout"])
-def test_a_text_and_itself_agree_where_nothing_is_random(perturb, symmetric):
-    objective, model, view = consistent(perturb, symmetric=symmetric)
-
-    found = loss_of(objective, model, view)
-    found.backward()
-
-    assert found == 0
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    assert gradients
-    assert max(float(each.abs().max()) for each in gradients) < 1e-6
 
 
 def test_in_training_dropout_alone_makes_a_difference():
@@ -380,31 +348,7 @@ def test_in_training_dropout_alone_makes_a_difference():
     model = tiny.model(Classification(), dropout=0.3).train()
     tiny.lively(model)
 
-    assert loss_of(objective, model, view) > 0
-
-
-@pytest.mark.parametrize("perturb", PERTURBATIONS)
-def test_it_keeps_the_contract_of_an_objective(perturb):
-    batch = DATA.batch(np.arange(5))
-
-    check_objective(
-        Alone(perturb, rate=0.4, symmetric=True), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch
-    )
-
-
-@pytest.mark.parametrize("perturb", PERTURBATIONS)
-def test_copies_of_choices_are_the_same_in_every_batch(perturb):
-    class OfChoices(Alone):
-        def setup(self, info):
-            self._own = tiny.bound(MultipleChoice(dropout=0))
-            Consistency.setup(self, TaskInfo(info.vocabulary, (), "further", main=self._own))
-            self.on_data(tiny.groups())
-
-    batch = tiny.groups().batch(np.arange(5))
-
-    check_objective(
-        OfChoices(perturb, rate=0.4, symmetric=True), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch
-    )
+    assert lost(objective, model, view) > 0
 
 
 def pair_of(objective, model, view):
@@ -420,7 +364,7 @@ def test_it_is_the_divergence_of_the_copy_from_the_sharpened_text_without_its_gr
     target = (first / 0.4).softmax(1).detach()
     wanted = (target * (target.log() - second.log_softmax(1))).sum()
 
-    found = loss_of(objective, model, view)
+    found = lost(objective, model, view)
 
     assert found > 0.01
     assert_close(found, wanted)
@@ -435,7 +379,7 @@ def test_both_ways_with_gradients_through_both():
     there = (first.exp() * (first - second)).sum()
     back = (second.exp() * (second - first)).sum()
 
-    found = loss_of(objective, model, view)
+    found = lost(objective, model, view)
 
     assert_close(found, (there + back) / 2)
     weight = model.heads["class"].linear.weight
@@ -502,19 +446,6 @@ def test_the_example_of_the_paper_by_hand():
     assert count == 1
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_answers_like_those_of_the_teachers_lose_nothing_and_have_no_gradient(temperature):
-    main = Said([[1.0, -2.0, 0.5], [0.0, 3.0, 0.1]])
-    main.given.requires_grad_()
-    answers = main.given.detach().softmax(1).tolist()
-
-    found, _ = from_answers(made(main, temperature=temperature), answers)
-    found.backward()
-
-    assert_close(found, torch.tensor(0.0), atol=1e-6, rtol=0)
-    assert_close(main.given.grad, torch.zeros(2, 3), atol=1e-6, rtol=0)
-
-
 def test_the_first_choice_alone_is_its_cross_entropy_where_the_teacher_is_sure():
     scores = [[1.0, 2.0], [0.3, 0.1], [0.0, 0.0]]
     objective = made(Said(scores), hard=True, confidence=0.9, temperature=5.0)
@@ -547,23 +478,6 @@ def test_choices_that_are_not_there_count_on_neither_side():
     )
     assert_close(found, wanted)
     assert scores.grad.isfinite().all()
-
-
-def test_distillation_of_texts_keeps_the_contract_of_an_objective():
-    class Alone(Distillation):
-        """With a head, which the contract asks for; a further loss has that of the main one."""
-
-        def setup(self, info):
-            super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=main))
-
-        def modules(self, backbone):
-            return main.modules(backbone)
-
-    main = tiny.bound(Classification(dropout=0))
-    batch = tiny.Questions(examples=5).batch(np.arange(5))
-    batch[KEY] = torch.rand(5, 3).softmax(1)
-
-    check_objective(Alone(("RUN",)), TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch)
 
 
 def test_without_answers_it_says_where_they_come_from():

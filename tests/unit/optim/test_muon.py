@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from tests import several, tiny
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.engine import distributed
-from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.causal_lm import CausalLM

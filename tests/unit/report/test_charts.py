@@ -13,6 +13,7 @@ from transfer_cli.earlier_runs import UNDECLARED
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Spread, TaskRuns
 from transfer_cli.report.html.charts import cost_charts, label_chart, means, rate_chart
+from transfer_cli.report.html.confidence_charts import confidence_charts
 from transfer_cli.report.html.learning_curves import (
     mean_curve,
     read_curves,
@@ -272,3 +273,31 @@ def test_thinned_curves_of_different_lengths_keep_steps_in_common(one, other, mo
 
 def test_the_mean_is_over_the_steps_that_all_curves_have():
     assert mean_curve([((1, 2.0), (2, 4.0)), ((2, 8.0), (3, 1.0)), ()]) == ((2, 6.0),)
+
+
+def calibrated(task, tables):
+    """Return a task whose best group has one run with tables on test."""
+    (run, *_) = task.groups[0].runs
+    results = replace(run.results, tables={"test": tables})
+    first = replace(task.groups[0], runs=(replace(run, results=results),))
+    return replace(task, groups=(first, *task.groups[1:]))
+
+
+def test_reliability_and_coverage_are_those_of_the_best_group(tmp_path):
+    task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
+    empty, full = [0] * 13, [0] * 77
+    tables = {
+        "reliability": [[4, *empty, 6], [1, *empty, 3], [2, *empty, 8], [0, *empty, 8]],
+        "curve": [[4, *full, 5, 1], [1, *full, 4, 1]],
+    }
+
+    reliability, coverage = confidence_charts(calibrated(task, tables))
+
+    before, after = traces(reliability, "points")
+    assert (before["x"], before["y"]) == ([3.3333, 96.667], [25, 50])
+    assert (after["name"], after["y"]) == ("after", [0, 100])
+    (precision,) = traces(coverage, "points")
+    assert precision["x"] == [10, 60, 100]
+    assert precision["y"] == [100, 83.333, 60]
+    assert confidence_charts(task) == [None, None]
+    assert confidence_charts(calibrated(task, {"curve": [[1]], "reliability": "x"})) == [None, None]

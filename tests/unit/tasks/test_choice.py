@@ -205,8 +205,10 @@ def test_examples_with_other_numbers_of_choices_share_a_batch(tokenizer):
 def test_an_answer_is_a_choice_with_the_shares_of_all():
     answer = {"choices": ["a", "b"], "probabilities": [0.25, 0.75]}
 
-    assert TASK.written(answer) == {"label": 1, "answer": "b", "probabilities": [0.25, 0.75]}
-    assert TASK.cells(answer) == [1, "b", "[0.25, 0.75]"]
+    assert TASK.written(answer) == {
+        "label": 1, "answer": "b", "probability": 0.75, "probabilities": [0.25, 0.75],
+    }  # fmt: skip
+    assert TASK.cells(answer) == [1, "b", 0.75, "[0.25, 0.75]"]
 
 
 def test_several_runs_answer_with_their_mean_and_never_with_a_class():

@@ -49,8 +49,9 @@ def test_a_node_that_names_no_task_is_refused_by_its_key(target):
 def test_an_answer_is_the_likeliest_label_with_rounded_probabilities():
     written = TASK.written({"probabilities": [0.1, 0.7000004, 0.2]})
 
-    assert written == {"label": "yes", "probabilities": {"no": 0.1, "yes": 0.7, "maybe": 0.2}}
-    assert TASK.cell_names == ("label", "probability/no", "probability/yes", "probability/maybe")
+    shares = {"no": 0.1, "yes": 0.7, "maybe": 0.2}
+    assert written == {"label": "yes", "probability": 0.7, "probabilities": shares}
+    assert TASK.cell_names == ("label", "probability", *(f"probability/{name}" for name in shares))
 
 
 def test_several_runs_answer_by_their_mean_whatever_the_order_of_their_labels():

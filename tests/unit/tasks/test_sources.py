@@ -32,7 +32,7 @@ def counts(examples):
 @pytest.fixture
 def trec_dir(tmp_path):
     (tmp_path / "trec").mkdir()
-    rows = [f"{label} How , {turn} ?\n" for turn in range(10) for label in trec.FINE_LABELS]
+    rows = [f"{label} {label} , {n} ?\n" for n in range(10) for label in trec.FINE_LABELS]
     (tmp_path / "trec" / "train_5500.label").write_text("".join(rows))
     (tmp_path / "trec" / "TREC_10.label").write_bytes(b"NUM:date sister\xf0city ?\n")
     return tmp_path
@@ -120,12 +120,13 @@ def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, sha
     total = sum(class_counts)
     if int(share * total) == 0:
         with pytest.raises(DataError, match="leaves nothing"):
-            hold_out(examples, share, seed, "here", labels_of(examples))
+            hold_out(labels_of(examples), share, seed, "here")
         return
 
-    train, validation = hold_out(examples, share, seed, "here", labels_of(examples))
+    chosen = hold_out(labels_of(examples), share, seed, "here")
 
-    assert sorted(train + validation, key=repr) == sorted(examples, key=repr)
+    validation = [examples[at] for at in chosen]
+    train = [example for example in examples if example not in validation]
     assert len(validation) == min(int(share * total), total - len(class_counts))
     assert len(counts(train)) == len(class_counts)
     if share < 0.5:
@@ -141,19 +142,26 @@ def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, d
     large = data.draw(st.integers(small, total))
 
     few, more = (
-        keep_few(whole, labelled, seed, "here", labels_of(whole))[0] for labelled in (small, large)
+        keep_few(labels_of(whole), labelled, seed, "here")[0] for labelled in (small, large)
     )
 
     assert (len(few), len(more)) == (small, large)
-    assert set(few) <= set(more)
-    assert len(counts(few)) == len(class_counts)
+    assert few <= more
+    assert len(counts(whole[at] for at in few)) == len(class_counts)
+
+
+def test_without_equal_texts_the_draw_is_that_of_before_there_were_groups():
+    strata = [number**2 % 7 % 3 for number in range(60)]
+
+    assert hold_out(strata, 0.15, 3, "") == {1, 11, 33, 34, 35, 39, 48, 53, 55}
+    assert keep_few(strata, 8, 3, "") == ({4, 5, 7, 22, 34, 44, 45, 48}, set())
 
 
 def test_few_label_subsets_have_the_proportions_of_the_whole():
     examples = made([80, 16, 4])
-    train, _ = keep_few(examples, 50, 0, "here", labels_of(examples))
+    chosen, _ = keep_few(labels_of(examples), 50, 0, "here")
 
-    assert counts(train) == {0: 40, 1: 8, 2: 2}
+    assert counts(examples[at] for at in chosen) == {0: 40, 1: 8, 2: 2}
 
 
 def test_the_validation_split_does_not_depend_on_the_number_of_labels(trec_dir):
@@ -229,7 +237,7 @@ def test_given_files_are_taken_as_they_are(write):
 
 
 def test_whole_numbers_as_labels_are_sorted_as_numbers(write):
-    rows = [f"a,{label}" for label in (10, 9, -1, 10, 9, -1)]
+    rows = [f"text {n},{label}" for n, label in enumerate((10, 9, -1, 10, 9, -1))]
 
     data = Table(train=write("a.csv", rows), validation_share=0.4).load(Path(), 0)
 

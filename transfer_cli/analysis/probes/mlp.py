@@ -75,13 +75,7 @@ class MLPProbes:
 
 
 def trained(train: Probed, stopped_on: Probed, classes: int, seeds: Sequence[int]) -> MLPProbes:
-    """Return probes trained with Adam, each with its best weights on other units.
-
-    Args:
-        train: Standardised states `[N, K, D]`.
-        stopped_on: Others, which stop it.
-        seeds: Of starts and orders.
-    """
+    """Return Adam's probes of standardised states, each with the best weights on other units."""
     layers, width = train.states.shape[1:]
     probes = MLPProbes.drawn(seeds, layers, width, classes)
     for parameter in probes.parameters:

@@ -28,12 +28,7 @@ _ROUNDING = 1e-7
 
 @dataclass(frozen=True)
 class LayersRead:
-    """Which states are read, and how.
-
-    Args:
-        layers: Of the L + 1 states.
-        most: Units of a split at most.
-    """
+    """Which of the L + 1 states are read, how, and of how many units of a split at most."""
 
     layers: Sequence[int]
     pooling: Pooling

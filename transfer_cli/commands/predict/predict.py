@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Row
@@ -90,23 +91,24 @@ def predict(config: PredictConfig) -> None:
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)
             skipped = Skipped(name)
-            on_error = skipped if config.errors == "skip" else Refuse("errors")
-            rows = _rows(given.table, answers, on_error)
+            rows = _rows(
+                given.table, answers, skipped if config.errors == "skip" else Refuse("errors")
+            )
             most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
-            num_texts = 0
+            closing = Closing(ensemble.task, *ensemble.training_labels)
             for window in reading.windows(rows, most, given.is_there):
                 found = [] if earlier.has(window) else _together(ensemble, window, name, more)
                 with stop.waiting():
                     if found:
-                        _write(answers, window, found, name)
+                        _write(answers, window, found, name, closing)
                     stop.place = f"after line {window[-1].line:,} of {name}"
-                num_texts += len(window)
+                skipped.answered += len(window)
                 more(0 if found else len(window) * ensemble.num_runs)
             earlier.close()
-            skipped.answered = num_texts
             say_skipped([skipped])
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
+        closing.say()
 
 
 def _most_rows(batch: int, task: Task) -> int:
@@ -144,7 +146,11 @@ def _together(
 
 
 def _write(
-    answers: Answers, window: Sequence[Row], found: Sequence[Answer | None], name: str
+    answers: Answers,
+    window: Sequence[Row],
+    found: Sequence[Answer | None],
+    name: str,
+    closing: Closing,
 ) -> None:
     """Write the answers up to the first one that is not finite."""
     finite: list[Answer] = []
@@ -153,6 +159,9 @@ def _write(
             break
         finite.append(each)
     answers.write_window(window[: len(finite)], finite)
+    for row, answer in zip(window, finite, strict=False):
+        if said := answers.task.said(answer):
+            closing.note(*said, answers.task.texts(row.example)[0], row.line)
     if len(finite) < len(window):
         row = window[len(finite)]
         text = answers.task.texts(row.example)[0][:SHOWN]

@@ -18,7 +18,7 @@ from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.safe_files import STRICT_JSON
-from transfer_cli.tasks.base import Answer
+from transfer_cli.tasks.base import WARNING, Answer
 
 SUBMITTED = "glue"
 """The format of answers that are handed in to that benchmark."""
@@ -91,10 +91,13 @@ class Answers(ABC):
 
 
 class JsonLines(Answers):
-    """`{"text": ..., "label": ..., "probabilities": {...}}`, the pair and the columns kept."""
+    """`{"text": ..., "label": ..., "probabilities": {...}}`, the pair and the columns kept.
+
+    `"warning": "empty"`, or `"unknown"`, stands behind an answer that has one.
+    """
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
-        super().__init__(out, columns, ["text", *columns.task.fields, "pair"])
+        super().__init__(out, columns, ["text", *columns.task.fields, WARNING, "pair"])
         self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
     def around(self, row: Row) -> tuple[str, str]:
@@ -105,27 +108,29 @@ class JsonLines(Answers):
         return f"{begin}, ", f"{', ' if after else ''}{after}}}\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        return self._members(self.task.written(answer))
+        warning = {WARNING: answer[WARNING]} if WARNING in answer else {}
+        return self._members({**self.task.written(answer), **warning})
 
     def may_be_answer(self, written: str) -> bool:
         try:
-            return list(STRICT_JSON.decode(f"{{{written}}}")) == list(self.task.fields)
+            names = list(STRICT_JSON.decode(f"{{{written}}}"))
         except (ValueError, RecursionError):
             return False
+        return names in ([*self.task.fields], [*self.task.fields, WARNING])
 
     def _members(self, values: Mapping[str, object]) -> str:
         return self._encode(values).removeprefix("{").removesuffix("}")
 
 
 class Csv(Answers):
-    """Columns `text`, perhaps `pair`, those of the answer, and those kept of the first row."""
+    """Columns `text`, perhaps `pair`, the answer's, `warning`, and those kept of the first row."""
 
     spans_lines = True
     delimiter: ClassVar[str] = ","
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         self._texts = ["text"] if columns.pair is None else ["text", "pair"]
-        super().__init__(out, columns, [*self._texts, *columns.task.cell_names])
+        super().__init__(out, columns, [*self._texts, *columns.task.cell_names, WARNING])
         self._kept: list[str] | None = None
 
     def problem_of(self, row: Row) -> str | None:
@@ -148,7 +153,7 @@ class Csv(Answers):
         return self._row([*texts, ""]), self._row(["", *kept]) + "\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        return self._row(map(str, self.task.cells(answer)))
+        return self._row(map(str, [*self.task.cells(answer), answer.get(WARNING, "")]))
 
     def _row(self, cells: Iterable[str]) -> str:
         return self.delimiter.join(map(self._quoted, cells))
@@ -213,7 +218,7 @@ class Submitted(Answers):
         return f"{self._number(row)}\t", "\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        predicted, *_ = self.task.cells(answer)
+        predicted, *_ = self.task.said(answer) or self.task.cells(answer)
         submission = self.columns.submission
         return str(submission.shown(predicted) if submission else predicted)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
+from transfer_cli.engine.distributed import all_reduce_tensor, world_size
 from transfer_cli.model.transfer_model import TransferModel
 
 LossSums = dict[str, Tensor]
@@ -67,18 +67,6 @@ class Replicated(Parallel):
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
         """Reduce gradients over processes only in the last pass of the step."""
         return nullcontext() if last else self._model.no_sync()
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Return whether this process holds only a shard of the parameters."""
-    # A test by the type of tensor would import torch.distributed.tensor, which takes long.
-    return any(hasattr(parameter, "full_tensor") for parameter in module.parameters())
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return all of a tensor that may be sharded; all processes call this."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
 
 
 def average_statistics(module: nn.Module) -> None:

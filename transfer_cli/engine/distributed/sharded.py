@@ -28,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import zeros as sharded_zeros
 
-from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
+from transfer_cli.engine.distributed import all_reduce_tensor, world_size
 from transfer_cli.engine.distributed.replicated import Parallel
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.transfer_model import TransferModel

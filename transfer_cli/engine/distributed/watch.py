@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from transfer_cli.engine.distributed import group
-from transfer_cli.engine.distributed.group import JoinedGroup
+from transfer_cli.engine.distributed import JoinedGroup, barrier, connect, join, leave
 from transfer_cli.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, PeerError, RunError, TransferError
 
 _RUN_ID = re.compile(r"launched-by-(\d+)-[0-9a-f]{32}")
@@ -41,20 +40,20 @@ def process_group(device: torch.device, timeout_minutes: float) -> Iterator[None
     """
     over = threading.Event()
     threading.Thread(target=_watch_launcher, args=(over,), daemon=True).start()
-    joined = group.join(device, timeout_minutes)
+    joined = join(device, timeout_minutes)
     watch = threading.Thread(target=_watch_processes, args=(joined, over), daemon=True)
     watch.start()
     try:
         yield
         # A process that leaves early would look like one that failed.
-        group.barrier()
+        barrier()
     except BaseException as error:
         raise _reported_once(joined, error) from error
     finally:
         over.set()
         # Python kills threads at its exit; in the middle of torch's code, that aborts the process.
         watch.join(_END_SECONDS)
-        group.leave()
+        leave()
 
 
 class Heartbeats:
@@ -74,7 +73,7 @@ class Heartbeats:
 
     def listen(self) -> None:
         """Write and read until the work is done."""
-        store, rank, times = group.connect(), self._group.rank, 0
+        store, rank, times = connect(), self._group.rank, 0
         while not self._over.wait(_LOOK_SECONDS):
             try:
                 self.failed = store.check(["failed"])

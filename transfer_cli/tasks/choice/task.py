@@ -33,6 +33,7 @@ from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.class_weights import ClassWeight
+from transfer_cli.objectives.confidence import Calibrate
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.tasks.base import (
@@ -247,7 +248,7 @@ class ChoiceTask(Task):
 
     name, objective, head = "choice", "choice", "class"
     example: ClassVar[type] = ChoiceExample
-    fields, expected = ("label", "answer", "probabilities"), "right choice"
+    fields, expected = ("label", "answer", "probability", "probabilities"), "right choice"
     files = f"{__name__}.Choices"
     export_head: ClassVar[str | None] = "multiple_choice"
     combines = can_fail = True
@@ -262,8 +263,10 @@ class ChoiceTask(Task):
         return row_format(tuple(record.fields), name, record.line).read(record, name)
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
-        question = (example.question,) if example.question else ()
-        return (example.context, *question, *example.choices)
+        return (*self.equal_by(example), *example.choices)
+
+    def equal_by(self, example: ChoiceExample) -> tuple[str, ...]:
+        return (example.context, example.question) if example.question else (example.context,)
 
     def labels_of(self, example: ChoiceExample) -> Sequence[str]:
         return () if example.label is None else (example.choices[example.label],)
@@ -317,12 +320,18 @@ class ChoiceTask(Task):
         mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
         return {**answers[0][1], "probabilities": mean_C.tolist()}
 
+    def said(self, answer: Answer) -> tuple[str, float]:
+        shares_C = np.asarray(answer["probabilities"])
+        return answer["choices"][int(shares_C.argmax())], float(shares_C.max())
+
     def written(self, answer: Answer) -> dict[str, Any]:
         shares_C = np.asarray(answer["probabilities"])
-        label = int(shares_C.argmax())
+        reply, probability = self.said(answer)
+        is_given = probability >= self.abstain_below
         return {
-            "label": label,
-            "answer": answer["choices"][label],
+            "label": int(shares_C.argmax()) if is_given else None,
+            "answer": reply if is_given else None,
+            "probability": round(probability, DECIMALS),
             "probabilities": shares_C.round(DECIMALS).tolist(),
         }
 
@@ -373,6 +382,7 @@ class MultipleChoice(SequenceObjective):
     Args:
         class_weight: How much examples count in training by the text of their right choice, such as
             yes or no, see `ClassWeight`: where a choice stands makes it no class.
+        calibrate, abstain: See `UnitObjective`.
         options: Those of `SequenceObjective`.
     """
 
@@ -388,6 +398,8 @@ class MultipleChoice(SequenceObjective):
     )
 
     class_weight: ClassWeight = field(default=None, kw_only=True)
+    calibrate: Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def classes(self, batch: Batch) -> Tensor:
         """Return the examples, whose right choices have the weights."""
@@ -429,12 +441,12 @@ class MultipleChoice(SequenceObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each choice's probability, `probabilities` `[B, C]`; 0 where there is none."""
-        return {"probabilities": outputs.softmax(1)}
+        return {"probabilities": self.calibrated(outputs).softmax(1)}
 
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return each example's likeliest choice, and how right that is."""
         hit_B, _ = hits_and_ranks(outputs, batch["label"])
-        share_B = outputs.softmax(1).amax(1)
+        share_B = self.calibrated(outputs).softmax(1).amax(1)
         return {"label": outputs.argmax(1), "probability": share_B, "right": hit_B}
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:

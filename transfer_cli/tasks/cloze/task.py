@@ -20,6 +20,7 @@ from transfer_cli.model.heads import LanguageModelHead, Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.confidence import Calibrate
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.tasks.base import Direction
 from transfer_cli.tasks.classification import ClassificationTask
@@ -114,12 +115,20 @@ class Cloze(Classification):
             stands. In a causal model it is last: the word follows.
         words: The word of each label, or a list of words, whose logits are averaged. None: what the
             data say, else the labels themselves. Each is a single token.
+        calibrate, abstain: See `UnitObjective`.
     """
 
     asks_language_model = True
 
-    def __init__(self, pattern: str, words: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        pattern: str,
+        words: Mapping[str, Any] | None = None,
+        *,
+        calibrate: Calibrate = False,
+        abstain: float | None = None,
+    ) -> None:
+        super().__init__(calibrate=calibrate, abstain=abstain)
         self.pattern = ClozePattern(pattern)
         self.words = words or {}
 

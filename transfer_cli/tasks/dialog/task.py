@@ -154,7 +154,7 @@ class DialogTask(ChoiceTask):
 
     name, objective = "dialog", "next_utterance"
     example: ClassVar[type] = DialogExample
-    fields, expected = ("reply", "ranking", "probabilities"), "right reply"
+    fields, expected = ("reply", "ranking", "probability", "probabilities"), "right reply"
     files = f"{__name__}.Dialogs"
     export_head: ClassVar[str | None] = None
     measure: ClassVar[str] = "hits_at_1"
@@ -181,6 +181,9 @@ class DialogTask(ChoiceTask):
         """See `Task`; the last utterance is shown first."""
         *earlier, last = example.history or ("",)
         return (last, *example.persona, *earlier, *example.choices)
+
+    def equal_by(self, example: DialogExample) -> tuple[str, ...]:  # type: ignore[override]
+        return (*example.persona, *example.history)
 
     def group(self, example: DialogExample) -> Hashable:
         """Return the dialog: what the speaker is like, and what was said first."""
@@ -295,7 +298,10 @@ class DialogTask(ChoiceTask):
         chosen = super().written(answer)
         shares = chosen["probabilities"]
         ranking = sorted(range(len(shares)), key=lambda number: -shares[number])
-        return {"reply": chosen["answer"], "ranking": ranking, "probabilities": shares}
+        return {
+            "reply": chosen["answer"], "ranking": ranking,
+            "probability": chosen["probability"], "probabilities": shares,
+        }  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -345,7 +351,7 @@ class NextUtterance(MultipleChoice):
         language_model: How much the words count beside the choice.
         reply_tokens: How many tokens the model says at most where what it says is compared with
             what was said (`f1`), the likeliest first; 0: it is not asked.
-        options: Those of `SequenceObjective`.
+        options: Those of `MultipleChoice`.
     """
 
     task = "dialog"

@@ -246,9 +246,8 @@ class SpanTask(Task):
         ]
         return written
 
-    def cells(self, answer: Answer) -> list[Any]:
-        """See `Task`; no answer has empty cells for its place."""
-        return ["" if cell is None else cell for cell in super().cells(answer)]
+    def said(self, answer: Answer) -> tuple[str, float]:
+        return answer["answer"], answer["probability"]
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]

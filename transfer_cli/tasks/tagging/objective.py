@@ -19,6 +19,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective, occurrences
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.class_weights import ClassWeight
+from transfer_cli.objectives.confidence import Calibrate
 
 MOST_IN_CONFUSION = 256
 """Tags of which it is counted how often each was taken for each."""
@@ -45,6 +46,7 @@ class TokenTagging(UnitObjective):
     Args:
         dropout: Before the linear layer.
         class_weight: How much the words of each tag count in training, see `ClassWeight`.
+        calibrate, abstain: See `UnitObjective`.
     """
 
     task = "tagging"
@@ -63,6 +65,8 @@ class TokenTagging(UnitObjective):
 
     dropout: float = 0.1
     class_weight: ClassWeight = field(default=None, kw_only=True)
+    calibrate: Calibrate = field(default=False, kw_only=True)
+    abstain: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
@@ -147,7 +151,11 @@ class TokenTagging(UnitObjective):
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probability of each tag at each position, `shares` `[B, T, C]`."""
-        return {"shares": outputs.softmax(-1)}
+        return {"shares": self.calibrated(outputs).softmax(-1)}
+
+    def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return logits and tags, of each word where it is read."""
+        return outputs, _of_words(batch)
 
     def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the tags of each row's words and the likeliest ones."""

@@ -24,6 +24,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.tasks.base import (
     CURE,
+    DECIMALS,
     MARGIN,
     Answer,
     Direction,
@@ -278,7 +279,7 @@ class TaggingTask(Task):
     """
 
     name, objective, head, example = "tagging", "tagging", "tags", TagExample
-    fields, expected = ("tags", "entities"), "tags"
+    fields, expected = ("tags", "entities", "probabilities"), "tags"
     files, export_head = "transfer_cli.tasks.tagging.files.TaggedFiles", "token_classification"
     makes_windows = scores_answers = combines = can_fail = True
 
@@ -378,18 +379,31 @@ class TaggingTask(Task):
         """Return the entities that tags mark."""
         return schemes.entities(tags, strict=strict) if self.marks_entities else []
 
+    def said(self, answer: Answer) -> tuple[str, float]:
+        """Return the tags, and how sure the least sure word is."""
+        sure = [max(shares_C) for shares_C in answer["shares"]]
+        return " ".join(self.decoded(answer["shares"])), min(sure, default=1.0)
+
     def written(self, answer: Answer) -> dict[str, Any]:
-        """Return a tag for each word, and the entities by the characters of the text."""
+        """Return a tag for each word, and the entities by the characters of the text.
+
+        The tag of a word that is not sure is null, and an entity with such a word is left out.
+        """
         tags, spans, text = self.decoded(answer["shares"]), answer["spans"], answer["text"]
+        sure = [max(shares_C) for shares_C in answer["shares"]]
+        is_given = [share >= self.abstain_below for share in sure]
         places = [
-            (kind, spans[first][0], spans[past - 1][1]) for kind, first, past in self.entities(tags)
+            (kind, spans[first][0], spans[past - 1][1])
+            for kind, first, past in self.entities(tags)
+            if all(is_given[first:past])
         ]
         return {
-            "tags": tags,
+            "tags": [tag if known else None for tag, known in zip(tags, is_given, strict=True)],
             "entities": [
                 {"label": kind, "start": start, "end": end, "text": text[start:end]}
                 for kind, start, end in places
             ],
+            "probabilities": [round(share, DECIMALS) for share in sure],
         }
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:

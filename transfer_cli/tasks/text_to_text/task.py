@@ -92,6 +92,9 @@ class TextToTextTask(Task):
     def texts(self, example: TextToTextExample) -> tuple[str, ...]:
         return (example.source,) if example.target is None else (example.source, example.target)
 
+    def equal_by(self, example: TextToTextExample) -> tuple[str, ...]:
+        return (example.source,)
+
     def unlabelled(self, example: TextToTextExample) -> TextToTextExample:
         return replace(example, target=None)
 

@@ -1,0 +1,124 @@
+"""What is asked after all answers: how they are shared out, how sure they are, which are least so.
+
+Shares are compared with those of the labels in training. Whoever labels other texts than were
+learnt from sees it there first.
+"""
+
+import heapq
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from statistics import NormalDist
+
+from transfer_cli.engine.evaluation import SHOWN
+from transfer_cli.errors import listed
+from transfer_cli.metrics import wilson_interval
+from transfer_cli.safe_files import in_one_line
+from transfer_cli.tasks.base import Task
+
+log = logging.getLogger(__name__)
+
+FEWEST = 20
+"""Answers below which there is nothing to count."""
+
+LEAST_SURE = 10
+
+MOST_LABELS = 20
+"""Labels whose shares are told, the most frequent ones."""
+
+HALF = 0.5
+"""The probability below which answers are unsure, where no threshold was fitted."""
+
+
+class Closing:
+    """Counts answers as they come, in the memory of a few, and tells of them at the end.
+
+    Args:
+        task: What the answers are to.
+        trained: How many training examples have each label; empty where nobody knows.
+        texts: How many training examples there are.
+    """
+
+    def __init__(self, task: Task, trained: Mapping[str, int], texts: int) -> None:
+        self._task = task
+        self._trained = trained if texts else {}
+        self._texts = texts
+        self._counts: Counter[str] = Counter()
+        self._num_answers = self._num_unsure = 0
+        self._least: list[tuple[float, int, str]] = []
+
+    def note(self, answer: str, probability: float, text: str, line: int | None) -> None:
+        """Count an answer, given or not, as `Task.said` says it, to the text on a line."""
+        self._num_answers += 1
+        self._counts.update(self._task.said_labels(answer))
+        self._num_unsure += probability < (self._task.abstain_below or HALF)
+        place = "" if line is None else f"line {line:,}"
+        shown = f"  {place:10} {probability:.3f}  {_short(answer) or '(none)'}  {_short(text)}"
+        # The surest falls out; among equally sure ones the last.
+        heapq.heappush(self._least, (-probability, -self._num_answers, shown))
+        if len(self._least) > LEAST_SURE:
+            heapq.heappop(self._least)
+
+    def say(self) -> None:
+        """Log what there is to tell of the answers; nothing of few."""
+        if self._num_answers < FEWEST:
+            return
+        for line in self._shares():
+            log.info("%s", line)
+        drifted = [*self._drifted()]
+        if drifted:
+            log.warning(
+                "the answers are shared out otherwise than the labels in training, by more than "
+                "chance: %s", listed(drifted, 5),
+            )  # fmt: skip
+        below = self._task.abstain_below
+        log.info(
+            "unsure: %s of %s answers (%.1f %%) have a probability below %.3g%s",
+            f"{self._num_unsure:,}", f"{self._num_answers:,}",
+            100 * self._num_unsure / self._num_answers, below or HALF,
+            ", objective.abstain's threshold, and are null" if below else "",
+        )  # fmt: skip
+        log.info("least sure:")
+        for _, _, shown in sorted(self._least, reverse=True):
+            log.info("%s", shown)
+
+    def _shares(self) -> Iterator[str]:
+        if not self._counts:
+            return
+        whole = self._num_answers
+        beside = ", and that of the labels in training" if self._trained else ""
+        yield f"the shares of {whole:,} answers in percent, with a 95 % interval{beside}:"
+        names = {label: _short(label) for label, _ in self._counts.most_common(MOST_LABELS)}
+        wide = max(map(len, names.values()))
+        for label, name in names.items():
+            share, *interval = (
+                100 * part for part in (self._counts[label] / whole, *self._interval(label))
+            )
+            line = f"  {name:{wide}}  {share:5.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
+            before = 100 * self._trained.get(label, 0) / max(1, self._texts)
+            yield f"{line}  {before:.1f}" if self._trained else line
+
+    def _interval(self, label: str, z: float = 1.96) -> tuple[float, float]:
+        return wilson_interval(self._counts[label], self._num_answers, z)
+
+    def _drifted(self) -> Iterator[str]:
+        """Yield the labels whose share is another one, in words.
+
+        The 95 % interval of the difference of two shares (Newcombe 1998, method 10), corrected for
+        the number of labels (Bonferroni), does not hold 0 then.
+        """
+        if not self._counts:
+            return
+        for label, before in self._trained.items():
+            z = NormalDist().inv_cdf(1 - 0.025 / len(self._trained))
+            here, there = self._counts[label] / self._num_answers, before / self._texts
+            low, high = self._interval(label, z)
+            least, most = wilson_interval(before, self._texts, z)
+            parts = (here - low, most - there) if here > there else (high - here, there - least)
+            if abs(here - there) > math.hypot(*parts):
+                yield f"{_short(label)} {100 * here:.0f} % instead of {100 * there:.0f} %"
+
+
+def _short(text: str) -> str:
+    return in_one_line(text)[:SHOWN]
