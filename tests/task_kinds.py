@@ -120,7 +120,7 @@ KINDS = {
     "choice": Kind(
         "choices", "choice", "own.jsonl", lambda: lines([choice(n) for n in range(120)]),
         steps=30,
-        words=("optimizer.lr=3e-3",),
+        words=("optimizer.lr=3e-3", "objective.class_weight=balanced"),
         least={"accuracy": 0.9},
         most={"chance": 0.6, "mean_rank": 1.2},
         labels=frozenset(f"very {each}" for each in PLACES),

@@ -46,8 +46,9 @@ def with_files(
     ):
         words.insert(0, f"data={'text' if name in ('pretrain', 'prepare') else 'table'}")
     meant = [
-        word if choice is None else keys.typed_as(word, choice, known)
-        for word, choice in typed.items()
+        word if (choice := typed[word]) is None else keys.typed_as(word, choice, known)
+        for word in request.overrides  # the same may be typed twice, around another
+        if word in typed
     ]
     return replace(request, overrides=(*words, *meant))
 

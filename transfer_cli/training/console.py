@@ -11,6 +11,7 @@ from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
+from transfer_cli.errors import listed
 from transfer_cli.metrics import UNSEEN, Metric, wilson_interval, without_details
 from transfer_cli.runs.class_scores import FEW, TITLES, class_scores, confused, counts_in
 from transfer_cli.runs.results import Results
@@ -60,6 +61,9 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}{how}",
         "exports": exports_as(run.blueprint),
     }
+    if weights := run.blueprint.objective.get("class_weight"):
+        named = (f"{printable(label)} {weight:.3g}" for label, weight in weights.items())
+        rows["weights"] = listed(named, 10)
     log.info("%s", command)
     for name, text in rows.items():
         log.info("  %-7s %s", name, text)

@@ -19,7 +19,7 @@ from transfer_cli.data.sampler import micro_batches
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import SliceHeads
-from transfer_cli.objectives.class_weights import ClassWeights, weights_by_label
+from transfer_cli.objectives.class_weights import weights_by_label
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask, MultipleChoice
@@ -142,42 +142,32 @@ def test_an_annealed_loss_leaves_out_what_is_known_by_its_own_probability():
 
 LABELS = ("a", "b", "c")
 TEXTS = tuple(Example("text", label) for label in (0, 0, 0, 0, 0, 0, 1, 1))
-SENTENCES = tuple(
-    TagExample.of_words(["x"] * len(tags), tags) for tags in ((0, 0, 0, 0, 0, 0), (1, 1))
-)
+SENTENCES = tuple(TagExample.of_words(["x"] * len(tags), tags) for tags in ((0,) * 6, (1, 1)))
 ASKED = tuple(ChoiceExample("", ["a", "b"], label=int(n > 5)) for n in range(8))
 TASKS = {
-    "classification": TaskInfo(None, LABELS, task=ClassificationTask(LABELS), train=TEXTS),
-    "tagging": TaskInfo(None, LABELS, task=TaggingTask(LABELS), train=SENTENCES),
-    "choice": TaskInfo(None, task=ChoiceTask(), train=ASKED),
+    "classification": TaskInfo(
+        tiny.VOCABULARY, LABELS, task=ClassificationTask(LABELS), train=TEXTS
+    ),
+    "tagging": TaskInfo(tiny.VOCABULARY, LABELS, task=TaggingTask(LABELS), train=SENTENCES),
+    "choice": TaskInfo(tiny.VOCABULARY, task=ChoiceTask(), train=ASKED),
 }
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_balanced_is_the_number_of_targets_by_labels_and_theirs(name):
-    info = TASKS[name]
-
-    # Six of the first, two of the second, none of the third: 8 / (2 * 6), 8 / (2 * 2).
-    assert weights_by_label("balanced", info) == {"a": 8 / 12, "b": 2.0}
-    assert ClassWeights.of("balanced", TASKS["tagging"]).total(torch.tensor([1, 2])) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [(Classification, {}), (TokenTagging, {}), (MultipleChoice, {})]
-)
-def test_what_balanced_comes_to_is_stored_and_opened_without_the_data(kind, options):
-    name = {Classification: "classification", TokenTagging: "tagging"}.get(kind, "choice")
-    objective = kind(class_weight="balanced", **options)
-    objective.setup(replace(TASKS[name], vocabulary=tiny.VOCABULARY))
+def test_what_balanced_comes_to_is_stored_and_opened_without_the_data(name):
+    kind = {"classification": Classification, "tagging": TokenTagging}.get(name, MultipleChoice)
+    objective, info = kind(class_weight="balanced"), TASKS[name]
+    objective.setup(info)
     backbone = tiny.backbone()
     model = tiny.TransferModel(backbone, objective.modules(backbone))
 
     stored = objective.finalize_options(model, set())["class_weight"]
     opened = kind(class_weight=stored)
-    opened.setup(replace(TASKS[name], vocabulary=tiny.VOCABULARY, train=()))
+    opened.setup(replace(info, train=()))
 
+    # Six of the first, two of the second, none of the third: 8 / (2 * 6), 8 / (2 * 2).
     assert stored == {"a": 8 / 12, "b": 2.0}
-    assert opened.class_weights.by_label == ({"c": 1.0} if name != "choice" else {}) | stored
+    assert opened.class_weights.by_label == ({} if name == "choice" else {"c": 1.0}) | stored
 
 
 def test_labels_that_yaml_reads_as_numbers_or_truth_are_known():
@@ -199,11 +189,10 @@ def test_unknown_labels_and_what_is_no_weight_are_refused(name, asked):
 
 def test_right_choices_that_do_not_repeat_have_no_balance():
     different = tuple(ChoiceExample("", ["x", str(n)], label=1) for n in range(4))
+    info = replace(TASKS["choice"], name="other", train=different)
 
     with pytest.raises(ConfigError, match=r"^losses\.other\.class_weight: 4 examples"):
-        weights_by_label(
-            "balanced", TaskInfo(None, name="other", task=ChoiceTask(), train=different)
-        )
+        weights_by_label("balanced", info)
 
 
 def test_heads_of_slices_refuse_weights():
