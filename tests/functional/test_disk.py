@@ -362,6 +362,17 @@ def test_a_moved_backbone_is_named_and_found_again(
     assert accuracy("run", "base=elsewhere/model") == measured
 
 
+def test_a_run_and_its_backbone_may_move_together(run_on, deep, tmp_path, predictions):
+    project = tmp_path / "project"
+    shutil.copytree(deep, project / "base")
+    run_on(project / "base", project / "run", "lora")
+    before = predictions(project / "run")
+
+    project.rename(tmp_path / "renamed")
+
+    assert torch.equal(predictions(tmp_path / "renamed" / "run"), before)
+
+
 @pytest.mark.parametrize("at", [pytest.param("where it was", marks=pytest.mark.slow), "base="])
 def test_a_changed_backbone_is_refused_with_both_hashes(run_on, transfer, base, adapting, at):
     run_on(base, "run", "adapters")

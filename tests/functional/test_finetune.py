@@ -239,15 +239,6 @@ def test_the_language_model_reads_all_texts_with_its_own_tokenizer(adapted, pret
     assert same[0] == same[1]
 
 
-def test_the_adapted_model_learns_the_labels(transfer, adapted, loop, read_json):
-    transfer(
-        "finetune", "data=sample_questions", f"init_from={adapted}", *loop, "loop.steps=3",
-        "schedule.warmup=1", "data.labelled=12", "run.dir=run",
-    ).ok()  # fmt: skip
-
-    assert len(read_json("run/results.json")["labels"]) == 6
-
-
 def test_an_own_table_gives_its_texts(transfer, pretrained, questions, loop):
     words = (
         "pretrain",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 MODEL = ("weights.safetensors", "model.json", "tokenizer.json", "meta.json")
+FIRST_IS_QUICK = [MODEL[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODEL[1:])]
 STEP = "step-00000006"
 
 SHARES = (
@@ -74,7 +75,7 @@ def test_a_model_with_a_flipped_bit_is_not_asked(copied, ask, name, share):
     assert name == "meta.json" or ended != whole
 
 
-@pytest.mark.parametrize("name", MODEL)
+@pytest.mark.parametrize("name", FIRST_IS_QUICK)
 @pytest.mark.parametrize("command", ["evaluate", "export", "finetune"])
 def test_nor_is_it_scored_exported_or_trained_on(copied, ask, name, command):
     flip(copied / "model" / name, 0.6)
@@ -83,9 +84,7 @@ def test_nor_is_it_scored_exported_or_trained_on(copied, ask, name, command):
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(
-    "name", [MODEL[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODEL[1:])]
-)
+@pytest.mark.parametrize("name", FIRST_IS_QUICK)
 def test_nor_is_one_on_which_another_was_trained(pretrained, transfer, tmp_path, ask, name):
     base = shutil.copytree(pretrained, tmp_path / "base")
     words = ("data=sample_questions", f"init_from={base}", "adaptation=lora", "loop.steps=1")

@@ -192,13 +192,6 @@ def test_a_run_that_refers_to_another_can_be_planned_from(transfer, adapting, ad
     assert "added.0 ... head.class" in ended.out
 
 
-def test_help_says_what_a_plan_is(transfer):
-    ended = transfer("plan", "--help").ok()
-
-    assert "transfer plan finetune|pretrain" in ended.out
-    assert "plan.steps=5" in ended.out
-
-
 def test_the_rate_of_the_second_matrix_of_lora_is_shown(transfer, adapting):
     words = adapting("lora", "adaptation.edits.lora.lr_ratio=16", "optimizer.lr=1e-3")
 

@@ -163,21 +163,13 @@ def test_a_stage_that_ends_goes_back_to_its_best_weights(patient):
     assert ends[:-1] == [max(losses) for losses in list(stages.values())[:-1]]
 
 
-def test_stages_with_patience_are_resumed_exactly(patient, stopped_again_and_again):
+@pytest.mark.parametrize(
+    "on_the_way", [True, pytest.param(False, marks=pytest.mark.slow, id="at their boundaries")]
+)
+def test_stages_with_patience_are_resumed_exactly(patient, stopped_again_and_again, on_the_way):
     ends = [max(losses) for losses in losses_by_stage(patient).values()]
 
-    again = stopped_again_and_again(patient, range(1, ends[-1], 3))
-
-    assert_same(again, patient)
-
-
-@pytest.mark.slow
-def test_stages_with_patience_are_resumed_exactly_from_their_boundaries(
-    patient, stopped_again_and_again
-):
-    ends = [max(losses) for losses in losses_by_stage(patient).values()]
-
-    again = stopped_again_and_again(patient, ends)
+    again = stopped_again_and_again(patient, range(1, ends[-1], 3) if on_the_way else ends)
 
     assert_same(again, patient)
 

@@ -89,19 +89,6 @@ def test_jobs_side_by_side_leave_what_single_runs_would(transfer, words):
     assert read("sweep/job-1.json")["overrides"] == ["seed=1"]
 
 
-@pytest.mark.slow
-def test_a_failed_job_is_named_with_its_reason_and_the_others_run(transfer, words):
-    ended = transfer(*words, "-m", "data.labelled=12,100000")
-
-    assert ended.code == 5
-    [failed] = [line for line in ended.out.splitlines() if "failed: " in line]
-    assert failed.startswith("  1  data.labelled=100000  failed: ")
-    assert "100000" in failed.partition("failed: ")[2]
-    assert read("sweep/0/status.json")["status"] == "finished"
-    assert not Path("sweep/1").exists()
-    assert list(Path("sweep").glob("*.reason")) == []
-
-
 def test_all_jobs_can_share_one_process(transfer, words):
     ended = transfer(*words, "-m", "seed=0,1", "sweep.isolate=false").ok()
 

@@ -3,15 +3,12 @@
 import itertools
 import random
 import shutil
-from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from tests.functional.conftest import TINY
-from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.data.loader import StepDataLoader
 
 TEACHING = ("distil", "self_training")
@@ -42,10 +39,6 @@ def adapt(transfer, adapting):
     return call
 
 
-def digest(folder):
-    return {path.name: sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", [*TEACHING, "uda", "cvt"])
 def test_the_labels_of_what_is_left_out_never_reach_a_batch(preset, adapt, steps):
@@ -66,41 +59,6 @@ def test_a_stream_of_what_is_left_out_may_have_steps_of_its_own(adapt, steps):
     assert {"main"} in drawn
     assert {"rest"} in drawn
     assert {"main", "rest"} not in drawn
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", TEACHING)
-def test_teachers_stay_as_they_are_and_out_of_the_run(preset, adapt, adapting, teacher):
-    before = digest(teacher / "model")
-
-    adapt(preset)
-
-    assert digest(teacher / "model") == before
-    student, own = (load_file(Path(run) / "model" / "weights.safetensors")
-                    for run in ("run", teacher))  # fmt: skip
-    assert student.keys() == own.keys()
-
-
-@pytest.mark.slow
-def test_what_teachers_say_is_computed_once(adapt, monkeypatch, teacher):
-    asked, together = [], Ensemble.together
-
-    def note(self, examples, *more):
-        asked.append(len(examples))
-        return together(self, examples, *more)
-
-    monkeypatch.setenv("TRANSFER_CACHE", "cache")
-    monkeypatch.setattr(Ensemble, "together", note)
-    adapt("distil", "loop.steps=2")
-    # The stream of labels has a validation split, that of the rest has none, and the two losses
-    # have the same teachers.
-    assert sorted(asked) == [6, 12, 12]
-
-    adapt("distil", "loop.steps=2", run="again")
-    assert len(asked) == 3
-    adapt("distil", "loop.steps=2", f"adaptation.teachers=[{teacher},{teacher}]", run="two")
-    assert len(asked) == 6
-    assert Path("run/metrics.jsonl").read_text() == Path("again/metrics.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -11,12 +11,6 @@ ROOT = Path(transfer_cli.__file__).parent
 MIRRORS = {"testing", "tasks"}
 """Folders whose modules are called as those that they test, or as the objective they go with."""
 
-CLASSES: set[str] = set()
-"""Classes that still share a name. It may only shrink: rename one, and take its name out."""
-
-MODULES: set[str] = set()
-"""Modules that still share a name. It may only shrink as well."""
-
 
 def modules():
     found = sorted(ROOT.rglob("*.py"))
@@ -28,10 +22,6 @@ def shared(places):
     return {name: sorted(found) for name, found in places.items() if len(found) > 1}
 
 
-def without(names, found):
-    return {name: places for name, places in found.items() if name not in names}
-
-
 def test_no_class_is_called_as_another():
     places = defaultdict(list)
     for path in modules():
@@ -39,8 +29,7 @@ def test_no_class_is_called_as_another():
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(path.relative_to(ROOT).as_posix())
 
-    assert without(CLASSES, shared(places)) == {}
-    assert CLASSES - shared(places).keys() == set(), "no longer shared: take these names out"
+    assert shared(places) == {}
 
 
 def test_no_module_is_called_as_another():
@@ -49,5 +38,4 @@ def test_no_module_is_called_as_another():
         if path.relative_to(ROOT).parts[0] not in MIRRORS:
             places[path.stem].append(path.relative_to(ROOT).as_posix())
 
-    assert without(MODULES, shared(places)) == {}
-    assert MODULES - shared(places).keys() == set(), "no longer shared: take these names out"
+    assert shared(places) == {}

@@ -20,7 +20,7 @@ from transfer_cli.config.literal import as_overrides, as_typed, text_of, texts_o
 from transfer_cli.config.variables import check_variables
 from transfer_cli.errors import ConfigError
 from transfer_cli.optim.layer_scale import Geometric
-from transfer_cli.optim.schedules import Constant, Cosine, Schedule, Slanted
+from transfer_cli.optim.schedules import Cosine, Schedule
 
 COSINE = "transfer_cli.optim.schedules.Cosine"
 GEOMETRIC = "transfer_cli.optim.layer_scale.Geometric"
@@ -387,12 +387,6 @@ def test_only_text_is_text(value):
     assert complaint(value, str).startswith("key: expected text, got ")
 
 
-@pytest.mark.slow
-@given(st.recursive(numbers | st.text(), st.lists))
-def test_untyped_values_stay_as_they_are(value):
-    assert converted(value, Any) == value
-
-
 @given(st.lists(st.integers()))
 def test_a_list_becomes_the_tuple_that_is_wanted(value):
     assert converted(value, tuple[int, ...]) == tuple(value)
@@ -456,19 +450,6 @@ def test_an_object_that_can_be_called_is_good_for_a_callable():
 
     assert isinstance(converted({"_target_": COSINE}, hint), Cosine)
     assert complaint(3, hint).startswith("key: expected a Callable")
-
-
-@given(st.floats(0.01, 0.99), st.floats(1, 1000))
-def test_building_is_the_same_as_calling_the_constructor(cut, ratio):
-    node = {"_target_": "transfer_cli.optim.schedules.Slanted", "cut": cut, "ratio": ratio}
-
-    assert vars(build(node, "schedule", Schedule)) == vars(Slanted(cut, ratio))
-
-
-def test_defaults_are_the_constructors_own():
-    node = {"_target_": "transfer_cli.optim.schedules.Constant"}
-
-    assert vars(build(node, "schedule", Schedule)) == vars(Constant())
 
 
 # --- literal -------------------------------------------------------------------------------------
@@ -551,12 +532,6 @@ def test_other_keys_are_hydras():
 )
 def test_values_without_a_key_have_their_places(words, expected):
     assert as_overrides(words, ("run", "input")) == expected
-
-
-def test_a_run_and_a_text_may_stand_alone():
-    found = as_overrides(["runs/a b", "Once = upon"], ("run", "prompt"), "prompt")
-
-    assert found == ("run='runs/a b'", "prompt='Once = upon'")
 
 
 @pytest.mark.parametrize("value", [3, None, True, [3], {"a": "b"}])

@@ -160,20 +160,15 @@ def test_more_than_the_models_positions_are_refused():
         backbone(tokens_BT[:, :1], tokens_BT[:, :1] > 0, kv_cache=kv_cache)
 
 
-def test_more_than_the_caches_room_is_refused():
-    backbone, kv_cache = tiny.backbone(), KVCache(3, 4)
+@pytest.mark.parametrize(
+    ("direction", "room", "said"),
+    [("causal", 4, "5 positions exceed the cache's 4"), ("bidirectional", 9, "bidirectional")],
+)
+def test_more_than_the_caches_room_and_what_looks_ahead_are_refused(direction, room, said):
     tokens_BT = torch.full((1, 5), 7)
 
-    with pytest.raises(ValueError, match="5 positions exceed the cache's 4"):
-        backbone(tokens_BT, tokens_BT > 0, kv_cache=kv_cache)
-
-
-def test_a_bidirectional_model_keeps_nothing():
-    backbone = tiny.backbone(direction="bidirectional")
-    tokens_BT = torch.full((1, 5), 7)
-
-    with pytest.raises(ValueError, match="bidirectional"):
-        backbone(tokens_BT, tokens_BT > 0, kv_cache=KVCache(3, 9))
+    with pytest.raises(ValueError, match=said):
+        tiny.backbone(direction=direction)(tokens_BT, tokens_BT > 0, kv_cache=KVCache(3, room))
 
 
 @pytest.mark.parametrize(("value", "refused"), [(-torch.inf, False), (torch.nan, True)])

@@ -43,17 +43,13 @@ def read(folder):
     assert all(0 <= token < start.description.vocabulary for row in rows for token in row)
 
 
-@pytest.mark.parametrize("family", ["bert", "gemma3_text"])
-def test_fuzz_values_of_a_published_folder(tmp_path, family):
+@pytest.mark.parametrize(
+    ("family", "examples"),
+    [("bert", 40), *(pytest.param(family, 120, marks=pytest.mark.slow) for family in KINDS)],
+)
+def test_fuzz_values_of_a_published_folder(tmp_path, family, examples):
     with_all_files(tmp_path, family)
-    read_with_odd_values(tmp_path, lambda: read(tmp_path), 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", KINDS)
-def test_fuzz_values_of_a_published_folder_a_thousand_times(tmp_path, family):
-    with_all_files(tmp_path, family)
-    read_with_odd_values(tmp_path, lambda: read(tmp_path), 120)
+    read_with_odd_values(tmp_path, lambda: read(tmp_path), examples)
 
 
 def test_fuzz_values_of_an_adapter(tmp_path):

@@ -21,7 +21,6 @@ from tests.unit.interop.test_import import batch_of, opened
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.generation.prompt_layout import PromptLayout
-from transfer_cli.interop.decoders import Llama
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.published_config import PublishedConfig
@@ -149,28 +148,13 @@ def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("old", "rotary"),
-    [
-        ({"rope_theta": 1e6}, Rotary(1e6)),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}},
-         Rotary(scaling=RotaryScaling("linear", 2.0))),
-        ({"rope_theta": 5e5, "rope_scaling": OLD_LLAMA3},
-         Rotary(5e5, scaling=RotaryScaling("llama3", 8.0, 20, 1.0, 4.0))),
-    ],
-)  # fmt: skip
-def test_configs_from_before_2026_are_read(tmp_path, old, rotary):
-    publish(tmp_path, "llama")
-    settings = PublishedConfig.read(tmp_path)
-    values = {key: value for key, value in settings.values.items() if key != "rope_parameters"}
-
-    shape = Llama().shape(PublishedConfig({**values, **old}, settings.path))
-
-    assert shape.rotary == rotary
-
-
-@pytest.mark.parametrize(
     ("family", "old", "rotary", "has_window"),
     [
+        ("llama", {"rope_theta": 1e6}, Rotary(1e6), [False] * 3),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}},
+         Rotary(scaling=RotaryScaling("linear", 2.0)), [False] * 3),
+        ("llama", {"rope_theta": 5e5, "rope_scaling": OLD_LLAMA3},
+         Rotary(5e5, scaling=RotaryScaling("llama3", 8.0, 20, 1.0, 4.0)), [False] * 3),
         ("gemma3_text", OLD_GEMMA3,
          Rotary(1e6, scaling=RotaryScaling("linear", 8.0), local_base=1e4), [True, False, True]),
         ("modernbert", OLD_MODERNBERT, Rotary(160_000.0, local_base=1e4), [False, True, False]),
@@ -178,7 +162,7 @@ def test_configs_from_before_2026_are_read(tmp_path, old, rotary):
         ("gpt_neox", {}, Rotary(1e4, 0.25), [False] * 3),
     ],
 )  # fmt: skip
-def test_older_configs_with_words_of_their_own_are_read(tmp_path, family, old, rotary, has_window):
+def test_configs_from_before_2026_are_read(tmp_path, family, old, rotary, has_window):
     publish(tmp_path, family)
     settings = PublishedConfig.read(tmp_path)
     new = ("rope_parameters", "layer_types")

@@ -43,32 +43,24 @@ def test_a_damaged_file_makes_no_trial(tmp_path, content):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("direction", "bad"), [("minimize", 90.0), ("maximize", 1.0)])
-def test_a_trial_far_behind_the_median_is_hopeless(tmp_path, study, direction, bad):
-    for n in range(WARM_UP):
+@pytest.mark.parametrize(
+    ("finished", "direction", "step", "value", "hopeless"),
+    [
+        (WARM_UP, "minimize", 10, 90.0, True),
+        (WARM_UP, "maximize", 10, 1.0, True),
+        (WARM_UP, "minimize", 10, 49.0, False),
+        (WARM_UP, "minimize", 20, 20.0, False),
+        (WARM_UP - 1, "minimize", 10, 99.0, False),  # before there is a median
+    ],
+)
+def test_what_is_far_behind_the_median_is_hopeless(
+    tmp_path, study, finished, direction, step, value, hopeless
+):
+    for n in range(finished):
         finish(study, [50.0 + n, 40.0 + n], direction)
     trial = make_trial(study, tmp_path / "run", direction)
 
-    assert trial.is_hopeless(10, {"error_rate": bad})
-
-
-@pytest.mark.slow
-def test_a_good_trial_goes_on(tmp_path, study):
-    for n in range(WARM_UP):
-        finish(study, [50.0 + n, 40.0 + n])
-    trial = make_trial(study, tmp_path / "run")
-
-    assert not trial.is_hopeless(10, {"error_rate": 49.0})
-    assert not trial.is_hopeless(20, {"error_rate": 20.0})
-
-
-@pytest.mark.slow
-def test_nothing_is_hopeless_before_there_is_a_median(tmp_path, study):
-    for n in range(WARM_UP - 1):
-        finish(study, [50.0 + n])
-    trial = make_trial(study, tmp_path / "run")
-
-    assert not trial.is_hopeless(10, {"error_rate": 99.0})
+    assert trial.is_hopeless(step, {"error_rate": value}) is hopeless
 
 
 def test_a_resumed_trial_may_measure_a_step_again(tmp_path, study):
