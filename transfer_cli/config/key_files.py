@@ -12,7 +12,7 @@ from typing import Any
 from transfer_cli.config.commands import Command
 from transfer_cli.config.flags import Request
 from transfer_cli.config.flat import flat
-from transfer_cli.config.plain import Choice, Part, PlainKeys
+from transfer_cli.config.plain import ChosenOptions, Part, PlainKeys
 from transfer_cli.config.plain_yaml import read_mapping, read_plain
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import ConfigError, raised_as
@@ -37,7 +37,7 @@ def with_files(
     typed = {word: keys.choice(word) for word in request.overrides if word not in beside}
     parts = [part for file in (*request.files, *beside) for part in _parts_of(Path(file), keys)]
     parts += keys.parts(values)
-    choices = [part for part in (*typed.values(), *parts) if isinstance(part, Choice)]
+    choices = [part for part in (*typed.values(), *parts) if isinstance(part, ChosenOptions)]
     known = keys.places(choices)
     words = [keys.word(part, known, raw={command.typed, *command.lists}) for part in parts]
     words = _unless_typed(words, typed)
@@ -57,7 +57,7 @@ def _is_file(word: str) -> bool:
     return word.endswith(ENDINGS) and "=" not in word
 
 
-def _unless_typed(words: Sequence[str], typed: Mapping[str, Choice | None]) -> list[str]:
+def _unless_typed(words: Sequence[str], typed: Mapping[str, ChosenOptions | None]) -> list[str]:
     """Return words of files, but for keys that were typed, and keys of options of others."""
     given = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
     others = tuple(

@@ -9,7 +9,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.config.plain import Choice, PlainKeys
+from transfer_cli.config.plain import ChosenOptions, PlainKeys
 
 _SCHEME = "own"
 _WHOLE = "experiment"
@@ -68,7 +68,7 @@ def _composed(keys: PlainKeys, values: dict[str, Any], group: str) -> dict[str, 
     overrides: list[Any] = []  # come last
     config = OmegaConf.create()
     for part in keys.parts(values):
-        if isinstance(part, Choice):
+        if isinstance(part, ChosenOptions):
             is_new = part.typed.startswith(("objective@", "data@streams"))
             place = f"@{part.place}" if "/" in part.group else part.typed.removeprefix(part.group)
             entry = f"{'' if is_new else 'override '}/{part.group}{place}"

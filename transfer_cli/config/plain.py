@@ -31,7 +31,7 @@ _OF_GRAMMAR = re.compile(r"[\\()\[\]{}:=, \t]")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenOptions:
     """The options that are chosen of a group.
 
     Args:
@@ -51,7 +51,7 @@ class Choice:
         return f"{self.group}@{self.place}" if is_elsewhere else self.group
 
 
-Part = Choice | tuple[str, Any] | str
+Part = ChosenOptions | tuple[str, Any] | str
 """What a file says: options of a group, a key and its value, or a word as it was typed."""
 
 
@@ -89,7 +89,7 @@ class PlainKeys:
                 named.setdefault(name, file)
         return named
 
-    def choice(self, word: str) -> Choice | None:
+    def choice(self, word: str) -> ChosenOptions | None:
         """Return what a typed word chooses, also with a dot for the slash of a group, or None."""
         key, equals, value = word.partition("=")
         if not equals:  # a path, such as a single dot
@@ -101,13 +101,13 @@ class PlainKeys:
             place = group.replace("/", ".")
         names = value.removeprefix("[").removesuffix("]").split(",")
         is_meant = group and set(names) <= self._options(group).keys()
-        return Choice(group, names, place) if is_meant else None
+        return ChosenOptions(group, names, place) if is_meant else None
 
-    def typed_as(self, word: str, choice: Choice, known: Set[str]) -> str:
+    def typed_as(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
         """Return a typed word with the name of the group that it chooses of."""
         return f"{self._added(choice, known)}{choice.typed}={word.partition('=')[2]}"
 
-    def places(self, choices: Sequence[Choice]) -> Set[str]:
+    def places(self, choices: Sequence[ChosenOptions]) -> Set[str]:
         """Return where options that are chosen put others."""
         places, left = set(_TEXTS), list(choices)
         while left:
@@ -117,7 +117,7 @@ class PlainKeys:
                 option = file and describe.Option(choice.group, name, "", file)
                 for group, place, names in option.choices() if option else ():
                     places.add(place)
-                    left += [Choice(group, names, group)] if not place else []
+                    left += [ChosenOptions(group, names, group)] if not place else []
         return places
 
     def word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
@@ -140,12 +140,12 @@ class PlainKeys:
         shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
         return f"{self._added(part, known)}{part.typed}={shown}"
 
-    def _added(self, choice: Choice, known: Set[str]) -> str:
+    def _added(self, choice: ChosenOptions, known: Set[str]) -> str:
         return "+" if "@" in choice.typed and choice.place not in known else ""
 
     def parts(
         self, values: Mapping[str, Any], above: str = ""
-    ) -> Iterator[Choice | tuple[str, Any]]:
+    ) -> Iterator[ChosenOptions | tuple[str, Any]]:
         """Yield what a mapping chooses, and the keys that it sets, in order."""
         for name, value in values.items():
             key = f"{above}{name}"
@@ -159,7 +159,7 @@ class PlainKeys:
 
     def _of_group(
         self, group: str, place: str, key: str, value: Any
-    ) -> Iterator[Choice | tuple[str, Any]]:
+    ) -> Iterator[ChosenOptions | tuple[str, Any]]:
         options = self._options(group).keys()
         if not isinstance(value, Mapping):
             names = (
@@ -167,10 +167,14 @@ class PlainKeys:
             )
             # Some texts may also be named by a path, or a word.
             is_path = key == "forgetting.data" and not set(names) <= options
-            yield (key, value) if is_path else Choice(group, [str(name) for name in names], place)
+            yield (
+                (key, value)
+                if is_path
+                else ChosenOptions(group, [str(name) for name in names], place)
+            )
         elif value.keys() <= options and all(isinstance(v, Mapping) for v in value.values()):
             # `edits: {lora: {rank: 4}}`, `data: {table: {train: a.csv}}`
-            yield Choice(group, [*value], place)
+            yield ChosenOptions(group, [*value], place)
             for name, below in value.items():
                 inside = place if group in ONE_OPTION else f"{place}.{name}"
                 yield from self.parts(below, f"{inside}.")
