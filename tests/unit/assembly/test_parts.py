@@ -20,7 +20,7 @@ from transfer_cli.assembly.losses import (
     objective_options,
     with_direction,
 )
-from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
+from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
 from transfer_cli.assembly.optimizer import base_lr, parameter_groups
 from transfer_cli.config.commands import conf_dir
 from transfer_cli.errors import ConfigError
@@ -95,6 +95,14 @@ def test_edits_are_asked_for_in_their_order_and_null_takes_one_away(edits, names
     config = OmegaConf.create({"adaptation": {"edits": edits}})
 
     assert list(edit_nodes(config.adaptation)) == names
+
+
+def test_edits_know_the_special_tokens_by_name():
+    own = tiny.VOCABULARY
+
+    assert special_tokens(own) == {
+        "cls": own.cls, "sep": own.sep, "mask": own.mask, "unk": own.unk, "pad": own.pad,
+    }  # fmt: skip
 
 
 # --- losses ------------------------------------------------------------------------------------
