@@ -514,7 +514,7 @@ def deep(tmp_path_factory, deep_words):
 def few_questions(tmp_path_factory):
     """Return a table of 30 questions with two labels, of which 6 are held out."""
     file = tmp_path_factory.mktemp("few") / "few.csv"
-    return table_of_questions(file, 30, "Who built the one in {} ?")
+    return table_of_questions(file, 30, "Who built the one in {} numbered {} ?")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from tests import several
 from tests.functional.conftest import LOOP, finished
 from tests.functional.test_pages import commands
 from transfer_cli.assembly.ensemble import Ensemble
+from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.commands.closing import Closing
 from transfer_cli.engine.precision import Precision
 from transfer_cli.tasks.classification import ClassificationTask
@@ -163,8 +164,8 @@ def test_an_export_gives_the_same_probabilities(run, transfer, tmp_path, form):
 def test_runs_together_answer_above_the_mean_of_their_thresholds(run):
     precision = Precision("fp32", torch.device("cpu"))
 
-    two = Ensemble([str(run), str(run)], precision, None, 8).task
-    one = Ensemble([str(run)], precision, None, 8).task
+    two = Ensemble([open_trained(str(run), precision)] * 2, precision, 8).task
+    one = Ensemble([open_trained(str(run), precision)], precision, 8).task
 
     assert two.abstain_below == one.abstain_below > 0
 

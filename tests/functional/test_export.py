@@ -233,7 +233,14 @@ def test_a_model_without_its_run_says_that_its_length_is_not_known(adapted, tran
 def test_other_data_is_scored_at_the_length_of_the_run(adapted, transfer, tmp_path):
     rows = [f"{'the ' * 20}{end},{label}" for end, label in (("is", "place"), ("of", "person"))]
     (tmp_path / "long.csv").write_text("\n".join(["text,label", *rows * 5]) + "\n")
-    words = ("evaluate", f"run={adapted}", "data=table", "data.train=long.csv", "split=train")
+    words = (
+        "evaluate",
+        f"run={adapted}",
+        "data=table",
+        "data.train=long.csv",
+        "split=train",
+        "data.duplicates=keep",
+    )
 
     ended = transfer(*words)
 

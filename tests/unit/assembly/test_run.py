@@ -80,7 +80,7 @@ def test_only_a_run_that_asks_for_it_puts_texts_of_like_length_together(put, tmp
     table = tmp_path / "lengths.csv"
     rows = [f"{'the ' * (n % 9)}bridge,{n % 2}" for n in range(200)]
     table.write_text("\n".join(["text,label", *rows]) + "\n")
-    data = {"_target_": "transfer_cli.tasks.table.Table", "train": str(table)}
+    data = {"_target_": "transfer_cli.tasks.table.Table", "train": str(table), "duplicates": "keep"}
 
     longest = {}
     for bucket in (False, True):

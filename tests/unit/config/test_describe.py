@@ -342,10 +342,11 @@ def test_schemes_are_offered_where_there_is_something_to_adapt():
 
 
 def test_the_keys_of_what_is_chosen_are_shown():
-    text = help_of("finetune", "data=table", "adaptation=lora")
+    text = help_of("finetune", "data=table")
 
-    assert re.search(r"^  data\.train=\(needed\) +a file, or hf:", text, re.MULTILINE)
-    assert "  adaptation.edits.lora.rank=8    r, the rank of an update\n" in text
+    assert re.search(r"^  data\.train=\(needed\) +a file, folder, ", text, re.MULTILINE)
+    lora = help_of("finetune", "adaptation=lora")
+    assert "  adaptation.edits.lora.rank=8    r, the rank of an update\n" in lora
     assert "data.label=" not in help_of("finetune").partition("What can be")[2]
 
 

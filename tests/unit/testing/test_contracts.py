@@ -602,7 +602,7 @@ class ForgetsItsOption(ClassificationTask):
     [
         (LosesAnExample, "rows belong to the examples"),
         (NamesOtherFields, "an answer has the keys"),
-        (LacksACell, "there are 3 cells"),
+        (LacksACell, "there are 4 cells"),
         (IsTooSure, "a probability is 2.0"),
         (ScoresWhatIsNotDeclared, "answer_metrics does not declare {'rank'}"),
         (IgnoresTheLength, "a row is longer than 6"),
