@@ -172,13 +172,18 @@ def test_runs_together_answer_above_the_mean_of_their_thresholds(run):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_two_processes_fit_the_same(run, pretrained, tmp_path):
-    words = [*words_of_page(run.parent, pretrained), f"run.dir={tmp_path / 'two'}"]
+def test_two_processes_fit_the_same(still, tmp_path):
+    write_rows(tmp_path / "tickets.csv", 600)
+    # Dropout would be drawn otherwise, and lead to other weights.
+    words = [*words_of_page(tmp_path, still), "objective.dropout=0"]
+    finished(*words, f"run.dir={tmp_path / 'one'}")
 
-    ended = several.torchrun(2, "-m", "transfer_cli", *words)
+    ended = several.torchrun(2, "-m", "transfer_cli", *words, f"run.dir={tmp_path / 'two'}")
 
     assert ended.returncode == 0, ended.stderr
-    one, two = (json.loads((each / "results.json").read_text()) for each in (run, tmp_path / "two"))
+    one, two = (
+        json.loads((tmp_path / each / "results.json").read_text()) for each in ("one", "two")
+    )
     assert two["fitted"] == pytest.approx(one["fitted"], rel=1e-3)
 
 
