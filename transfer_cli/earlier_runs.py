@@ -115,7 +115,7 @@ LABELLED = {
 def _drawn_as_then(node: Any) -> None:
     """Say of labelled data that do not say so that equal texts are drawn like others."""
     if isinstance(node, dict):
-        if node.get("_target_") in LABELLED:
+        if str(node.get("_target_")) in LABELLED:
             node.setdefault("duplicates", "keep")
         for part in node.values():
             _drawn_as_then(part)
