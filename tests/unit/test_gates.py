@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 50,
     "lines of the example's tagger": 135,
-    "lines of tests": 61_257,
+    "lines of tests": 61_258,
     "lines of scripts": 5_444,
     "lines of documentation": 5_040,
 }
