@@ -24,7 +24,7 @@ BOUNDS = {
     "lines of the example's tagger": 135,
     "lines of tests": 61_258,
     "lines of scripts": 5_444,
-    "lines of documentation": 5_040,
+    "lines of documentation": 5_042,
 }
 
 
