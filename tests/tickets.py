@@ -6,6 +6,7 @@
 import csv
 import random
 import sys
+from pathlib import Path
 
 ROWS, DOUBLED, NOISE, BETWEEN = 4000, 0.08, 0.06, " \n"
 
@@ -55,5 +56,5 @@ def rows(seed=0):
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:  # noqa: PTH123 - a script
+    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "label"), *rows(*map(int, sys.argv[2:]))])

@@ -127,10 +127,7 @@ class LoadedModel:
         for number, answer in enumerate(answers, 1):
             if answer is None:
                 raise NotFiniteError(f"texts, line {number}: the answer")
-            row = task.written(answer)
-            if "label" in row and "probabilities" in row:
-                row.setdefault("probability", max(row["probabilities"].values()))
-            rows.append(row)
+            rows.append(task.written(answer))
         return rows
 
     def evaluate(self, file: str | Path | None = None, **keys: Any) -> dict[str, dict[str, float]]:

@@ -25,21 +25,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import gpu
+import measuring
+import product
+import torch
+from growth import flops_per_token
+from measuring import BenchmarkError, Turn, Variant, Worker
+
+from transfer_cli.engine.precision import Precision
+from transfer_cli.training.measurements import peak_flops
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
-import gpu  # noqa: E402 - found by the line above
-import measuring  # noqa: E402 - the same
-import product  # noqa: E402 - the same
-import torch  # noqa: E402 - the same
-from growth import flops_per_token  # noqa: E402 - the same
-from measuring import BenchmarkError, Turn, Variant, Worker  # noqa: E402 - the same
-
-from transfer_cli.engine.precision import Precision  # noqa: E402 - the same
-from transfer_cli.training.measurements import peak_flops  # noqa: E402 - the same
-
-STEPS = 20
-"""Of a turn."""
-ROUNDS = 5
+STEPS, ROUNDS = 20, 5
+"""Of a turn; turns of each kind."""
 LEAST_S = 15.0
 """No part begins with less than this left."""
 

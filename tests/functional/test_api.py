@@ -39,10 +39,9 @@ def test_answers_are_those_of_predict(trained, transfer, type_in):
 
     answers = transfer_cli.load(trained.path).predict(texts)
 
-    for line, answer in zip(map(json.loads, lines), answers, strict=True):
-        assert answer["label"] == line["label"]
-        assert answer["probabilities"] == line["probabilities"]
-        assert answer["probability"] == max(answer["probabilities"].values())
+    both = zip(texts, answers, strict=True)
+    assert [{"text": text, **answer} for text, answer in both] == [*map(json.loads, lines)]
+    assert all(answer["probability"] == max(answer["probabilities"].values()) for answer in answers)
 
 
 def test_measures_are_those_of_the_run_and_of_a_file(trained, questions, tmp_path):

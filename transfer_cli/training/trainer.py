@@ -206,7 +206,9 @@ def _with_confidence(
     scorer.score(loss, replace(some, scorer=None), each)
     rows = [row.predicted for row in each.gathered()]
     scores, target = (
-        pad_sequence([torch.tensor(row[name]).float() for row in rows], True, fill)  # noqa: FBT003
+        pad_sequence(
+            [torch.tensor(row[name]).float() for row in rows], batch_first=True, padding_value=fill
+        )
         if isinstance(rows[0][name], list)
         else torch.tensor([row[name] for row in rows])
         for name, fill in (("scores", -math.inf), ("target", IGNORE))

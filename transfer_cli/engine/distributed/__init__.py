@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not declared so
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from transfer_cli.errors import RunError
