@@ -44,10 +44,7 @@ _PAIR = "pair"
 
 
 def pretrain(**keys: Any) -> Run:
-    """Train a language model on unlabelled text; return its run, with `path` and `measures`.
-
-    `pretrain(data="text", data_dir="...", **{"data.train": "a.txt", "loop.steps": 500})`
-    """
+    """Train a language model on unlabelled text; return its run, with `path` and `measures`."""
     return _trained("pretrain", keys)
 
 
@@ -210,6 +207,8 @@ def _called(name: str, keys: Mapping[str, Any]) -> Any:
     with _aside():
         request = with_files(name, command, Request(), keys)
         made = composed(name, request)
+        if made.config.get("devices", 1) != 1:
+            raise ConfigError("devices: a function is one process; type the command for several")
         with made.typed.at_work():
             return cli.perform(name, command, request, made.config)
 

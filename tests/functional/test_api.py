@@ -79,21 +79,17 @@ def test_a_text_goes_on_as_generate_does(language_model, transfer):
 
 
 def test_the_process_stays_as_it_was(pretrained, tmp_path, capsys):
-    handler, state, threads = (
-        signal.getsignal(signal.SIGTERM),
-        torch.get_rng_state(),
-        torch.get_num_threads(),
-    )
+    def process():
+        return signal.getsignal(signal.SIGTERM), torch.get_num_threads()
 
-    run = transfer_cli.finetune(
-        init_from=pretrained, run={"dir": tmp_path / "run"}, threads=1, **KEYS
-    )
-    transfer_cli.load(run.path).predict(["Who ?"])
+    before, state = process(), torch.get_rng_state()
+
+    words = {"run": {"dir": tmp_path / "run"}, "threads": 1, **KEYS}
+    transfer_cli.load(transfer_cli.finetune(init_from=pretrained, **words).path).predict(["Who ?"])
 
     assert capsys.readouterr() == ("", "")
-    assert signal.getsignal(signal.SIGTERM) is handler
+    assert process() == before
     assert torch.get_rng_state().equal(state)
-    assert torch.get_num_threads() == threads
 
 
 def test_a_row_for_each_run(trained):
@@ -110,6 +106,7 @@ def test_a_row_for_each_run(trained):
         (lambda run: transfer_cli.finetune(lopp={"steps": 1}), "lopp"),
         (lambda run: transfer_cli.finetune(init_from=run / "gone"), "init_from"),
         (lambda run: transfer_cli.finetune(init_from=run, data=object()), "data"),
+        (lambda run: transfer_cli.finetune(init_from=run, devices=2), "devices"),
         (lambda run: transfer_cli.load(run / "gone"), "run"),
         (lambda run: transfer_cli.load(run).generate("Who"), "causal"),
         (lambda run: transfer_cli.load(run).predict([3]), "text"),

@@ -100,8 +100,8 @@ class PlainKeys:
             group = f"{below[0].parent.name}/{key}" if len(below) == 1 else ""
             place = group.replace("/", ".")
         names = value.removeprefix("[").removesuffix("]").split(",")
-        is_meant = group and set(names) <= self._options(group).keys()
-        return ChosenOptions(group, names, place) if is_meant else None
+        is_meant = group.endswith(f"/{key}") or set(names) <= self._options(group).keys()
+        return ChosenOptions(group, names, place) if group and is_meant else None
 
     def typed_as(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
         """Return a typed word with the name of the group that it chooses of."""

@@ -44,7 +44,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UnreadableError(f"{line}broken YAML: {reason}") from error
     if not isinstance(found, dict):
-        raise UnreadableError("it is no mapping")
+        raise UnreadableError("it is no mapping, such as seed: 1 in a line")
     return found
 
 
