@@ -16,7 +16,7 @@ PACKAGE = PROJECT / "transfer_cli"
 CLOSURES = (
     "engine.step",
     "tasks.classification",
-    "report.page",
+    "reports.page",
     "assembly.blueprint",
     "training.train",
     "commands.predict.predict",

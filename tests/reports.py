@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.earlier_runs import UNDECLARED
-from transfer_cli.report.best import best_of, choice_of, learnt
-from transfer_cli.report.compare import group_of
-from transfer_cli.report.contents import (
+from transfer_cli.reports.best import best_of, choice_of, learnt
+from transfer_cli.reports.compare import group_of
+from transfer_cli.reports.contents import (
     FAILED,
     FINISHED,
     RUNNING,

@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 from transfer_cli.cli import _metrics
 from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import parse
-from transfer_cli.sweep.jobs import Jobs
-from transfer_cli.sweep.multirun import chosen_folder, run_sweep
+from transfer_cli.sweeps.jobs import Jobs
+from transfer_cli.sweeps.multirun import chosen_folder, run_sweep
 
 
 class Recorder:

@@ -37,8 +37,8 @@ from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.report.collect import collect, read_run
-from transfer_cli.report.contents import Run
+from transfer_cli.reports.collect import collect, read_run
+from transfer_cli.reports.contents import Run
 
 _PAIR = "pair"
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from transfer_cli.config.flags import Request
     from transfer_cli.metrics import Metric
     from transfer_cli.runs.sweep import SweepJob
-    from transfer_cli.sweep.jobs import Jobs
+    from transfer_cli.sweeps.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
 
 
 def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
-    from transfer_cli.report.collect import run_of
+    from transfer_cli.reports.collect import run_of
 
     runs: dict[str, Any] = {}
     for key in ("run", "init_from"):
@@ -313,8 +313,8 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 def _sweep(name: str, command: Command, request: "Request") -> None:
     """Run the jobs of a sweep, and print the outcome of each, also after Ctrl-C."""
-    from transfer_cli.sweep.jobs import Jobs
-    from transfer_cli.sweep.multirun import chosen_folder, run_sweep
+    from transfer_cli.sweeps.jobs import Jobs
+    from transfer_cli.sweeps.multirun import chosen_folder, run_sweep
 
     task = partial(perform, name, command, request)
     jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
@@ -332,7 +332,7 @@ def _sweep(name: str, command: Command, request: "Request") -> None:
 
 
 def _end_sweep(jobs: "Jobs", folder: Path) -> None:
-    from transfer_cli.sweep.jobs import shared
+    from transfer_cli.sweeps.jobs import shared
 
     if jobs.makes_runs or not jobs.done:
         jobs.read_files(folder)
@@ -350,7 +350,7 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
                 Line(f"  {len(numbers)} jobs had the warning of job {numbers[0]}: {about}")
             )
     if jobs.makes_runs and jobs.sweep_dir is not None:
-        from transfer_cli.report.collect import last_words
+        from transfer_cli.reports.collect import last_words
 
         lines += map(Line, last_words(jobs.sweep_dir))
     terminal.print_out(Page(*lines))

@@ -14,7 +14,7 @@ from tests import attending
 from tests.functional.conftest import finished
 from transfer_cli.analysis.attention_maps import AttentionMaps
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.report.page import analyses_page
+from transfer_cli.reports.page import analyses_page
 
 pytestmark = pytest.mark.functional
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from transfer_cli.report import sections
+from transfer_cli.reports import sections
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

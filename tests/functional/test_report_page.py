@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import reports
-from transfer_cli.report.page import page
+from transfer_cli.reports.page import page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

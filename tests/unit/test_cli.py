@@ -98,7 +98,7 @@ def modules_of(line):
         ("-sc query=bash", {"torch", "hydra", "omegaconf", "yaml", "rich"}),
         ("finetune --help", {"torch"}),
         ("presets", {"torch", "rich"}),
-        ("evaluate run=nowhere", {"transfer_cli.sweep.jobs"}),
+        ("evaluate run=nowhere", {"transfer_cli.sweeps.jobs"}),
     ],
 )
 def test_what_a_command_does_not_need_is_not_imported(line, modules, monkeypatch):

@@ -13,7 +13,7 @@ FLOORS = {
     "transfer_cli": 0, "errors": 0, "batch": 0, "seeds": 0, "lengths": 0, "safe_files": 0,
     "terminal": 0, "progress": 0, "fitting": 0, "metrics": 0, "earlier_runs": 0,
     "config": 1, "runs": 1,
-    "data": 2, "model": 2, "optim": 2, "sweep": 2, "report": 2,
+    "data": 2, "model": 2, "optim": 2, "sweeps": 2, "reports": 2,
     "objectives": 3, "adaptation": 3,
     "engine": 4, "generation": 4, "interop": 4, "tasks": 4,
     "assembly": 5, "testing": 5,
@@ -88,7 +88,7 @@ def test_frameworks_stay_in_their_folders():
     for path in MODULES:
         place, used = place_of(path), outside_of(path)
         forbidden = set()
-        if place not in ("config", "sweep", "assembly", "training", "commands", "cli"):
+        if place not in ("config", "sweeps", "assembly", "training", "commands", "cli"):
             forbidden |= {"hydra", "omegaconf"}
         if place != "engine":
             forbidden |= {"ignite"}

@@ -16,7 +16,7 @@ from transfer_cli.generation.sentences import (
     judge_pairs,
     longer_wins,
 )
-from transfer_cli.report.finding import Finding, FindingTable
+from transfer_cli.reports.finding import Finding, FindingTable
 
 DECIMALS = 6
 

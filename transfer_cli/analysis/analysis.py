@@ -27,7 +27,7 @@ from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.progress import progress
-from transfer_cli.report.finding import Finding
+from transfer_cli.reports.finding import Finding
 from transfer_cli.tasks.base import Task
 
 

@@ -35,8 +35,8 @@ from transfer_cli.errors import DataError, NotFiniteError, between
 from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.probes import probed
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report import formats
-from transfer_cli.report.finding import Finding, FindingTable, FindingView, Matrix
+from transfer_cli.reports import formats
+from transfer_cli.reports.finding import Finding, FindingTable, FindingView, Matrix
 from transfer_cli.runs.stored_analyses import MOST_BYTES
 
 NO_EXPLANATION = (

@@ -30,7 +30,7 @@ from transfer_cli.analysis.explained_text import (
 )
 from transfer_cli.errors import DataError, at_least, between
 from transfer_cli.progress import progress
-from transfer_cli.report.finding import Finding, FindingTable, FindingView
+from transfer_cli.reports.finding import Finding, FindingTable, FindingView
 from transfer_cli.seeds import derive
 
 FIRST_STEPS, MOST_STEPS = 50, 400

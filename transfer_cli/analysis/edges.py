@@ -45,7 +45,7 @@ from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.progress import progress
-from transfer_cli.report.finding import Finding, FindingTable, Lines
+from transfer_cli.reports.finding import Finding, FindingTable, Lines
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.tagging.readers import TagExample
 from transfer_cli.tasks.tagging.task import TaggingTask

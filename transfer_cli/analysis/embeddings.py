@@ -16,7 +16,7 @@ from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.finding import Finding, FindingTable, Points
+from transfer_cli.reports.finding import Finding, FindingTable, Points
 
 Order = Literal["auto", "frequent", "first"]
 Vectors = npt.NDArray[np.float64]

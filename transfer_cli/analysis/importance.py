@@ -26,7 +26,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, declared_metrics
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.progress import More, progress
-from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
+from transfer_cli.reports.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.seeds import derive
 
 

@@ -22,7 +22,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between
 from transfer_cli.model.probes import units_by_place
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.finding import Finding, FindingTable
+from transfer_cli.reports.finding import Finding, FindingTable
 
 MOST_LABELS = 60
 """With more, labels are no properties here."""

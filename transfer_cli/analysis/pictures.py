@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_cli.report.finding import Chart, Lines, Matrix, Points
+from transfer_cli.reports.finding import Chart, Lines, Matrix, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

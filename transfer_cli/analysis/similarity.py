@@ -31,8 +31,8 @@ from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report import formats
-from transfer_cli.report.finding import Chart, Finding, FindingTable, Lines, Matrix
+from transfer_cli.reports import formats
+from transfer_cli.reports.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.runs.directory import CHECKPOINTS
 
 Over = Literal["auto", "tokens", "texts"]

@@ -30,9 +30,9 @@ from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.weights import DESCRIPTION
-from transfer_cli.report import formats
-from transfer_cli.report.finding import Finding
-from transfer_cli.report.page import analyses_page
+from transfer_cli.reports import formats
+from transfer_cli.reports.finding import Finding
+from transfer_cli.reports.page import analyses_page
 from transfer_cli.runs.analyses import write_analysis
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import HUB, RunDirectory

@@ -10,12 +10,12 @@ from transfer_cli.config.flags import MANY, SWITCH, read
 from transfer_cli.config.flat import flat
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.metrics import by_preference
-from transfer_cli.report import formats
-from transfer_cli.report.collect import check_there, read_run, run_of
-from transfer_cli.report.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
-from transfer_cli.report.grouping import canonical, shown_values
-from transfer_cli.report.outcomes import OutcomeReader, compare
-from transfer_cli.report.tables import as_json
+from transfer_cli.reports import formats
+from transfer_cli.reports.collect import check_there, read_run, run_of
+from transfer_cli.reports.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
+from transfer_cli.reports.grouping import canonical, shown_values
+from transfer_cli.reports.outcomes import OutcomeReader, compare
+from transfer_cli.reports.tables import as_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.results import merged
 from transfer_cli.runs.untrusted import is_number

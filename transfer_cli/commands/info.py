@@ -8,7 +8,7 @@ from typing import Any
 from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.flags import SWITCH, read
 from transfer_cli.data.folders import cache_folder, data_folder
-from transfer_cli.report import formats
+from transfer_cli.reports import formats
 from transfer_cli.runs.environment import environment
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
 

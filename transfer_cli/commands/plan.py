@@ -36,9 +36,9 @@ from transfer_cli.config.decided import with_values
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
-from transfer_cli.report import formats
+from transfer_cli.reports import formats
 from transfer_cli.seeds import ExampleNoise
-from transfer_cli.sweep.processes import as_time
+from transfer_cli.sweeps.processes import as_time
 from transfer_cli.terminal import print_out
 from transfer_cli.training.resume import rate_ahead
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
 from transfer_cli.errors import ConfigError
-from transfer_cli.report.collect import Found, collect
-from transfer_cli.report.compare import tasks
-from transfer_cli.report.contents import RUNNING, Report
-from transfer_cli.report.outcomes import with_slices
-from transfer_cli.report.tables import as_csv, as_json, as_markdown, as_page
+from transfer_cli.reports.collect import Found, collect
+from transfer_cli.reports.compare import tasks
+from transfer_cli.reports.contents import RUNNING, Report
+from transfer_cli.reports.outcomes import with_slices
+from transfer_cli.reports.tables import as_csv, as_json, as_markdown, as_page
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.slices import Slice
@@ -128,6 +128,6 @@ def _is_of_a_run(path: Path, ending: str) -> bool:
 
 def _html(report: Report) -> str:
     # Only here: it brings the template engine along.
-    from transfer_cli.report.page import page
+    from transfer_cli.reports.page import page
 
     return page(report)

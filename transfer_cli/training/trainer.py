@@ -39,7 +39,7 @@ from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.results import Cost, Parameters, Results, Seen
 from transfer_cli.runs.sweep import keys_in_sweep
-from transfer_cli.sweep.trial import trial_of
+from transfer_cli.sweeps.trial import trial_of
 from transfer_cli.tasks.base import by_example
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import (

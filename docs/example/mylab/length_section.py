@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from transfer_cli.report.html.markup import PageColumn, joined, table
-from transfer_cli.report.sections import RunAnalysis, register_section
+from transfer_cli.reports.html.markup import PageColumn, joined, table
+from transfer_cli.reports.sections import RunAnalysis, register_section
 
 NAME = "token_lengths"
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.engine.evaluation import EachExample, evaluate
-from transfer_cli.report.finding import Finding, FindingTable, Lines
+from transfer_cli.reports.finding import Finding, FindingTable, Lines
 
 
 class TokenLengths(Analysis):

@@ -35,7 +35,7 @@ from transfer_cli.model.added import merge
 from transfer_cli.model.probes import units_by_place
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.report.finding import Finding, FindingTable, Lines, Matrix, Points
+from transfer_cli.reports.finding import Finding, FindingTable, Lines, Matrix, Points
 
 
 def noise(*size, seed=0):

@@ -36,8 +36,8 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
 from transfer_cli.model.probes import probed
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.report.page import analyses_page
-from transfer_cli.report.sections import shown_finding
+from transfer_cli.reports.page import analyses_page
+from transfer_cli.reports.sections import shown_finding
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogTask

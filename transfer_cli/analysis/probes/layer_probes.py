@@ -42,7 +42,7 @@ from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
 from transfer_cli.model.heads import Pooling
 from transfer_cli.progress import progress
-from transfer_cli.report.finding import Finding, FindingTable, Lines
+from transfer_cli.reports.finding import Finding, FindingTable, Lines
 from transfer_cli.seeds import derive
 
 Entry = dict[str, Any]

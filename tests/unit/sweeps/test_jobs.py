@@ -1,0 +1,364 @@
+import contextlib
+import itertools
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.sweeping import run
+from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.flags import parse
+from transfer_cli.errors import ConfigError, PrunedError, StoppedError
+from transfer_cli.runs.sweep import JobState, SweepDirectory
+from transfer_cli.sweeps import jobs as working
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRANSFER_DATA", raising=False)
+
+
+def test_a_failed_run_keeps_its_error():
+    with pytest.raises(ValueError, match=r"^no$"):
+        run([], fails=lambda config: ValueError("no"))
+
+
+def test_every_job_of_a_sweep_has_a_directory_of_its_own(tmp_path):
+    configs, jobs, _ = run(["-m", "seed=1,2"])
+
+    sweep = jobs.sweep_dir
+    assert sweep.parent.as_posix() == "runs/sweeps/pretrain"
+    assert [config.run.dir for config in configs] == [f"{sweep}/0", f"{sweep}/1"]
+
+
+def test_a_job_does_not_look_at_all_others(monkeypatch):
+    read, looked = SweepDirectory._read, []
+    monkeypatch.setattr(
+        SweepDirectory, "_read", lambda self, path: looked.append(path) or read(self, path)
+    )
+
+    run(["-m", "seed=range(6)"])
+
+    assert len(looked) < 3 * 6
+
+
+def test_sweeps_that_begin_in_the_same_second_have_directories_of_their_own(monkeypatch):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    monkeypatch.setattr("transfer_cli.runs.atomic.datetime", Stopped)
+
+    _, first, _ = run(["-m", "seed=1,2"])
+    _, second, _ = run(["-m", "seed=1,2"])
+
+    assert second.sweep_dir == first.sweep_dir.with_name(f"{first.sweep_dir.name}-2")
+    assert len(outcomes(first.sweep_dir)) == len(outcomes(second.sweep_dir)) == 2
+
+
+def test_a_failed_job_does_not_stop_the_others():
+    configs, jobs, reported = run(
+        ["-m", "seed=range(1,4)"],
+        fails=lambda config: ConfigError("bad") if config.seed == 2 else None,
+    )
+
+    assert [config.seed for config in configs] == [1, 2, 3]
+    assert [(job.number, job.reason) for job in reported] == [(1, "job 1 is bad")]
+    assert reported == [jobs.done[1]]
+
+
+def test_a_stopped_job_stops_the_sweep():
+    configs, jobs, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
+
+    assert len(configs) == 1
+    assert str(jobs.stopped) == "asked to"
+
+
+@pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
+def test_the_root_of_sweeps_may_be_typed_in_quotes(typed):
+    _, jobs, _ = run(["-m", "seed=1,2", f"run.root={typed}"])
+
+    assert jobs.sweep_dir.parent.as_posix() == "all/of them/sweeps/pretrain"
+
+
+@pytest.mark.parametrize("word", ["run.dir='a b'", "hydra.sweep.dir='a b'"])
+def test_a_sweep_may_have_a_directory_of_the_users_whose_name_has_a_space(word):
+    _, jobs, _ = run(["-m", "seed=1,2", word])
+
+    assert jobs.sweep_dir.as_posix() == "a b"
+    assert len(jobs.done) == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "lengths"),
+    [
+        ("data.length=8,16", [8, 16]),
+        ("data.length=choice(8,16)", [8, 16]),
+        ("data.length=range(8,17,4)", [8, 12, 16]),
+        ("data.length=shuffle(8,16)", [8, 16]),
+        ("data.length=sort(16,8)", [8, 16]),
+        ("data.length=tag(mine,choice(8,16))", [8, 16]),
+    ],
+)
+def test_values_are_typed_as_hydra_has_them(typed, lengths):
+    configs, _, _ = run(["-m", typed])
+
+    assert sorted(config.data.length for config in configs) == lengths
+
+
+def test_a_pattern_stands_for_options_ours_and_ones_own(tmp_path):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "tiniest.yaml").write_text(
+        "# Mine\ndefaults:\n  - tiny\nwidth: 8\nheads: 1\n"
+    )
+
+    configs, _, _ = run(["-m", "model=glob(tin*)", "--config-dir", "own"])
+
+    assert sorted(config.model.width for config in configs) == [8, 128]
+    with pytest.raises(ConfigError, match=r"no option of model fits"):
+        run(["-m", "model=glob(nothing*)"])
+
+
+def test_commands_without_a_run_directory_can_be_swept():
+    configs, _, _ = run(["-m", "run=x", "split=test,train"], "evaluate")
+
+    assert [(config.run, config.split) for config in configs] == [("x", "test"), ("x", "train")]
+
+
+# --- going on ----------------------------------------------------------------------------------
+
+
+def outcomes(folder):
+    return [job.outcome for job in SweepDirectory(Path(folder)).jobs()]
+
+
+def test_a_sweep_writes_down_what_it_is_and_what_became_of_it(tmp_path):
+    run(
+        ["-m", "seed=1,2", "loop.batch=3", "run.dir=mine"],
+        fails=lambda config: ConfigError("bad") if config.seed == 2 else None,
+    )
+
+    sweep = SweepDirectory(tmp_path / "mine")
+    asked, found = sweep.read_request(), sweep.jobs()
+    assert (asked.command, asked.words) == (
+        "pretrain",
+        ("seed=1,2", "loop.batch=3", "sweep.isolate=false"),
+    )
+    assert [job.overrides for job in found] == [("seed=1",), ("seed=2",)]
+    assert [job.outcome for job in found] == [JobState.DONE, JobState.FAILED]
+    assert found[1].reason == "job 1 is bad"
+    assert found[0].seconds is not None
+
+
+def test_only_what_is_missing_runs_again(tmp_path):
+    words = ["-m", "seed=1,2,3", "run.dir=mine"]
+    run(words, fails=lambda config: ConfigError("bad") if config.seed == 2 else None)
+
+    configs, jobs, _ = run([*words, "resume=auto"])
+
+    assert [config.seed for config in configs] == [2]
+    assert [config.run.dir for config in configs] == ["mine/1"]
+    assert [config.resume for config in configs] == ["auto"]
+    assert outcomes("mine") == [JobState.DONE, JobState.DONE, JobState.DONE]
+    assert len(jobs.done) == 3
+
+
+def test_a_run_that_was_removed_is_run_again():
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    run(words)
+    shutil.rmtree("mine/0")
+
+    configs, _, _ = run([*words, "resume=auto"])
+
+    assert [config.run.dir for config in configs] == ["mine/0"]
+
+
+def test_a_wider_sweep_runs_what_is_new_under_new_numbers():
+    run(["-m", "seed=1,2", "run.dir=mine"])
+
+    configs, _, _ = run(
+        ["-m", "seed=1,2,3", "loop.clip=1,2", "loop.log_every=5", "run.dir=mine", "resume=auto"]
+    )
+
+    assert [(config.seed, config.loop.clip) for config in configs] == [
+        (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2),
+    ]  # fmt: skip
+    assert [config.run.dir for config in configs] == [f"mine/{n}" for n in range(2, 8)]
+
+
+def test_what_a_resume_may_change_makes_no_new_job():
+    run(["-m", "seed=1,2", "run.dir=mine"], fails=lambda config: ConfigError("bad"))
+
+    configs, _, _ = run(["-m", "seed=1,2", "loop.steps=7", "run.dir=mine", "resume=auto"])
+
+    assert [config.run.dir for config in configs] == ["mine/0", "mine/1"]
+    assert [config.loop.steps for config in configs] == [7, 7]
+
+
+@pytest.mark.parametrize("other", [("seed=7", "loop.batch=2"), ("seed=1", "loop.batch=3")])
+def test_what_a_resume_may_not_change_makes_new_jobs(other):
+    words = ["-m", "loop.clip=1,2", "run.dir=mine", "resume=auto"]
+    run([*words, "seed=1", "loop.batch=2"])
+
+    configs, _, _ = run([*words, *other])
+
+    assert [config.run.dir for config in configs] == ["mine/2", "mine/3"]
+
+
+@pytest.mark.slow
+def test_runs_that_get_longer_are_not_done():
+    words = ["-m", "seed=1,2", "run.dir=mine", "resume=auto"]
+    run([*words, "loop.steps=5"])
+
+    watched, _, _ = run([*words, "loop.steps=5", "loop.log_every=3"])
+    longer, _, _ = run([*words, "loop.steps=9"])
+    again, _, _ = run([*words, "loop.steps=9"])
+
+    assert (watched, again) == ([], [])
+    assert [(config.run.dir, config.loop.steps) for config in longer] == [
+        ("mine/0", 9), ("mine/1", 9),
+    ]  # fmt: skip
+
+
+def test_a_swept_length_tells_jobs_apart():
+    configs, _, _ = run(["-m", "loop.steps=7,8", "run.dir=mine"])
+
+    assert [config.run.dir for config in configs] == ["mine/0", "mine/1"]
+    assert run(["-m", "loop.steps=7,8", "run.dir=mine", "resume=auto"])[0] == []
+
+
+@pytest.mark.slow
+def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on(monkeypatch):
+    # A sweep knows the second in which it began.
+    seconds = (datetime(2026, 1, 1, 12, 0, number) for number in itertools.count())
+    monkeypatch.setattr(working, "datetime", SimpleNamespace(now=lambda: next(seconds)))
+    _, first, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
+    _, other, _ = run(["-m", "seed=1,2", "loop.batch=5"])
+
+    configs, again, _ = run(["-m", "resume=auto", "seed=1,2"])
+
+    assert again.sweep_dir == first.sweep_dir != other.sweep_dir
+    assert [config.seed for config in configs] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_job_that_another_command_has_comes_last_and_is_waited_for():
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    run(words, fails=lambda config: ConfigError("bad"))
+    claim = contextlib.ExitStack()
+    claim.enter_context(SweepDirectory(Path("mine")).claim(0))
+
+    # Released by the other job.
+    configs, jobs, _ = run([*words, "resume=auto"], fails=lambda config: claim.close())
+
+    assert [config.seed for config in configs] == [2, 1]
+    assert [job.outcome for job in jobs.done] == [JobState.DONE, JobState.DONE]
+
+
+def test_every_job_is_resumed_as_strictly_as_the_sweep():
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    run(words, fails=lambda config: StoppedError("asked to"))
+
+    configs, _, _ = run([*words, "resume.strict=true", "resume=auto"])
+
+    assert [config.resume_strict for config in configs] == [True, True]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_goes_on_keeps_its_number_of_threads(monkeypatch):
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run(words, fails=lambda config: StoppedError("asked to"))
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run([*words, "resume=auto"])
+
+    assert SweepDirectory(Path("mine")).read_request().threads == 3
+
+
+def test_an_interrupted_job_was_stopped_and_the_next_ones_are_left():
+    def interrupt(config):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(["-m", "seed=1,2", "run.dir=mine"], fails=interrupt)
+
+    assert outcomes("mine") == [JobState.STOPPED, JobState.LEFT]
+
+
+def test_a_pruned_job_is_no_failure():
+    _, _, reported = run(
+        ["-m", "seed=1,2", "run.dir=mine"], fails=lambda config: PrunedError("hopeless")
+    )
+
+    assert outcomes("mine") == [JobState.PRUNED, JobState.PRUNED]
+    assert reported == []
+
+
+def test_a_run_by_itself_that_is_pruned_ends_as_such():
+    """The process of a job is one: its sweep knows by the exit code."""
+    with pytest.raises(PrunedError, match="hopeless"):
+        run(["run.dir=mine"], fails=lambda config: PrunedError("hopeless"))
+
+
+def test_a_sweep_may_end_with_its_first_failure():
+    configs, _, _ = run(
+        ["-m", "seed=1,2,3", "sweep.on_error=stop", "run.dir=mine"],
+        fails=lambda config: ConfigError("bad"),
+    )
+
+    assert len(configs) == 1
+    assert outcomes("mine") == [JobState.FAILED, JobState.LEFT, JobState.LEFT]
+
+
+# --- presets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "jobs"), [("seeds", 5), ("lr", 7), ("few_label", 12), ("tutorial", 4)]
+)
+def test_a_preset_makes_a_sweep_of_a_command(preset, jobs):
+    configs, _, _ = run([f"sweep={preset}"], "finetune")
+
+    assert len({config.run.dir for config in configs}) == jobs
+
+
+def test_what_is_typed_wins_over_a_preset():
+    configs, _, _ = run(["sweep=few_label", "data.labelled=20,null", "seed=7"], "finetune")
+
+    assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
+
+
+@pytest.mark.slow
+def test_schemes_are_compared_each_at_its_own_rate_unless_one_is_typed():
+    words = ["sweep=schemes", "adaptation=full,lora,gradual_unfreezing"]
+
+    own, _, _ = run(words, "finetune")
+    fixed, _, _ = run([*words, "optimizer.lr=1e-3"], "finetune")
+
+    assert len({config.optimizer.lr for config in own}) == 3
+    assert [config.optimizer.lr for config in fixed] == [1e-3] * 3
+
+
+@pytest.mark.slow
+def test_all_schemes_are_every_preset_of_adaptation_that_needs_no_more():
+    configs, _, _ = run(["sweep=schemes"], "finetune")
+
+    needing_more = {"distil", "self_training"}
+    every = {path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")}
+    assert needing_more < every
+    assert len(configs) == len(every - needing_more)
+
+
+def test_a_preset_is_looked_at_without_a_sweep(capsys):
+    request = parse(["sweep=lr", "--cfg", "job"])
+
+    assert not request.multirun
+    assert not parse(["sweep=lr", "--job", "word"]).multirun
+    assert not parse(["sweep=null"]).multirun
+    assert parse(["sweep=lr"]).multirun

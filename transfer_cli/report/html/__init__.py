@@ -1,1 +1,0 @@
-"""The parts of a report's page: charts, tables and words; `report.page` puts them together."""

@@ -1,0 +1,149 @@
+"""Which run to take: the best by validation of those that learnt anything.
+
+The test split has no say, so that its numbers stay what they are for. What decides is what a search
+was told to look for, else what the runs were told to monitor, else the metric by which such runs
+are judged. Equal runs are told apart by their validation loss, then by how many parameters they
+trained: unlike time, that does not depend on what else a machine had to do.
+"""
+
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from transfer_cli.metrics import by_preference
+from transfer_cli.reports import formats
+from transfer_cli.reports.contents import FINISHED, Best, Criterion, Place, Run, metric_of
+from transfer_cli.runs.results import merged
+
+_CHOOSING = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
+"""Settings that name the measure, the stronger first; their defaults, old and new, name none."""
+
+_LOSS = "validation/loss"
+_BREAKS = ("the lower validation/loss", "the fewer trained parameters")
+
+_DIGITS = 12
+"""Means of the same numbers may differ in the last digits."""
+
+_NO_PATH = re.compile(r"[A-Za-z_][\w.@/:-]*=|[-+]")
+"""How a path begins that a command would take for a setting or a flag."""
+
+
+def learnt(runs: Iterable[Run]) -> list[Run]:
+    """Return the finished runs that learnt anything."""
+    return [run for run in runs if run.status == FINISHED and run.reason is None]
+
+
+def choice_of(runs: Sequence[Run]) -> Criterion | None:
+    """Return what decides which runs of a task are best; None where validation was not measured."""
+    metrics = merged(run.results.metrics for run in runs)
+    names: list[str] = []
+    for key, defaults in _CHOOSING.items():
+        asked = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
+        names += [name.removeprefix("validation/") for name in asked if len(asked) == 1]
+    names += [metric.name for metric in by_preference(metrics)]
+    preferred = [f"validation/{name}" for name in names]
+    counts = Counter(name for run in runs for name in run.results.by_name)
+    measure = max(preferred, key=lambda name: counts[name], default="")
+    if not counts[measure]:
+        return None
+    return Criterion(measure, metric_of(measure, metrics))
+
+
+def place(choice: Criterion, measures: Mapping[str, float], trained: int | None) -> Place | None:
+    """Return the place of a run or a group among others; None where it was not measured."""
+    if choice.measure not in measures:
+        return None
+    value = measures[choice.measure] * (-1 if choice.metric.higher_is_better else 1)
+    cost = math.inf if trained is None else trained
+    numbers = (value, measures.get(_LOSS, math.inf), cost)
+    return tuple(float(f"{number:.{_DIGITS}g}") for number in numbers)
+
+
+def tie_break(first: Place, tied: Iterable[Place]) -> str:
+    """Return what decided between equals, in a few words."""
+    others = list(tied)
+    for at, words in enumerate(_BREAKS, start=2):
+        if all(other[:at] != first[:at] for other in others):
+            return f"{words} decided"
+    return "nothing else tells them apart, and the first was taken"
+
+
+def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
+    """Return the best of the runs of a task; None where none learnt anything and was measured."""
+    if choice is None:
+        return None
+    places = [(place(choice, run.results.by_name, run.trained), run) for run in learnt(runs)]
+    ranked = [(rank, run) for rank, run in places if rank is not None]
+    if not ranked:
+        return None
+    # The first of those that are equal in everything.
+    first, best = min(ranked, key=lambda pair: pair[0])
+    tied = [(rank, run) for rank, run in ranked if run is not best and rank[0] == first[0]]
+    worse = [(rank, run) for rank, run in ranked if rank[0] != first[0]]
+    return Best(
+        run=best,
+        choice=choice,
+        among=len(ranked),
+        tied=tuple(run for _, run in tied),
+        decided=tie_break(first, [rank for rank, _ in tied]) if tied else "",
+        runner_up=min(worse, key=lambda pair: pair[0])[1] if worse else None,
+    )
+
+
+def reasons(best: Best) -> Iterator[str]:
+    """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
+    value = best.run.results.by_name[best.choice.measure]
+    end = "highest" if best.choice.metric.higher_is_better else "lowest"
+    has_test = any(name.startswith("test/") for name in best.run.results.by_name)
+    yield (
+        f"{best.choice.measure} {formats.value(best.choice.metric, value)}, the {end} of "
+        f"{formats.several(best.among, 'run')} that learnt anything"
+        + ("; the test split had no say" if has_test else "")
+    )
+    if best.tied:
+        yield from _of_tie(best.run, best.tied, best.decided)
+    if best.runner_up is not None:
+        other = best.runner_up.results.by_name[best.choice.measure]
+        side = "above" if other > value else "below"
+        yield (
+            f"the next, {best.runner_up.path}, has {formats.value(best.choice.metric, other)}, "
+            f"{formats.distance(best.choice.metric, other - value)} {side}"
+        )
+
+
+def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
+    others = formats.folders(other.path for other in tied)
+    yield f"a tie: {others} {'has' if len(tied) == 1 else 'have'} the same; {decided}"
+    cheapest = min(tied, key=lambda other: math.inf if other.trained is None else other.trained)
+    if cheapest.trained is not None and run.trained is not None and cheapest.trained < run.trained:
+        yield (
+            f"as good and cheaper: {cheapest.path} trains {cheapest.trained:,} parameters, "
+            f"{run.path} {run.trained:,}"
+        )
+
+
+def commands(run: Run) -> dict[str, str]:
+    """Return what to type next with a run, by what it is for, to be pasted into a shell."""
+    folder = shell_word(run.path)
+    typed = {"export": f"transfer export {folder} FOLDER"}
+    if run.results.task is not None or run.results.labels:
+        typed = {"predict": f"transfer predict {folder} FILE", **typed}
+    elif run.command == "pretrain":
+        # Only here: it brings OmegaConf along.
+        from transfer_cli.config.literal import as_typed
+
+        typed = {"adapt": f"transfer finetune {as_typed('init_from', run.path)}", **typed}
+    whole = run.path.parent if run.sweep is None else run.sweep
+    if run.sweep is not None and run.path.parent.resolve() == run.sweep:
+        whole = run.path.parent  # as it was typed
+    return {**typed, "compare": f"transfer report {shell_word(whole)} --html report.html"}
+
+
+def shell_word(path: Path) -> str:
+    """Return a path as a word of a command line that is taken for nothing else."""
+    # A home is looked for behind `./~`, too.
+    text = str(path.absolute() if str(path).startswith("~") else path)
+    return shlex.quote(f"./{text}" if _NO_PATH.match(text) else text)

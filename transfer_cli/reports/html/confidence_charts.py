@@ -1,0 +1,94 @@
+"""Charts of how far probabilities can be believed: reliability, and precision against coverage."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from transfer_cli.reports.contents import TaskRuns
+from transfer_cli.reports.html.charts import Chart, Trace, View, rounded
+from transfer_cli.reports.html.markup import PageColumn, dashes, shape
+from transfer_cli.runs.class_scores import counts_in
+
+Points = Sequence[tuple[float, float]]
+"""Two shares in percent."""
+
+_BINS, _STEPS = 15, 80
+
+
+def confidence_charts(task: TaskRuns) -> list[Chart | None]:
+    """Return the charts of the best group whose runs were calibrated, or hold answers back."""
+    return [_reliability(task), _coverage(task)]
+
+
+def _counted(task: TaskRuns, name: str, height: int, width: int) -> list[list[int]]:
+    """Return the summed tables of a group's runs."""
+    split = task.measure.partition("/")[0]
+    counted = (
+        [counts_in(run.results, split, name, height, width) for run in group.runs]
+        for group in task.groups
+    )
+    tables = next((there for of in counted if (there := [*filter(None, of)])), [])
+    return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+
+
+def _reliability(task: TaskRuns) -> Chart | None:
+    rows = _counted(task, "reliability", 4, _BINS)
+    middles = [100 * (place + 0.5) / _BINS for place in range(_BINS)]
+    lines = {
+        name: [
+            (middle, 100 * right / count)
+            for middle, count, right in zip(middles, counts, rights, strict=True)
+            if count
+        ]
+        for name, counts, rights in zip(("before", "after"), rows[::2], rows[1::2], strict=False)
+    }
+    said = (
+        "Answers in 15 bins by their probability, before and after the temperature, and the share "
+        "of each that is right. On the dotted line probabilities are what they say; below it they "
+        "are too high."
+    )
+    even = {"x": [0, 100], "y": [0, 100], "line": {"dashes": "2 3", "width": 1.5},
+            "meta": {"role": "quiet"}}  # fmt: skip
+    return _chart(task, "Reliability", said, ("probability, %", "right, %"), lines, even)
+
+
+def _coverage(task: TaskRuns) -> Chart | None:
+    rows = [[*accumulate(reversed(row))] for row in _counted(task, "curve", 2, _STEPS)]
+    points = {
+        (100 * count / rows[0][-1], 100 * right / count)
+        for count, right in zip(*rows, strict=True)
+        if count
+    }
+    said = (
+        "Where the surest answers alone are given, as many as the axis says, the share of these "
+        "that is right."
+    )
+    axes = ("answers that are given, %", "of these right, %")
+    lines = {"precision": sorted(points)} if points else {}
+    return _chart(task, "Precision against coverage", said, axes, lines)
+
+
+def _chart(
+    task: TaskRuns, title: str, said: str, axes: tuple[str, str], lines: Mapping[str, Points],
+    *beside: Trace,
+) -> Chart | None:  # fmt: skip
+    if not lines:
+        return None
+    traces: list[Trace] = [
+        {
+            "name": line,
+            "x": [rounded(x) for x, _ in points], "y": [rounded(y) for _, y in points],
+            "line": {"dashes": dashes(place), "width": 2.25},
+            "marker": {"shape": shape(place), "size": 6},
+            "meta": {"slot": place, "role": "points"},
+        }
+        for place, (line, points) in enumerate(lines.items())
+    ]  # fmt: skip
+    caption = f"{said} On {task.measure.partition('/')[0]}, the runs of the best group."
+    layout = {"xaxis": {"title": axes[0]}, "yaxis": {"title": axes[1]}}
+    return Chart(
+        title.split()[0].lower(), title, caption, f"Line chart. {caption}",
+        [View(title, [*beside, *traces], layout)],
+        ["line", *(PageColumn(axis, is_number=True) for axis in axes)],
+        [(line, f"{x:.1f}", f"{y:.1f}") for line, points in lines.items() for x, y in points],
+        [*lines] if len(lines) > 1 else [],
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+"""The table of a task: a row of typed cells for each group. Terminal, files and page paint it."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from transfer_cli.metrics import UNSEEN
+from transfer_cli.reports import formats
+from transfer_cli.reports.best import reasons
+from transfer_cli.reports.contents import (
+    BOOTSTRAP,
+    CONFIDENCE,
+    FEWEST_SEEDS,
+    LEARNT_NOTHING,
+    MCNEMAR,
+    Comparison,
+    Group,
+    Report,
+    Spread,
+    TaskRuns,
+)
+from transfer_cli.safe_files import printable
+
+BEST = "*"
+"""The mark of the best group."""
+
+DIFFERENCE, P, TRAINED, FLOPS, SECONDS, JOULES, MEMORY, RUNS, FOLDER = (
+    "difference", "p", "trained", "flops", "seconds", "joules", "memory", "runs", "folder",
+)  # fmt: skip
+GROUP = "group"
+
+_TESTS = {
+    MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
+    BOOTSTRAP: "a bootstrap over items and seeds",
+}
+UNTOLD = formats.NOTHING
+_OTHER = {"test": "validation", "validation": "test"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell, the value by which rows are sorted (those without one are last), and a note."""
+
+    text: str = ""
+    value: float | str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class ResultColumn:
+    """A column of a measure, or of one of the constants above: a cell for each group."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    is_measure: bool = False
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Its title, with the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultColumn]:
+    """Return the columns of a task's table that are not empty.
+
+    Without `measures` they show what the best is chosen by, the measure of the task, and the same
+    of the other split; with or without, how many are right of each slice, and the measure of the
+    task without what training has seen.
+    """
+    split, _, name = task.measure.partition("/")
+    asked = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
+    known = dict.fromkeys(measure for group in task.groups for measure in group.measures)
+    slice_of = f"{split}/accuracy/slice/"
+    parts = [each for each in known if each.startswith(slice_of) or each == task.measure + UNSEEN]
+    shown = [*dict.fromkeys([*asked, *parts])]
+    rows = [_row(task, group, shown) for group in task.groups]
+    columns = [
+        ResultColumn(
+            title,
+            tuple(row[title] for row in rows),
+            title in shown,
+            task.metric(title).shown_unit.strip() if title in shown else "",
+        )
+        for title in rows[0]
+    ]
+    return [column for column in columns if any(cell.text for cell in column.cells)]
+
+
+def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
+    """Yield what is written in each row of some columns."""
+    return zip(*([cell.text for cell in column.cells] for column in columns), strict=True)
+
+
+def measures_beside(task: TaskRuns) -> list[str]:
+    """Return what the best is chosen by, the task's measure, and another: for a wide table."""
+    split, _, name = task.measure.rpartition("/")
+    known = {measure for group in task.groups for measure in group.measures}
+    # Not the loss: another metric says the same in better words.
+    names = [metric.name for metric in task.metrics if metric.unit != "nats"]
+    others = [f"{split}/{other}" for other in names if other != name and "/" not in other]
+    more = [other for other in others if other in known][:1]
+    return [task.chosen_by, task.measure, f"validation/{name}", *more]
+
+
+def compared(task: TaskRuns, group: Group, comparison: Comparison) -> tuple[str, str, str]:
+    """Return the size of a group's tested difference, its interval or "", and its p, as written."""
+    times = task.metric(comparison.measure).shown_times
+    size = formats.number(times * abs(comparison.difference), _like(group, comparison, times))
+    points = " points" if task.metric(comparison.measure).shown_unit else ""
+    return size + points, _interval(group, comparison, times), _probability(comparison).text
+
+
+def is_baseline(group: Group, task: TaskRuns) -> bool:
+    """Return whether others are compared with a group."""
+    others = {other.against.baseline for other in task.groups if other.against is not None}
+    return group.label == task.baseline or group.label in others
+
+
+def remarks(task: TaskRuns) -> list[str]:
+    """Return the lines below a table in text: `explanations`, and the analyses."""
+    counts = Counter(analysis.name for run in task.runs for analysis in run.analyses)
+    named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(counts.items())]
+    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if named else []
+    return [*explanations(task), *analyses]
+
+
+def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
+    """Yield what a reader must know of a table, with its mark of the best group."""
+    if task.choice is not None and any(group.is_best for group in task.groups):
+        end = "higher" if task.choice.metric.higher_is_better else "lower"
+        yield (
+            f"{best} best {task.choice.measure} ({end} is better) of what learnt anything; the "
+            "test split decides nothing"
+        )
+    spreads = [spread for group in task.groups for spread in group.measures.values()]
+    if any(spread.deviation is not None for spread in spreads):
+        yield "± is the standard deviation over the finished runs of a group"
+    untold = any(group.against is not None and group.against.p is None for group in task.groups)
+    if untold or any(1 < len(spread.values) < FEWEST_SEEDS for spread in spreads):
+        yield (
+            "of two runs the mean is shown alone; an interval, or a p, takes three seeds or more "
+            "on both sides, or one on each"
+        )
+    yield from _of_tests(task, baseline or task.baseline)
+    if any(group.learnt_nothing for group in task.groups):
+        yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
+    yield from task.notes
+
+
+def name_of_best(task: TaskRuns) -> str:
+    """Return what tells the best run from others: its group, and its seed where there are some."""
+    if task.best is None:
+        return ""
+    group = _group_of_best(task)
+    seed = f" seed={formats.plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
+    return f"({printable(group.label)}{seed})"
+
+
+def why_best(task: TaskRuns) -> Iterator[str]:
+    """Yield why a run is the best one of a task; also why it is not of the best group."""
+    if task.best is None:
+        return
+    yield from reasons(task.best)
+    best = next((group for group in task.groups if group.is_best), None)
+    if best is not None and best is not _group_of_best(task):
+        where = formats.folders(run.path for run in best.runs)
+        yield f"the best mean over seeds is another's: {best.label} ({where})"
+
+
+def holds_best(task: TaskRuns, group: Group) -> bool:
+    """Return whether the best run of a task is of a group."""
+    return task.best is not None and task.best.run.path in (run.path for run in group.runs)
+
+
+def _group_of_best(task: TaskRuns) -> Group:
+    return next(group for group in task.groups if holds_best(task, group))
+
+
+def apart(report: Report) -> Iterator[str]:
+    """Yield why there is more than one table."""
+    if len(report.tasks) > 1:
+        yield (
+            f"{len(report.tasks)} tasks, each by itself: runs are compared where command, data and "
+            "labels are the same"
+        )
+
+
+def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cell]:
+    row = {GROUP: Cell(group.label)}
+    mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
+    row |= {
+        measure: _spread(group.measures.get(measure), mark, task.metric(measure).shown_times)
+        for measure in measures
+    }
+    if task.baseline is not None:
+        row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
+    trained = "" if group.trained is None else f"{group.trained:,}"
+    return row | {
+        TRAINED: Cell(trained, group.trained),
+        FLOPS: _mean(group.flops, formats.of_thousands),
+        SECONDS: _spread(group.seconds),
+        JOULES: _mean(group.joules, formats.energy),
+        MEMORY: _mean(group.memory, formats.size),
+        RUNS: _runs(group),
+        FOLDER: Cell(formats.folders(run.path for run in group.runs)),
+    }
+
+
+def _spread(spread: Spread | None, mark: str = "", times: float = 1) -> Cell:
+    if spread is None:
+        return Cell()
+    spread = formats.scaled(spread, times)
+    value = spread.mean if math.isfinite(spread.mean) else None
+    return Cell(formats.spread(spread) + mark, value)
+
+
+def _mean(spread: Spread | None, words: Callable[[float], str]) -> Cell:
+    return Cell() if spread is None else replace(_spread(spread), text=words(spread.mean))
+
+
+def _difference(group: Group, task: TaskRuns) -> Cell:
+    """Return the difference that was tested, else that of the means."""
+    comparison = group.against
+    if comparison is not None:
+        times = task.metric(comparison.measure).shown_times
+        size = formats.signed(times * comparison.difference, _like(group, comparison, times))
+        return Cell(f"{size} {_interval(group, comparison, times)}".rstrip(), comparison.difference)
+    if is_baseline(group, task):
+        return Cell("baseline", 0)
+    base = next((other for other in task.groups if other.label == task.baseline), None)
+    if base is None or task.measure not in base.measures or task.measure not in group.measures:
+        return Cell()
+    times = task.metric(task.measure).shown_times
+    mean = times * group.measures[task.measure].mean
+    difference = mean - times * base.measures[task.measure].mean
+    text = formats.signed(difference, mean)
+    return Cell(text, difference, "Of the means: not compared by item")
+
+
+def _like(group: Group, comparison: Comparison, times: float) -> float:
+    """Return a number of the measure that was compared: differences have as many decimals."""
+    known = group.measures.get(comparison.measure)
+    return times * ((comparison.low if known is None else known.mean) or 0.0)
+
+
+def _interval(group: Group, comparison: Comparison, times: float) -> str:
+    if comparison.low is None or comparison.high is None:
+        return ""
+    like = _like(group, comparison, times)
+    ends = (formats.signed(times * end, like) for end in (comparison.low, comparison.high))
+    return f"[{', '.join(ends)}]"
+
+
+def _probability(comparison: Comparison | None) -> Cell:
+    if comparison is None:
+        return Cell()
+    if comparison.p is None:
+        return Cell(UNTOLD, None, "fewer than three seeds say next to nothing about chance")
+    if comparison.corrected is None:
+        return Cell(formats.probability(comparison.p), comparison.p)
+    note = f"p {formats.probability(comparison.p)} before the correction"
+    return Cell(formats.probability(comparison.corrected), comparison.corrected, note)
+
+
+def _runs(group: Group) -> Cell:
+    done, total = group.finished, len(group.runs)
+    counts = Counter(run.status for run in group.runs if run not in done)
+    others = ", ".join(f"{n} {status}" for status, n in counts.items())
+    return Cell(f"{len(done)} of {total} ({others})" if others else str(total), len(done))
+
+
+def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
+    comparisons = [group.against for group in task.groups if group.against is not None]
+    corrected = sum(comparison.corrected is not None for comparison in comparisons)
+    items = {f"{comparison.items:,}" for comparison in comparisons}
+    tests = {comparison.test for comparison in comparisons}
+    how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
+    drawn = any(comparison.low is not None for comparison in comparisons)
+    interval = f", with its {CONFIDENCE} % interval" if drawn else ""
+    several = f"; corrected for {corrected} comparisons (Holm; --csv has both)" * (corrected > 0)
+    if comparisons:
+        yield (
+            f"difference to {baseline}{interval}; p by {how}, "
+            f"paired on the same {' or '.join(sorted(items))} items{several}"
+        )

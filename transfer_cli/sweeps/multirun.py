@@ -1,0 +1,128 @@
+"""The loop over the jobs of a sweep: its folder, what is swept, how, and where the jobs run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from omegaconf import OmegaConf
+
+from transfer_cli.config.compose import Composed, composed, parsed, without_hydras
+from transfer_cli.config.literal import quoted
+from transfer_cli.errors import ConfigError
+from transfer_cli.runs.atomic import make_stamped
+from transfer_cli.runs.sweep import SWEEP, SweepDirectory
+from transfer_cli.safe_files import UnreadableError
+from transfer_cli.sweeps.cluster import chosen_cluster
+from transfer_cli.sweeps.grid import Grid, words_of
+from transfer_cli.sweeps.jobs import Jobs, typed_words
+from transfer_cli.sweeps.local import AUTO, run_here
+from transfer_cli.sweeps.search import Search
+
+
+def run_sweep(jobs: Jobs, folder: Path) -> None:
+    """Run every job of a sweep, and return when all have ended."""
+    jobs.sweep_dir = folder
+    command, request = jobs.command, jobs.request
+    first = composed(command, request, _words_of_first(jobs, folder))
+    typed = without_hydras(request.overrides)
+    swept = _swept_by_preset(first)
+    preset = [f"{key}={values}" for key, values in swept.items()]
+    # Of several for a key, the last counts: what is typed wins over what a preset sweeps.
+    overrides = {
+        override.get_key_element(): override
+        for override in parsed(command, request, [*preset, *typed])
+    }
+    not_typed = frozenset(swept) - {word.partition("=")[0] for word in typed}
+    cluster = chosen_cluster(first.hydra)
+    kind = Search if OmegaConf.select(first.config, "sweep.search") else Grid
+    kind(
+        jobs,
+        folder,
+        overrides=list(overrides.values()),
+        from_preset=not_typed,
+        launch=partial(cluster.run if cluster is not None else run_here, jobs),
+    ).run()
+
+
+def _words_of_first(jobs: Jobs, folder: Path) -> list[str]:
+    """Return the words of one job, whose config says how all are run."""
+    request = jobs.request
+    overrides = parsed(jobs.command, request, request.overrides)
+    words = [_first(override, request.config_dir) for override in overrides]
+    return [*words, f"hydra.sweep.dir={quoted(str(folder))}"]
+
+
+def _first(override: Override, config_dir: Path | None) -> str:
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        return f"{override.get_key_element()}={value.start}"
+    if override.is_sweep_override():
+        return words_of(override, config_dir)[0]
+    return str(override.input_line)
+
+
+def _swept_by_preset(first: Composed) -> dict[str, Any]:
+    """Return what a preset sweeps: keys, and their values as they are typed."""
+    swept: dict[str, Any] = {}
+    # The first is what Hydra's own configs call it, which configs of one's own may hold.
+    for node, key in ((first.hydra, "sweeper.params"), (first.config, "sweep.over")):
+        values: Any = OmegaConf.to_container(OmegaConf.create(OmegaConf.select(node, key) or {}))
+        swept |= values
+    return swept
+
+
+# --- its folder -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def chosen_folder(jobs: Jobs) -> Iterator[Path]:
+    """Yield the folder of a sweep: `run.dir`, or a new one below `run.root`.
+
+    With `resume=auto` and no `run.dir`, it is that of the latest sweep with the same overrides. A
+    new folder is created here, since several sweeps may start within a second; it is removed again
+    if nothing was written to it.
+    """
+    request = jobs.request
+    resume = request.value_of("resume") if jobs.makes_runs else None
+    if resume not in (None, "null", AUTO):
+        raise ConfigError(
+            f"resume: a sweep goes on by resume=auto, and run.dir={resume} if that is where it lies"
+        )
+    typed = request.value_of("hydra.sweep.dir") or request.value_of("run.dir")
+    if typed is not None:
+        yield _path(typed)
+        return
+    below = _path(request.value_of("run.root") or "runs") / "sweeps" / jobs.command
+    earlier = latest(below, jobs.command, typed_words(request)) if resume == AUTO else None
+    if earlier is not None:
+        yield earlier
+        return
+    created = [parent for parent in (below, *below.parents) if not parent.exists()]
+    folder = make_stamped(below, "")
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # raised by the first one that is not empty
+            for parent in (folder, *created):
+                parent.rmdir()
+
+
+def latest(root: Path, command: str, words: tuple[str, ...]) -> Path | None:
+    """Return the newest sweep below `root` with these overrides, in any order."""
+    sweeps = []
+    for file in root.glob(f"*/{SWEEP}"):
+        with suppress(OSError, UnreadableError, ValueError):
+            asked = SweepDirectory(file.parent).read_request()
+            if asked.command == command and sorted(asked.words) == sorted(words):
+                sweeps.append((datetime.fromisoformat(asked.began), file.parent))
+    return max(sweeps)[1] if sweeps else None
+
+
+def _path(typed: str) -> Path:
+    value = OverridesParser.create().parse_override(f"key={typed}").value()
+    return Path(str(value)).expanduser()
