@@ -192,13 +192,12 @@ def shell(tmp_path):
     """Return how to start a command in a process of its own, in an empty folder."""
     project = str(conf_dir().parent)
     path = os.pathsep.join([project, os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
     def start(*words):
         return subprocess.Popen(
             [sys.executable, "-m", "transfer_cli", *map(str, words)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            cwd=tmp_path, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, text=True,
         )  # fmt: skip
 
     return start

@@ -203,6 +203,8 @@ def test_every_command_of_the_readme_runs(tmp_path):
         "TRANSFER_CACHE": str(tmp_path / "cache"),
     }
     script = "set -e\n" + "".join(blocks()[1:])
+    keys = tmp_path / "my.yaml"
+    keys.write_text("experiment: sample/finetune\ninit_from: runs/first\nloop: {steps: 2}\n")
 
     done = subprocess.run(
         ["bash", "-c", script],
