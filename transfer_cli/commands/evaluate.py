@@ -131,7 +131,8 @@ def _show(
     scorer = unigram if config.baseline == "unigram" else ""
     for name, found in scores.items():
         split, tokens = splits[name], ""
-        if isinstance(split.data, TextBlocks):
+        # Of replaced tokens each objective has a loss of its own, and none is that of the text.
+        if isinstance(split.data, TextBlocks) and "loss" in found.counts:
             scored, every, words = found.counts["loss"], split.data.num_targets, split.text.words
             counts[name] |= {"tokens": scored, "of_tokens": every}
             tokens = f"; {scored:,} of {every:,} tokens"
