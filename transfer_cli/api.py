@@ -17,25 +17,20 @@ from torch import Tensor
 from transfer_cli import cli, terminal
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import Opened, Trained, open_to_look_into
-from transfer_cli.assembly.model import direction_of
-from transfer_cli.batch import to_device, with_facts
+from transfer_cli.assembly.sentence_vectors import SentenceVectors
 from transfer_cli.commands.generate import continued
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import Request
 from transfer_cli.config.key_files import with_files
 from transfer_cli.config.schema import GenerateConfig
-from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import TEXT
-from transfer_cli.engine.evaluation import batch_of, portions
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError
-from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.reports.collect import collect, read_run
 from transfer_cli.reports.contents import Run
@@ -153,28 +148,25 @@ class LoadedModel:
             _, texts, _ = continued(self._trained, self._precision, prompt, config)
         return texts[0].text
 
-    def embed(self, texts: Sequence[Any], pooling: Pooling = "mean") -> Tensor:
+    def embed(
+        self,
+        texts: Sequence[Any],
+        pooling: str = "auto",
+        *,
+        normalize: bool | None = None,
+    ) -> Tensor:
         """Return a vector for each text (or pair), `[texts, width]` in float32 on the CPU.
 
         Args:
             texts: Texts, or pairs of texts.
-            pooling: How the last hidden states of a text's tokens become one, see `pool`.
+            pooling: How the last hidden states of a text's tokens become one, see `heads.pool`.
+            normalize: Whether vectors have length 1; None: where the model's folder says so.
         """
         fields = [_fields(text) for text in texts]
         examples = [Example(each[TEXT], pair=each.get(_PAIR)) for each in fields]
-        direction = direction_of(self.model.backbone.shape)
-        data = encode_texts(examples, self.tokenizer, self._opened.length, direction, {})
-        vectors: Tensor | None = None
-        batch = batch_of("auto", self.model, self._precision.device)
-        for rows in portions(data, data.lengths.argsort(kind="stable"), batch):
-            view = to_device(with_facts(data.batch(rows)), self._precision.device)
-            with torch.inference_mode(), self._precision.context():
-                states_BTD = Encoding(self.model, view).states[-1]
-                pooled_BD = pool(states_BTD, view["mask"], pooling).float().cpu()
-            if vectors is None:
-                vectors = torch.empty(len(data), pooled_BD.shape[1])
-            vectors[torch.from_numpy(rows)] = pooled_BD
-        return torch.empty(0, self.model.backbone.shape.width) if vectors is None else vectors
+        return SentenceVectors(self._opened, self._precision, pooling, normalize=normalize).of(
+            examples
+        )
 
     @property
     def _trained(self) -> Trained:

@@ -70,6 +70,7 @@ NEEDS = {
 GIVEN = {
     "evaluate": ["run=RUN"],
     "predict": ["run=RUN"],
+    "embed": ["run=RUN"],
     "export": ["run=RUN", "to=FOLDER"],
     "generate": ["run=RUN", "prompt=PROMPT"],
     "chat": ["run=RUN"],

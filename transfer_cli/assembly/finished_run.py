@@ -44,19 +44,19 @@ class Opened:
     model: TransferModel
     length: int
 
-
-@dataclass(frozen=True)
-class Trained(Opened):
-    """A model with the head of what it was trained for."""
-
-    objective: Objective
-
     @property
     def columns(self) -> Wanted:
         """The columns that were typed for the table that it was trained on, if that is one."""
         data = self.config.data
         join = data.get("join") or "space"
         return typed(data.get("text"), data.get("pair"), data.get("label"), join)
+
+
+@dataclass(frozen=True)
+class Trained(Opened):
+    """A model with the head of what it was trained for."""
+
+    objective: Objective
 
     @property
     def training_labels(self) -> tuple[Mapping[str, int], int]:

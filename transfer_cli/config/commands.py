@@ -39,7 +39,9 @@ CHOICES = {
     "adaptation.schedule_per": "run stage", "evaluation.by": "auto windows memory",
     "first": "scored given", "prompt.norm": "none token char byte unconditional",
     "objective.pooling": "auto cls_first cls_last mean max concat",
-    "predict format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
+    "embed pooling": "auto cls_first cls_last mean max concat",
+    "predict format": "auto text jsonl csv tsv parquet xlsx",
+    "embed format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
     "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
     "loop.micro_batch": "auto ...",
 }  # fmt: skip
@@ -202,6 +204,15 @@ ALL: dict[str, Command] = {
             "errors", "batch",
         ),
         scales=True,
+    ),
+    "embed": Command(
+        summary="write a vector for each text, for search and clustering",
+        function="transfer_cli.commands.embed.embed",
+        places=(("run", "MODEL"), ("input", "FILE")),
+        keys=(
+            "run", "input", "output", "text", "pooling", "normalize", "nearest", "format", "batch",
+            "device",
+        ),
     ),
     "generate": Command(
         summary="let a causal language model go on with a text",

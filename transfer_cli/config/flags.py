@@ -65,6 +65,9 @@ SWITCH = {"action": "store_true"}
 MANY = {"nargs": "*"}
 REPEATED = {"action": "append", "default": []}
 
+_AS_KEYS = ("html", "nearest")
+"""Keys that are typed as flags, too."""
+
 _FLAGS: Flags = {
     "--help -h": SWITCH,
     "--cfg -c": {"choices": ["job"]},
@@ -79,7 +82,7 @@ _FLAGS: Flags = {
     "--plugin": REPEATED,
     "--config": REPEATED,
     "--job": {},
-    "--html": {},
+    **{f"--{key}": {} for key in _AS_KEYS},
 }
 
 
@@ -141,7 +144,7 @@ def parse(arguments: list[str], command: str = "") -> Request:
     if shows and typed.multirun:
         raise ConfigError("-m: what is shown is the config of one run; leave -m out")
     return Request(
-        overrides=tuple(map(_declared, [*words, *([f"html={typed.html}"] if typed.html else [])])),
+        overrides=tuple(map(_declared, [*words, *_keys_of(typed)])),
         asks_help=typed.help,
         asks_all=asks_all,
         multirun=typed.multirun or (_chooses_sweep(words) and not typed.job and not shows),
@@ -154,6 +157,13 @@ def parse(arguments: list[str], command: str = "") -> Request:
         files=tuple(typed.config),
         flags=tuple(_typed(typed, ("debug", "config_dir", "config_name", "plugin", "job"))),
     )
+
+
+def _keys_of(typed: argparse.Namespace) -> Iterator[str]:
+    """Yield the keys that were typed as flags."""
+    for key in _AS_KEYS:
+        if (value := getattr(typed, key)) is not None:
+            yield f"{key}={value}"
 
 
 def _declared(word: str) -> str:

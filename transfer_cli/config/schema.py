@@ -371,6 +371,28 @@ class PredictConfig(TableConfig, DeviceConfig, ModelConfig):
 
 
 @dataclass
+class EmbedConfig(TableConfig, DeviceConfig, ModelConfig):
+    """What `embed` takes."""
+
+    run: str = MISSING
+    """A run, one of its checkpoints, or a published model, whose states are the vectors."""
+    input: str = "-"
+    """A file of texts; -: standard input."""
+    output: str = "-"
+    """The file to write: .npy, .parquet or .jsonl; -: JSON lines on standard output."""
+    format: str = "auto"
+    """Of the input: auto (by its ending), text (one a line), jsonl, csv, tsv, parquet or xlsx."""
+    pooling: str = "auto"
+    """auto (as a sentence-transformers folder says, else mean), mean, cls_first, cls_last, max."""
+    normalize: bool | None = None
+    """Whether vectors have length 1; none: as a sentence-transformers folder says, else not."""
+    nearest: int = 0
+    """Show so many pairs of texts whose vectors are nearest to each other, by their cosine."""
+    batch: int | str = "auto"
+    """Texts that pass through the model at once; auto: 32, on a GPU what fits up to 512."""
+
+
+@dataclass
 class GenerateConfig(SamplingConfig, DeviceConfig, ModelConfig):
     """What `generate` takes."""
 
@@ -523,6 +545,7 @@ COMMANDS: dict[str, type] = {
     "finetune": FinetuneConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
+    "embed": EmbedConfig,
     "generate": GenerateConfig,
     "chat": ChatConfig,
     "fill": FillConfig,

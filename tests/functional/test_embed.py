@@ -1,0 +1,185 @@
+"""`transfer embed`: vectors of texts, in three formats, and the nearest of them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transfer_cli
+from tests import published
+from transfer_cli.commands import embed
+from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modules
+
+TEXTS = ["Where is Miryar ?", "Who wrote it ?", "", "where is miryar ? " * 90, "Is 漢字 here ?"]
+MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+KINDS = ("Transformer", "Pooling", "Normalize")
+
+
+def modules(folder, pooling=None, kinds=KINDS, **options):
+    """Write what a sentence-transformers folder has beside the model."""
+    written = {
+        "modules.json": [{"type": f"sentence_transformers.models.{kind}"} for kind in kinds],
+        "sentence_bert_config.json": options,
+        "1_Pooling/config.json": MEAN if pooling is None else pooling,
+    }
+    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    for name, content in written.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Return the folder of a small BERT that makes sentence vectors, of 24 tokens at most."""
+    folder = tmp_path_factory.mktemp("bert")
+    published.publish(folder, "bert")
+    modules(folder, max_seq_length=24)
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write the texts as a table."""
+    rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(TEXTS)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return tmp_path / "texts.jsonl"
+
+
+def reference(folder):
+    """Return the vectors as sentence-transformers makes them, one by one."""
+    library = published.reference()
+    tokenizer = library.AutoTokenizer.from_pretrained(folder)
+    model = library.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        tokens = [
+            tokenizer(text, truncation=True, max_length=24, return_tensors="pt") for text in TEXTS
+        ]
+        means = [model(**each).last_hidden_state.mean(1) for each in tokens]
+    return F.normalize(torch.cat(means), dim=1).numpy()
+
+
+def test_vectors_are_those_of_the_reference_in_every_format(bert, table, transfer, tmp_path):
+    pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for ending in ("npy", "parquet", "jsonl"):
+        transfer("embed", bert, table, f"output=v.{ending}", "device=cpu", "batch=2").ok()
+
+    array = np.load("v.npy")
+
+    np.testing.assert_allclose(array, reference(bert), rtol=0, atol=1e-5)
+    rows = parquet.read_table("v.parquet").to_pylist()
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    for written in (rows, lines):
+        assert [row["text"] for row in written] == TEXTS
+        assert np.array_equal(np.array([row["vector"] for row in written], np.float32), array)
+    loaded = transfer_cli.load(bert, device="cpu").embed(TEXTS)
+    np.testing.assert_allclose(loaded.numpy(), array, rtol=0, atol=1e-6)
+
+
+def test_the_nearest_pairs_are_those_of_all(monkeypatch):
+    monkeypatch.setattr(embed, "_PORTION", 3)
+    units = F.normalize(torch.randn(11, 4, generator=torch.Generator().manual_seed(1)), dim=1)
+    every = sorted(
+        ((float(units[a] @ units[b]), a, b) for a in range(11) for b in range(a + 1, 11)),
+        reverse=True,
+    )
+
+    for count in (1, 7, 100):
+        nearest = embed.nearest_pairs(units.numpy(), count)
+        assert [pair[1:] for pair in nearest] == [pair[1:] for pair in every[:count]]
+        assert [pair[0] for pair in nearest] == pytest.approx([pair[0] for pair in every[:count]])
+
+
+def test_the_nearest_are_shown_below_a_flag(bert, table, transfer):
+    shown = transfer("embed", bert, table, "output=v.npy", "--nearest", 1, "device=cpu").ok().out
+
+    (_, first, second) = shown.splitlines()
+    assert {first.split()[1], second.split()[0]} < {"1", "2", "3", "4", "5"}
+
+
+def test_a_pipe_gives_lines(bert, transfer, type_in):
+    type_in("Where ?\nWho ?\n")
+
+    rows = transfer("embed", bert, "-", "pooling=cls_first", "device=cpu").ok().out.splitlines()
+
+    assert [json.loads(row)["text"] for row in rows] == ["Where ?", "Who ?"]
+    assert len(json.loads(rows[0])["vector"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["output=v.npz"], "output"),
+        (["output=none/v.npy"], "output"),
+        (["nearest=2"], "nearest"),
+        (["nearest=-1", "output=v.npy"], "nearest"),
+        (["pooling=men"], "pooling"),
+        (["pair=id"], "pair"),
+        (["batch=0"], "batch"),
+        (["text=nothing", "output=v.npy"], "nothing"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_nothing_written(bert, table, transfer, words, key):
+    before = sorted(table.parent.iterdir())
+
+    done = transfer("embed", bert, table, *words)
+
+    assert done.code == 2
+    assert key in done.err.splitlines()[-1]
+    assert sorted(table.parent.iterdir()) == before
+
+
+def test_a_row_that_cannot_be_read_is_refused_or_left_out(bert, table, transfer):
+    with table.open("a") as file:
+        file.write('{"id": 9, "text": 7}\n')
+
+    refused = transfer("embed", bert, table, "output=v.npy", "device=cpu")
+    skipped = transfer("embed", bert, table, "output=v.npy", "device=cpu", "errors=skip").ok()
+
+    assert (refused.code, "line 6" in refused.err) == (2, True)
+    assert "1 of 6 rows left out" in skipped.err
+    assert np.load("v.npy").shape == (5, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "pooling", "normalize"),
+    [
+        ({}, "mean", True),
+        ({"pooling": {"pooling_mode_cls_token": True}}, "cls_first", True),
+        ({"pooling": {"pooling_mode": "lasttoken"}}, "cls_last", True),
+        ({"kinds": KINDS[:2]}, "mean", False),
+    ],
+)
+def test_what_a_folder_says_is_read(tmp_path, options, pooling, normalize):
+    modules(tmp_path, **options, max_seq_length=99, do_lower_case=True)
+
+    assert sentence_modules(tmp_path) == SentenceModules(pooling, normalize, 99, lowercase=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kinds": (*KINDS, "Dense")},
+        {"pooling": {"pooling_mode": "weightedmean"}},
+        {"pooling": {**MEAN, "pooling_mode_max_tokens": True}},
+        {"pooling": {}},
+        {"pooling": []},
+        {"kinds": [{}]},
+    ],
+)
+def test_what_is_not_computed_is_refused(tmp_path, options):
+    modules(tmp_path, **options)
+
+    with pytest.raises(CheckpointError, match=r"^run: .*json"):
+        sentence_modules(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "7", "[7]", "[{}]", "\xff", "[" * 9999])
+def test_modules_that_are_none_are_refused(tmp_path, content):
+    modules(tmp_path)
+    (tmp_path / "modules.json").write_text(content, encoding="latin1")
+
+    with pytest.raises(CheckpointError, match=r"^run: .*modules\.json"):
+        sentence_modules(tmp_path)

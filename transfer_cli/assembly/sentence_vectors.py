@@ -1,0 +1,77 @@
+"""A vector for each text: the last hidden states of its tokens, pooled.
+
+Legend: N texts, B texts of a batch, T positions, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfer_cli.assembly.finished_run import Opened
+from transfer_cli.assembly.model import direction_of
+from transfer_cli.batch import to_device, with_facts
+from transfer_cli.data.encoded_task import encode_texts
+from transfer_cli.data.labelled import Example
+from transfer_cli.engine.evaluation import batch_of, portions
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import ConfigError
+from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modules
+from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.objectives.base import Encoding
+
+
+class SentenceVectors:
+    """Makes vectors by a model.
+
+    Args:
+        pooling: How the states of a text's tokens become one, see `heads.pool`; auto: as the folder
+            of a sentence-transformers model says (Reimers and Gurevych 2019), else their mean.
+        normalize: Whether to divide vectors by their length; None: as that folder says, else not.
+        batch: Texts that pass through the model at once, or auto.
+
+    Attributes:
+        width: How many numbers a vector has.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        precision: Precision,
+        pooling: str = "auto",
+        *,
+        normalize: bool | None = None,
+        batch: int | str = "auto",
+    ) -> None:
+        if pooling not in (*get_args(Pooling), "auto"):
+            known = ", ".join(get_args(Pooling))
+            raise ConfigError(f"pooling: {pooling!r} is none; there are auto, {known}")
+        modules = SentenceModules("mean", normalize=False, length=None, lowercase=False)
+        if pooling == "auto":
+            modules = sentence_modules(opened.start.folder) or modules
+        self.pooling = modules.pooling if pooling == "auto" else cast(Pooling, pooling)
+        self.normalize = modules.normalize if normalize is None else normalize
+        self.batch = batch_of(batch, opened.model, precision.device)
+        self.width = opened.model.backbone.shape.width * (3 if self.pooling == "concat" else 1)
+        self._opened, self._precision = opened, precision
+        self._length = min(opened.length, modules.length or opened.length)
+        self._lowercase = modules.lowercase
+
+    def of(self, examples: Sequence[Example]) -> Tensor:
+        """Return the vectors of texts (or pairs), `[N, D]` in float32 on the CPU."""
+        if self._lowercase:
+            examples = [replace(each, text=each.text.lower()) for each in examples]
+        model, device = self._opened.model, self._precision.device
+        direction = direction_of(model.backbone.shape)
+        data = encode_texts(examples, self._opened.start.tokenizer, self._length, direction, {})
+        vectors_ND = torch.empty(len(data), self.width)
+        for rows in portions(data, data.lengths.argsort(kind="stable"), self.batch):
+            view = to_device(with_facts(data.batch(rows)), device)
+            with torch.inference_mode(), self._precision.context():
+                states_BTD = Encoding(model, view).states[-1]
+                pooled_BD = pool(states_BTD, view["mask"], self.pooling).float().cpu()
+            vectors_ND[torch.from_numpy(rows)] = pooled_BD
+        return F.normalize(vectors_ND, dim=1) if self.normalize else vectors_ND

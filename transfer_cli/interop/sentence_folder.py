@@ -1,0 +1,86 @@
+"""What the folder of a sentence-transformers model says of its vectors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.errors import CheckpointError, listed, raised_as
+from transfer_cli.model.heads import Pooling
+from transfer_cli.safe_files import STRICT_JSON, UnreadableError, read_json, read_text
+
+MODULES, OPTIONS, POOLING = "modules.json", "sentence_bert_config.json", "1_Pooling"
+
+_POOLINGS: Mapping[str, Pooling] = {
+    "pooling_mode_cls_token": "cls_first", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "cls_last",
+    "cls": "cls_first", "mean": "mean", "max": "max", "lasttoken": "cls_last",
+}  # fmt: skip
+"""As the older files say it by a key that is true, and the newer ones by a value."""
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """How tokens become a vector.
+
+    Args:
+        normalize: Whether vectors are divided by their length.
+        length: How many tokens of a text are read; None: as the tokenizer says.
+        lowercase: Whether texts are lower-cased before the tokenizer has them.
+    """
+
+    pooling: Pooling
+    normalize: bool
+    length: int | None
+    lowercase: bool
+
+
+def sentence_modules(folder: Path) -> SentenceModules | None:
+    """Return what a folder says; None where it has no such files.
+
+    Raises:
+        CheckpointError: There are modules, or a pooling, that are not computed here.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    with raised_as(CheckpointError, f"run: {folder / MODULES}: ", UnreadableError):
+        try:
+            modules = STRICT_JSON.decode(read_text(folder / MODULES))
+            kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UnreadableError("expected a list of modules, each with its type") from error
+    others = {*kinds} - {"Transformer", "Pooling", "Normalize"}
+    if others:
+        _refuse(folder / MODULES, listed(sorted(others)))
+    options = _object(folder / OPTIONS)
+    length = options.get("max_seq_length")
+    return SentenceModules(
+        _pooling(folder / POOLING / "config.json"),
+        "Normalize" in kinds,
+        length if type(length) is int and length > 0 else None,
+        options.get("do_lower_case") is True,
+    )
+
+
+def _pooling(file: Path) -> Pooling:
+    options = _object(file)
+    modes = options.get("pooling_mode")
+    if modes is None:
+        modes = [key for key, value in options.items() if value is True and "_mode_" in key]
+    modes = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        _refuse(file, f"pooling {listed(modes) or '(none)'}")
+    return _POOLINGS[modes[0]]
+
+
+def _object(file: Path) -> Mapping[str, Any]:
+    if not file.is_file():
+        return {}
+    with raised_as(CheckpointError, f"run: {file}: ", UnreadableError):
+        return read_json(file)
+
+
+def _refuse(file: Path, what: str) -> None:
+    raise CheckpointError(
+        f"run: {file}: {what} is not computed here; type pooling=mean for the plain mean of tokens"
+    )
