@@ -383,7 +383,8 @@ class EmbedConfig(TableConfig, DeviceConfig, ModelConfig):
     format: str = "auto"
     """Of the input: auto (by its ending), text (one a line), jsonl, csv, tsv, parquet or xlsx."""
     pooling: str = "auto"
-    """auto (as a sentence-transformers folder says, else mean), mean, cls_first, cls_last, max."""
+    """auto (as a sentence-transformers folder says, else mean), mean, cls_first, cls_last, max or
+    concat."""
     normalize: bool | None = None
     """Whether vectors have length 1; none: as a sentence-transformers folder says, else not."""
     nearest: int = 0
