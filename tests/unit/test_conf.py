@@ -381,3 +381,6 @@ def test_a_sweep_composes_and_sweeps_keys_that_there_are(preset):
     assert swept
     for key in swept:
         assert OmegaConf.select(config, key, default="none") != "none", key
+    for word in config.sweep.published:
+        key, _, value = word.partition("=")
+        assert value in swept[key].split(","), word

@@ -145,6 +145,8 @@ class SweepConfig:
 
     over: dict[str, Any] = field(default_factory=dict)
     """What a preset sweeps: keys, each with its values as they are typed; what is typed wins."""
+    published: dict[str, float] = field(default_factory=dict)
+    """What others published, by the word that is a job's own: a column of reports."""
     search: bool = False
     """Propose the values by trials (Optuna), instead of running every combination."""
     isolate: bool = True

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest, raised_as
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.progress import progress
@@ -30,6 +29,7 @@ from transfer_cli.reports.grouping import (
     by_settings,
     by_task,
     canonical,
+    fits,
     is_setting,
     labels,
     varying,
@@ -229,21 +229,13 @@ def _check_words(words: Words, groups: Sequence[Group]) -> None:
         if key not in keys:
             raise ConfigError(f"--baseline: there is no setting {key!r}.{nearest(key, keys)}")
         known = dict.fromkeys(plain(setting[key]) for setting in settings if key in setting)
-        if not any(_fits(group, {key: value}) for group in groups):
+        if not any(fits(group.runs[0].settings, {key: value}) for group in groups):
             raise ConfigError(
                 f"--baseline: no run has {key}={value}.{nearest(value, known)} "
                 f"There are {', '.join([*known][:_MOST_NAMED])}"
             )
-    if words and not any(_fits(group, words) for group in groups):
+    if words and not any(fits(group.runs[0].settings, words) for group in groups):
         raise ConfigError(f"--baseline: no run has all of {_shown(words)}; leave some out")
-
-
-def _fits(group: Group, words: Words) -> bool:
-    settings = group.runs[0].settings
-    return all(
-        key in settings and canonical(settings[key]) in (canonical(scalar(value)), value)
-        for key, value in words.items()
-    )
 
 
 def _against_baseline(
@@ -257,8 +249,8 @@ def _against_baseline(
     """
     if len(groups) < 2 or not measure:
         return None, list(groups), []
-    asked = [group for group in groups if words and _fits(group, words)]
-    usual = [group for group in groups if _fits(group, {"adaptation": "full"})]
+    asked = [group for group in groups if words and fits(group.runs[0].settings, words)]
+    usual = [group for group in groups if fits(group.runs[0].settings, {"adaptation": "full"})]
     bases = asked or (usual if len(usual) == 1 else groups[:1])
     name = _shown(words) if len(bases) > 1 else bases[0].label
     outcomes: dict[str, Comparison | str] = {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import listed
 from transfer_cli.reports.contents import FINISHED, LEFT, Run
@@ -50,6 +51,14 @@ def canonical(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(float(value))
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def fits(settings: Settings, words: Mapping[str, str]) -> bool:
+    """Return whether a run has the values that were typed for some keys."""
+    return all(
+        key in settings and canonical(settings[key]) in (canonical(scalar(value)), value)
+        for key, value in words.items()
+    )
 
 
 def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from transfer_cli.reports.contents import (
     Spread,
     TaskRuns,
 )
+from transfer_cli.reports.grouping import fits
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import printable
 
 BEST = "*"
@@ -28,7 +30,7 @@ BEST = "*"
 DIFFERENCE, P, TRAINED, FLOPS, SECONDS, JOULES, MEMORY, RUNS, FOLDER = (
     "difference", "p", "trained", "flops", "seconds", "joules", "memory", "runs", "folder",
 )  # fmt: skip
-GROUP = "group"
+GROUP, PUBLISHED = "group", "published"
 
 _TESTS = {
     MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
@@ -194,6 +196,7 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
         measure: _spread(group.measures.get(measure), mark, task.metric(measure).shown_times)
         for measure in measures
     }
+    row[PUBLISHED] = published(group)
     if task.baseline is not None:
         row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
@@ -206,6 +209,16 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
         RUNS: _runs(group),
         FOLDER: Cell(formats.folders(run.path for run in group.runs)),
     }
+
+
+def published(group: Group) -> Cell:
+    """Return what the preset of a sweep says that others had for the job of a group, if it does."""
+    settings, below = group.runs[0].settings, "sweep.published."
+    for key, figure in settings.items():
+        name, _, value = key.removeprefix(below).partition("=")
+        if key.startswith(below) and is_number(figure) and fits(settings, {name: value}):
+            return Cell(formats.number(figure), figure)
+    return Cell()
 
 
 def _spread(spread: Spread | None, mark: str = "", times: float = 1) -> Cell:

@@ -234,6 +234,8 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         if name.count("/") < 2 or "/slice/" in name or name.endswith(UNSEEN):
             mean, deviation = (None, None) if spread is None else (spread.mean, spread.deviation)
             record |= {name: mean, f"{name} deviation": deviation}
+    if (figure := results_table.published(group)).text:
+        record[results_table.PUBLISHED] = figure.value
     against = {} if group.against is None else vars(group.against)
     return record | {f"against {name}": value for name, value in against.items()}
 

@@ -563,7 +563,7 @@ def test_every_key_of_a_config_is_offered_and_no_other(name):
     spoken = {f"{commands.SPOKEN.get(key, key)}=" for key in wanted}
     assert spoken <= found
     more = {key for key in found - spoken if key.endswith("=") and "." in key}
-    assert more <= {"data.changed=", "resume.strict=", "sweep.over="}
+    assert more <= {"data.changed=", "resume.strict=", "sweep.over=", "sweep.published="}
 
 
 def test_the_words_of_a_key_are_those_that_its_meaning_names():

@@ -35,6 +35,7 @@ from transfer_cli.reports.page import page
 from transfer_cli.reports.results_table import (
     DIFFERENCE,
     MEMORY,
+    PUBLISHED,
     RUNS,
     UNTOLD,
     P,
@@ -983,3 +984,28 @@ def test_other_texts_are_as_they_are():
     [row] = csv.DictReader(io.StringIO(as_csv(report_of('a "b", c = d'))))
 
     assert row["group"] == 'a "b", c = d'
+
+
+def test_what_a_sweep_says_was_published_stands_in_each_table_beside_the_job_of_that_word(tmp_path):
+    jobs = [SweepJob(n, words, outcome="done") for n, words in enumerate((FULL, LORA))]
+    sweep = write_sweep(tmp_path / "sweep", *jobs)
+    for job, scheme, seed in ((0, "full", 0), (1, "lora", 0)):
+        figures = {"adaptation=lora": 3.6, "adaptation=other": 9.9}
+        write_run(sweep.run(job), adaptation=scheme, seed=seed, sweep__published=figures)
+
+    task = only(tmp_path)
+
+    (column,) = [each for each in results_table(task) if each.title == PUBLISHED]
+    cells = {group.settings["adaptation"]: cell.value for group, cell in zip(
+        task.groups, column.cells, strict=True
+    )}  # fmt: skip
+    assert cells == {"full": None, "lora": 3.6}
+    made = Report((task,))
+    rows = csv.DictReader(io.StringIO(as_csv(made)))
+    assert {row["setting adaptation"]: row[PUBLISHED] for row in rows} == {
+        "full": "", "lora": "3.6",
+    }  # fmt: skip
+    for shown in (str(as_page(made, None)), as_markdown(made), page(made)):
+        assert PUBLISHED in shown
+        assert "3.60" in shown
+        assert "9.90" not in shown

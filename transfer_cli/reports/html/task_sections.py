@@ -29,6 +29,7 @@ _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
 _NOTES = {
     results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
     results_table.P: "How likely such a difference is where there is none",
+    results_table.PUBLISHED: "By others; sweep.published names it",
     results_table.RUNS: "Finished runs, of all",
     results_table.TRAINED: "Parameters that were ever trained",
     results_table.FLOPS: "Floating-point operations of a run's steps, with padding",
