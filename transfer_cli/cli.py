@@ -313,12 +313,14 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 def _sweep(name: str, command: Command, request: "Request") -> None:
     """Run the jobs of a sweep, and print the outcome of each, also after Ctrl-C."""
+    from transfer_cli.config.command_line import CommandLine
     from transfer_cli.sweeps.jobs import Jobs
     from transfer_cli.sweeps.multirun import chosen_folder, run_sweep
 
     task = partial(perform, name, command, request)
+    typed = CommandLine(config_dir=request.config_dir, plugins=request.plugins)
     jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
-    with chosen_folder(jobs) as folder:
+    with chosen_folder(jobs) as folder, typed.at_work():
         try:
             run_sweep(jobs, folder)
         except (KeyboardInterrupt, StoppedError):

@@ -44,6 +44,10 @@ def test_every_command_of_the_readme_runs(transfer, mylab, read_json):
         done = transfer(command, *words, *QUICK[command]).ok()
         ended[command] = done.out
 
+    next_line = re.search(r"  next +(transfer .*)", ended["finetune"])[1]
+    assert next_line.endswith(" --plugin mylab --config-dir conf")
+    typed = shlex.split(next_line.replace("FILE", "names/validation.jsonl"))[1:]
+    transfer(*typed, "text=words", "output=tags.jsonl").ok()
     assert "Swapped neighbours" in ended["presets"]
     assert "bottom_up" in ended["presets"]
     description = read_description(mylab / "runs" / "swapped" / "model")

@@ -254,7 +254,9 @@ def test_the_card_says_where_the_model_comes_from_and_names_no_folder(adapted, t
     card = (tmp_path / "out" / "README.md").read_text()
 
     assert card.startswith("---\nlicense: ")
-    for part in ("| data | table |", "| scheme | lora |", "| seed | 0 |", "transfer finetune",
+    for part in ("| data | table |", "| trained on | questions.csv", "| trained until | 20",
+                 "has a 95 % interval of 0.", "| scheme | lora |", "| seed | 0 |",
+                 "transfer finetune",
                  "| seen | 4 steps, 32 examples, ", "| parameters that trained | ",
                  "init_from=published", "| accuracy |", "`person`, `place`"):  # fmt: skip
         assert part in card, part

@@ -72,8 +72,10 @@ def test_the_curves_show_the_head_and_samples(finetuned):
         "train/rate/head.class",
         "train/rate/embeddings",
         *(f"validation/{name}" for name in TASK_MEASURES),
-        *(f"test/{name}" for name in TASK_MEASURES),
+        *(f"weights_kept/test/{name}" for name in TASK_MEASURES),
     } <= set(curves.Tags()["scalars"])
+    groups = {tag.partition("/")[0] for tag in curves.Tags()["scalars"]}
+    assert sorted(groups) == ["train", "validation", "weights_kept"], "what has curves comes first"
     assert "validation/samples/text_summary" in curves.Tags()["tensors"]
 
 

@@ -106,10 +106,12 @@ def test_final_measures_stand_beside_the_hyper_parameters(finetuned, read_json):
     measures = read_json(finetuned / "results.json")["measures"]
     for split in ("validation", "test"):
         for name in ("loss", "error_rate"):
-            (point,) = found.Scalars(f"hparam/{split}/{name}")
+            (point,) = found.Scalars(f"weights_kept/{split}/{name}")
             assert point.step == 6
             assert point.value == pytest.approx(measures[split][name])
-    assert not [tag for tag in found.Tags()["scalars"] if tag.startswith("hparam/test/accuracy/")]
+    assert not [
+        tag for tag in found.Tags()["scalars"] if tag.startswith("weights_kept/test/accuracy/")
+    ]
 
 
 def test_a_finished_run_that_goes_on_is_listed_once_with_its_last_measures(
@@ -121,7 +123,7 @@ def test_a_finished_run_that_goes_on_is_listed_once_with_its_last_measures(
 
     found = EventAccumulator("run/tensorboard").Reload()
 
-    (point,) = found.Scalars("hparam/validation/loss")
+    (point,) = found.Scalars("weights_kept/validation/loss")
     assert point.step == 6
     wanted = read_json("run/results.json")["measures"]["validation"]["loss"]
     assert point.value == pytest.approx(wanted)

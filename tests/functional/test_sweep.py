@@ -185,7 +185,7 @@ def test_a_search_prunes_what_is_hopeless(transfer, words):
     assert len(outcomes) == 8
     assert set(outcomes[:5]) == {"done"}
     # After six steps none is better than the commonest label.
-    assert "best of 8 trials" not in ended.err
+    assert "of 8 trials" not in ended.err
     assert "no best run: no finished run learnt anything (" in ended.out
     assert list(Path("sweep").glob(".trial-*")) == []
 

@@ -58,10 +58,8 @@ def find(config: DictConfig, command: str) -> None:
     seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
     step = steepest(seen)
     groups = _rates_of_groups(run, seen.rates[step])
-    configs = typed.config_dir
-    flags = [] if configs is None else ["--config-dir", str(configs.resolve())]
-    words = [*flags, *_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
-    line = f"transfer {command} {shlex.join(words)}"
+    words = [*_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
+    line = typed.then(f"{command} {shlex.join(words)}")
     picture = as_png(seen, step, groups, f"transfer lr-find {command}")
     files = {
         "curve.png": picture,

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
 from transfer_cli.errors import ConfigError
 from transfer_cli.reports.collect import Found, collect
@@ -54,10 +55,11 @@ def report(words: list[str]) -> None:
         problems=tuple(found.problems),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
-    written = {name: FORMATS[name][0](made) for name in targets}
-    if STANDARD_OUTPUT not in targets.values():
-        width = shutil.get_terminal_size().columns if is_colourful(sys.stdout) else None
-        print_out(as_page(made, width))
+    with CommandLine(plugins=tuple(asked.plugin)).at_work():
+        written = {name: FORMATS[name][0](made) for name in targets}
+        if STANDARD_OUTPUT not in targets.values():
+            width = shutil.get_terminal_size().columns if is_colourful(sys.stdout) else None
+            print_out(as_page(made, width))
     for name, text in written.items():
         if targets[name] == STANDARD_OUTPUT:
             sys.stdout.write(text)

@@ -1,5 +1,6 @@
 """What the user typed and chose."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,11 +14,20 @@ class CommandLine:
 
     Args:
         overrides: What was typed, but for words that are for the launcher of a sweep.
+        plugins: Packages that were named with --plugin.
     """
 
     overrides: tuple[str, ...] = ()
     presets: Mapping[str, str] = field(default_factory=dict)
     config_dir: Path | None = None
+    plugins: tuple[str, ...] = ()
+
+    def then(self, typed: str) -> str:
+        """Return a command line to type next: it needs the packages and configs that this had."""
+        flags = [word for package in self.plugins for word in ("--plugin", package)]
+        if self.config_dir is not None and not typed.startswith("report "):  # composes no config
+            flags += ["--config-dir", str(self.config_dir)]
+        return f"transfer {typed} {shlex.join(flags)}".rstrip()
 
     @classmethod
     def of_this_command(cls) -> "CommandLine":

@@ -79,7 +79,9 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
         for group, option in sorted(settings.runtime.choices.items())
         if option is not None and not str(group).startswith(("hydra/", "schema"))
     }
-    typed = CommandLine(tuple(without_hydras(overrides)), presets, request.config_dir)
+    typed = CommandLine(
+        tuple(without_hydras(overrides)), presets, request.config_dir, request.plugins
+    )
     return Composed(whole, typed, settings)
 
 

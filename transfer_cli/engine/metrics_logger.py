@@ -8,9 +8,13 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import name_in_sweep
 from transfer_cli.runs.tensorboard import SummaryWriter, event_files
 
+_CURVES = ("train", "validation")
+
 
 class MetricsLogger:
-    """Writes metrics to `metrics.jsonl` and to TensorBoard under the same names.
+    """Writes metrics to `metrics.jsonl`, and those of several steps to TensorBoard by their names.
+
+    What is measured once stands among the run's final measures there (`add_hparams`).
 
     Numbers that depend on the clock go to `speed.jsonl`: a resumed run then has the same
     `metrics.jsonl` as one without a break. Ignite's `TensorboardLogger` writes in a thread, where a
@@ -28,7 +32,7 @@ class MetricsLogger:
         self.writer = SummaryWriter(folder, purge_step=purge_step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write metrics of one step; `kind` is train, validation or test."""
+        """Write metrics of one step; `kind` is train, validation, or what is measured once."""
         self._write(self._run.metrics, kind, step, values)
 
     def write_speed(self, kind: str, step: int, values: Mapping[str, float]) -> None:
@@ -50,7 +54,7 @@ class MetricsLogger:
 
     def _write(self, path: Path, kind: str, step: int, values: Mapping[str, float]) -> None:
         append_json(path, {"kind": kind, "step": step, **values})
-        for name, value in values.items():
+        for name, value in values.items() if kind in _CURVES else ():
             self.writer.add_scalar(f"{kind}/{name}", value, step)
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.metrics import by_preference
 from transfer_cli.reports import formats
 from transfer_cli.reports.contents import FINISHED, Best, Criterion, Place, Run, metric_of
@@ -128,18 +129,20 @@ def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
 def commands(run: Run) -> dict[str, str]:
     """Return what to type next with a run, by what it is for, to be pasted into a shell."""
     folder = shell_word(run.path)
-    typed = {"export": f"transfer export {folder} FOLDER"}
+    typed = {"export": f"export {folder} FOLDER"}
     if run.results.task is not None or run.results.labels:
-        typed = {"predict": f"transfer predict {folder} FILE", **typed}
+        typed = {"predict": f"predict {folder} FILE", **typed}
     elif run.command == "pretrain":
         # Only here: it brings OmegaConf along.
         from transfer_cli.config.literal import as_typed
 
-        typed = {"adapt": f"transfer finetune {as_typed('init_from', run.path)}", **typed}
+        typed = {"adapt": f"finetune {as_typed('init_from', run.path)}", **typed}
     whole = run.path.parent if run.sweep is None else run.sweep
     if run.sweep is not None and run.path.parent.resolve() == run.sweep:
         whole = run.path.parent  # as it was typed
-    return {**typed, "compare": f"transfer report {shell_word(whole)} --html report.html"}
+    typed["compare"] = f"report {shell_word(whole)} --html report.html"
+    then = CommandLine.of_this_command().then
+    return {what: then(line) for what, line in typed.items()}
 
 
 def shell_word(path: Path) -> str:

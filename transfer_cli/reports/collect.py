@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.flat import flat
 from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.errors import ConfigError
@@ -339,7 +340,7 @@ def last_words(sweep: Path) -> Iterator[str]:
         for what, line in commands(best.run).items():
             if what != "compare":
                 yield f"  {what + ':':8} {line}"
-    yield f"compare: transfer report {shell_word(sweep)}"
+    yield f"compare: {CommandLine.of_this_command().then(f'report {shell_word(sweep)}')}"
 
 
 def run_of(path: str, key: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from transfer_cli.metrics import Metric
 from transfer_cli.runs.results import Results
 
 FEW = 20
@@ -52,6 +53,11 @@ def class_scores(runs: Sequence[Results], split: str) -> list[ClassScore]:
         for label, scores in by_label.items()
     ]
     return sorted(means, key=lambda score: (score.f1, -score.support))
+
+
+def one_label_each(metrics: Sequence[Metric]) -> bool:
+    """Return whether examples have one label each, so that shares of labels are shares of them."""
+    return any(metric.per_example and metric.unit in ("fraction", "percent") for metric in metrics)
 
 
 def _of_run(run: Results, split: str) -> Iterator[ClassScore]:

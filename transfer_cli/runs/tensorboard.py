@@ -25,6 +25,9 @@ _VERSION = "brain.Event:2"
 
 _PREFIX = "events.out.tfevents."
 
+_FINAL = "weights_kept"
+"""The group of what is measured once; it comes after those of curves, `train` and `validation`."""
+
 
 class SummaryWriter:
     """Writes a new event file in `folder`, which readers take after the present ones.
@@ -68,10 +71,10 @@ class SummaryWriter:
 
         The page shows those that are `varying` first, the others by name.
 
-        The measures are curves of one point, `hparam/NAME`, in this very folder. The library's
-        `SummaryWriter` would make a folder of its own for them, which is shown as another run.
+        The measures are curves of one point, `weights_kept/NAME`, in this very folder. The
+        library's `SummaryWriter` would make a folder of its own for them: another run.
         """
-        shown = {f"hparam/{name}": value for name, value in measures.items()}
+        shown = {f"{_FINAL}/{name}": value for name, value in measures.items()}
         for part in summary.hparams(dict(hparams), shown):
             for value in part.value:
                 plugin = value.metadata.plugin_data

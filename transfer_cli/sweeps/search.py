@@ -251,9 +251,9 @@ class Search(Planner):
         sign = -1 if self._settings.direction == "maximize" else 1
         best = min(fit, key=lambda trial: sign * (trial.value or 0.0))
         log.info(
-            "best of %d trials: %d with %s %.6g: %s",
-            len(trials), best.number, self._settings.objective, best.value,
-            " ".join(_words(best.params)),
+            "of %d trials, %d has the %s %s, %.6g: %s",
+            len(trials), best.number, "lowest" if sign == 1 else "highest",
+            self._settings.objective, best.value, " ".join(_words(best.params)),
         )  # fmt: skip
 
     def _learnt(self, number: int) -> bool:

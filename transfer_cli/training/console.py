@@ -9,11 +9,19 @@ from pathlib import Path
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
 from transfer_cli.errors import listed
-from transfer_cli.metrics import UNSEEN, Metric, wilson_interval, without_details
-from transfer_cli.runs.class_scores import FEW, TITLES, class_scores, confused, counts_in
+from transfer_cli.metrics import UNSEEN, wilson_interval, without_details
+from transfer_cli.runs.class_scores import (
+    FEW,
+    TITLES,
+    class_scores,
+    confused,
+    counts_in,
+    one_label_each,
+)
 from transfer_cli.runs.results import Results
 from transfer_cli.safe_files import printable
 from transfer_cli.terminal import (
@@ -136,7 +144,7 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     for split in [name for name in results.measures if name in results.tables][-1:]:
         tables = results.tables[split]
         table = tables.get(f"confusion{UNSEEN}") or tables.get("confusion")
-        if table and _one_label_each(results.metrics):
+        if table and one_label_each(results.metrics):
             said = in_words(table, results.labels, results.more["by_words"])
             blocks.append(_entry("in words", said))
         blocks += by_class(results, split)
@@ -150,7 +158,7 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     if command == "finetune":
         then = f"predict {as_typed('run', path)} input=FILE"
     curves = f"tensorboard --logdir {shlex.quote(str(path))}"
-    lines = {"files": path, "curves": curves, "next": f"transfer {then}"}
+    lines = {"files": path, "curves": curves, "next": CommandLine.of_this_command().then(then)}
     if results.failed:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
@@ -171,11 +179,6 @@ def by_class(results: Results, split: str) -> list[Renderable]:
     if table and (words := confused(results.labels, table)):
         blocks.append(_entry("confused", words))
     return blocks
-
-
-def _one_label_each(metrics: Sequence[Metric]) -> bool:
-    """Return whether examples have one label each, so that shares of labels are shares of them."""
-    return any(metric.per_example and metric.unit in ("fraction", "percent") for metric in metrics)
 
 
 def in_words(

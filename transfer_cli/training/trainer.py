@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.batch import IGNORE
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import as_yaml
@@ -356,7 +358,8 @@ class Trainer:
         ended = self._progress.has_ended(
             sizes.total_steps, run.step.stages, loop.patience, loop.minutes
         )
-        resume = f"transfer {self._command} {as_typed('resume', self._directory.path)}"
+        typed = f"{self._command} {as_typed('resume', self._directory.path)}"
+        resume = CommandLine.of_this_command().then(typed)
         with (
             handlers.speak_above_the_bar(),
             handlers.stop_on_signal(trainer, self._save, resume),
@@ -548,6 +551,9 @@ class Trainer:
             f"{split}/{name}": value
             for split, measures in results.measures.items()
             for name, value in without_details(measures).items()
+        } | {
+            f"forgetting/{name}": value
+            for name, value in (forgetting or {}).get("after", {}).items()
         }
         chosen = hyperparameters(self._config, results.presets)
         swept = keys_in_sweep(self._directory.path)
@@ -601,6 +607,7 @@ class Trainer:
     def _timing(self, seconds: float) -> dict[str, Any]:
         progress = self._progress
         return {
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 3),
             "per_second": {
                 "tokens": round(progress.tokens / seconds, 1),

@@ -127,6 +127,21 @@ def test_the_command_line_at_work_is_known_while_it_is():
     assert CommandLine.of_this_command() == CommandLine()
 
 
+@pytest.mark.parametrize(
+    ("typed", "flags"),
+    [
+        ("predict run=a", " --plugin lab --config-dir 'my configs'"),
+        ("report a", " --plugin lab"),
+    ],
+)
+def test_a_line_to_type_next_has_the_packages_and_configs_of_this_one(tmp_path, typed, flags):
+    (tmp_path / "my configs").mkdir()
+    request = parse(["--plugin", "lab", "--config-dir", "my configs", "seed=1"], "finetune")
+
+    assert composed("finetune", request).typed.then(typed) == f"transfer {typed}{flags}"
+    assert CommandLine().then(typed) == f"transfer {typed}"
+
+
 def test_a_checked_config_is_frozen_and_what_is_decided_goes_into_a_copy():
     config = composed("finetune", parse(["init_from=RUN"])).config
     check(config, "finetune")

@@ -50,11 +50,11 @@ def test_the_page_shows_hyper_parameters_with_measures(tmp_path):
     experiment, lines = page(tmp_path)
 
     assert {info.name for info in experiment.hparam_infos} == {"optimizer.lr", "adaptation"}
-    assert [info.name.tag for info in experiment.metric_infos] == ["hparam/test/loss"]
+    assert [info.name.tag for info in experiment.metric_infos] == ["weights_kept/test/loss"]
     (group,) = lines.values()
     assert group.hparams["optimizer.lr"].number_value == 0.5
     assert group.hparams["adaptation"].string_value == "full"
-    assert values(group) == {"hparam/test/loss": 2.0}
+    assert values(group) == {"weights_kept/test/loss": 2.0}
     assert group.sessions[0].metric_values[0].training_step == 7
     assert scalar_metadata.PLUGIN_NAME == "scalars"
 
@@ -85,7 +85,10 @@ def test_two_runs_are_two_lines(tmp_path):
         "0/tensorboard": 0.5,
         "1/tensorboard": 0.25,
     }
-    assert [values(lines[f"{n}/tensorboard"])["hparam/test/error_rate"] for n in (0, 1)] == [0, 10]
+    assert [values(lines[f"{n}/tensorboard"])["weights_kept/test/error_rate"] for n in (0, 1)] == [
+        0,
+        10,
+    ]
 
 
 def test_a_run_makes_no_further_folder(tmp_path):

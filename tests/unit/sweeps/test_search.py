@@ -80,7 +80,7 @@ def test_the_best_by_a_cost_learnt_anything_and_that_by_validation_is_the_sweeps
     search("sweep.trials=2", f"sweep.objective={objective}", value_of=value_of)
 
     assert len(SweepDirectory(Path("mine")).jobs()) == 2
-    assert ("best of 2 trials: 1 with" in caplog.text) == named
+    assert ("of 2 trials, 1 has the lowest" in caplog.text) == named
 
 
 @pytest.mark.slow

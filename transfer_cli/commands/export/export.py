@@ -21,15 +21,24 @@ from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import ExportConfig
 from transfer_cli.errors import CheckpointError, ConfigError, StoppedError, listed
 from transfer_cli.interop.saving import WrittenFolder, write_folder
+from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
-from transfer_cli.runs.class_scores import FEW, TITLES, class_scores, confused, counts_in
+from transfer_cli.runs.class_scores import (
+    FEW,
+    TITLES,
+    Counts,
+    class_scores,
+    confused,
+    counts_in,
+    one_label_each,
+)
 from transfer_cli.runs.directory import HUB, PARTS, RunDirectory
 from transfer_cli.runs.results import Results
-from transfer_cli.runs.untrusted import mapping
+from transfer_cli.runs.untrusted import is_number, mapping, nested
 from transfer_cli.safe_files import (
     in_one_line,
     markdown_code,
@@ -241,6 +250,7 @@ def _by_label(results: Results) -> dict[str, Any]:
     pairs = confused(results.labels, table) if table else ""
     more = len(scores) - FEW
     notes = [
+        _expected(results, table) if table and one_label_each(results.metrics) else "",
         f"{more:,} labels more have a higher F1." if more > 0 else "",
         f"Most often confused: {pairs}." if pairs else "",
     ]
@@ -249,6 +259,19 @@ def _by_label(results: Results) -> dict[str, Any]:
         "rows": [[printable(score.label), *score.cells()] for score in scores[:FEW]],
         "note": printable(" ".join(filter(None, notes))),
     }
+
+
+def _expected(results: Results, confusion: Counts) -> str:
+    """Return how often new texts get the right label, as far as the scored ones tell."""
+    total, right = sum(map(sum, confusion)), sum(row[at] for at, row in enumerate(confusion))
+    # A text that stands there twice says no more than once.
+    different = nested(results.more, "by_words", "different")
+    texts = min(int(different), total) if is_number(different) else total
+    low, high = wilson_interval(round(right * texts / total), texts)
+    return (
+        f"The accuracy of {right / total:.3f} has a 95 % interval of {low:.3f} to {high:.3f}, by "
+        f"{texts:,} texts."
+    )
 
 
 def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
@@ -279,6 +302,7 @@ def _training(run: RunDirectory, results: Results) -> dict[str, str]:
     environment = _json(run.environment)
     found = {
         "data": presets.get("data"),
+        "trained on": _files(run),
         "scheme": presets.get("adaptation"),
         "objective": presets.get("objective"),
         "started from": _started_from(run),
@@ -290,11 +314,25 @@ def _training(run: RunDirectory, results: Results) -> dict[str, str]:
             "{trainable:,} of {total:,}", asdict(results.parameters)
         ),
         "seconds": timing.get("seconds"),
+        "trained until": timing.get("ended"),
         "versions": ", ".join(
             f"{name} {version}" for name, version in mapping(environment, "versions").items()
         ),
     }
     return {name: printable(str(value)) for name, value in found.items() if value not in (None, "")}
+
+
+def _files(run: RunDirectory) -> str:
+    """Return the names of the files of each stream of data, as it was noted what they were."""
+    streams = mapping(_json(run.origins), "data")
+    sources = [
+        mapping(mapping(streams, stream), split).get("source")
+        for stream in streams
+        for split in mapping(streams, stream)
+    ]
+    return ", ".join(
+        dict.fromkeys(Path(source).name for source in sources if isinstance(source, str))
+    )
 
 
 def _filled(sentence: str, numbers: Any) -> str | None:
