@@ -171,7 +171,7 @@ def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
     if not command.places:
         return typed
     places = [key for key, _ in command.places]
-    return as_overrides(typed, places, command.typed, command.lists)
+    return as_overrides(typed, places, command.typed, command.lists, command.files)
 
 
 def _run_composed(name: str, command: Command, words: list[str]) -> None:

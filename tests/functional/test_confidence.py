@@ -3,7 +3,9 @@
 import csv
 import json
 import logging
+import math
 import random
+import re
 import shlex
 from pathlib import Path
 
@@ -15,10 +17,15 @@ from tests.functional.conftest import LOOP, finished
 from tests.functional.test_pages import commands
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.commands import closing
 from transfer_cli.commands.closing import Closing
 from transfer_cli.engine.precision import Precision
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.multilabel import MultilabelTask
+from transfer_cli.tasks.regression import RegressionTask
+from transfer_cli.tasks.tagging.task import TaggingTask
+
+TAGS = TaggingTask(("O", "B-LOC", "B-PER", "I-PER"))
 
 THINGS = {"place": ["river", "bridge", "street"], "person": ["king", "poet", "sailor"]}
 
@@ -190,12 +197,12 @@ def test_two_processes_fit_the_same(still, tmp_path):
 # --- the end of a file ---------------------------------------------------------------------------
 
 
-def told(caplog, closing, answers):
+def told(caplog, ends, answers):
     """Return what is told of answers, as labels and probabilities."""
     caplog.set_level(logging.INFO)
     for line, (label, probability) in enumerate(answers, 1):
-        closing.note(label, probability, f"text {line}", line)
-    closing.say()
+        ends.note(label, probability, f"text {line}", line)
+    ends.say()
     return [record.getMessage() for record in caplog.records]
 
 
@@ -221,6 +228,23 @@ def test_the_ten_least_sure_are_told_in_order_and_few_answers_are_not(caplog):
         (MultilabelTask(("a", "b")), {"a": 98, "b": 80}, 100, ["a|b"] * 85 + ["a"] * 15, False),
         (MultilabelTask(("a", "b")), {"a": 90, "b": 80}, 100, ["a"] * 85 + [""] * 15, True),
         (ClassificationTask(("a", "b")), {}, 0, ["a"] * 100, False),
+        (TAGS, {"LOC": 50, "PER": 50}, 100, ["PER: Ann; PER: Bob"] * 90 + ["LOC: Ulm"] * 10, True),
+        (
+            TAGS,
+            {"LOC": 50, "PER": 80},
+            100,
+            ["PER: Ann; LOC: Ulm"] * 50 + ["PER: B"] * 30 + ["(none)"] * 20,
+            False,
+        ),
+        (
+            TaggingTask(("N", "V"), marks_entities=False),
+            {"N": 90, "V": 90},
+            100,
+            ["Go/V"] * 100,
+            True,
+        ),
+        # An earlier run has counted tags.
+        (TAGS, {"B-PER": 9, "O": 100}, 100, ["PER: Ann"] * 100, False),
     ],
 )
 def test_shares_that_differ_by_more_than_chance_are_named(
@@ -230,6 +254,35 @@ def test_shares_that_differ_by_more_than_chance_are_named(
 
     assert lines[0].startswith("the shares of 100 answers")
     assert any("otherwise than the labels in training" in line for line in lines) == drifts
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted"),
+    [
+        ("tagging", r"the shares of \d+ answers .* labels in training:\n  CITY +\d"),
+        ("regression", r"the quartiles of \d+ answers: .+; those of the numbers in training: "),
+    ],
+)
+def test_a_file_ends_with_what_its_kind_of_answers_tells(
+    kind, counted, transfer, task_run, task_file, tmp_path
+):
+    (tmp_path / "in.txt").write_text("the market of Oslo\n" * 20)
+
+    for words in (("predict", "in.txt"), ("evaluate", str(task_file(kind)))):
+        ended = transfer(words[0], str(task_run(kind)), words[1], "device=cpu").ok()
+        assert re.search(counted, ended.err)
+
+
+def test_of_many_numbers_a_part_is_kept(caplog, monkeypatch):
+    monkeypatch.setattr(closing, "MOST_VALUES", 16)
+    task = RegressionTask(quartiles=(1.0, 2.0, 3.0))
+
+    (line,) = told(caplog, Closing(task, {}, 0), [(str(n), math.nan) for n in range(1000)])
+
+    assert line.startswith("the quartiles of 1,000 answers: ")
+    parts = [float(part) for part in line.split(": ")[1].split(";")[0].split(", ")]
+    assert parts == pytest.approx([250, 500, 750], abs=70)
+    assert line.endswith("in training: 1, 2, 3")
 
 
 def test_the_page_is_typed_on_a_run_of_these_tests():

@@ -220,15 +220,15 @@ def test_labelled_data_is_described(transfer, pretrained):
     assert "tokens   " in out
     assert "longest" in out
     assert "unknown  " in out
-    assert "overlap: 0 texts stand in both train and test" in out
+    assert "overlap: 0 texts of train stand in test, too" in out
     # The classification token ends an input of a causal model.
     samples = [line for line in out.splitlines() if line.rstrip().endswith("[CLS]")]
     assert len(samples) == 3
 
 
-def test_repeats_and_overlaps_are_counted(transfer, tmp_path):
-    (tmp_path / "train.csv").write_text("text,label\none,a\ntwo,b\none,a\nthree,b\n")
-    (tmp_path / "test.csv").write_text("text,label\none,a\nfour,b\n")
+def test_repeats_and_overlaps_are_counted_as_a_run_counts_them(transfer, tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\none,a\ntwo,b\nONE ,a\nthree,b\n")
+    (tmp_path / "test.csv").write_text("text,label\none,a\nOne,a\nfour,b\n")
 
     ended = transfer(
         "inspect", "data=table", "data.train=train.csv", "data.validation=test.csv",
@@ -236,7 +236,8 @@ def test_repeats_and_overlaps_are_counted(transfer, tmp_path):
     ).ok()  # fmt: skip
 
     assert "repeats  1 texts stand there before" in ended.out
-    assert "overlap: 1 texts stand in both train and test" in ended.out
+    assert "overlap: 2 texts of test stand in train, too" in ended.out
+    assert "2 of the 3 texts of test (66.7 %) are in train, too" in ended.err
 
 
 def test_both_texts_of_a_pair_are_counted(transfer, tmp_path):

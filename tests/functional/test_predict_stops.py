@@ -119,6 +119,28 @@ def test_what_a_kill_has_left_is_cut_and_completed(predict, killed, tmp_path, si
     assert (tmp_path / "out.csv").read_bytes() == whole
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_answers_to_several_files_are_gone_on_with(predict, rows, tmp_path, ending):
+    (tmp_path / "a.jsonl").write_text("\n".join(rows[:7]))
+    (tmp_path / "b.jsonl").write_text("\n".join(rows[7:15]) + "\nno JSON\n")
+    files = ("input=[a.jsonl,b.jsonl]", f"output=out.{ending}")
+    stopped = predict(*files)
+    left = partial_of(tmp_path).read_text()
+
+    (tmp_path / "b.jsonl").write_text("\n".join(rows[7:15]))
+    resumed, whole = (
+        predict(*files, "resume=true"),
+        predict(files[0], f"output=whole.{ending}"),
+    )
+
+    assert stopped.code == 2
+    assert "b.jsonl, line 9" in stopped.err
+    assert len(left.splitlines()) == 15 + (ending == "csv")
+    assert resumed.code == whole.code == 0, resumed.err
+    assert "going on in" in resumed.err
+    assert (tmp_path / f"out.{ending}").read_text() == (tmp_path / f"whole.{ending}").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

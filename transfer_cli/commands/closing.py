@@ -7,9 +7,10 @@ learnt from sees it there first.
 import heapq
 import logging
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from statistics import NormalDist
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import NormalDist, quantiles
 
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.errors import listed
@@ -23,6 +24,9 @@ FEWEST = 20
 """Answers below which there is nothing to count."""
 
 LEAST_SURE = 10
+
+MOST_VALUES = 2**17
+"""Numbers that are kept, for their quartiles."""
 
 MOST_LABELS = 20
 """Labels whose shares are told, the most frequent ones."""
@@ -42,27 +46,46 @@ class Closing:
 
     def __init__(self, task: Task, trained: Mapping[str, int], texts: int) -> None:
         self._task = task
-        self._trained = trained if texts else {}
+        self._trained = {
+            label: n for label, n in trained.items() if texts and label in task.counted
+        }
         self._texts = texts
         self._counts: Counter[str] = Counter()
+        self._values, self._step = array("d"), 1
         self._num_answers = self._num_unsure = 0
         self._least: list[tuple[float, int, str]] = []
 
-    def note(self, answer: str, probability: float, text: str, line: int | None) -> None:
+    def note(
+        self, answer: str, probability: float, text: str, line: int | None, file: str | None = None
+    ) -> None:
         """Count an answer, given or not, as `Task.said` says it, to the text on a line."""
         self._num_answers += 1
+        value = self._task.said_value(answer)
+        if value is not None:
+            self._note_value(value)
+            return
         self._counts.update(self._task.said_labels(answer))
         self._num_unsure += probability < (self._task.abstain_below or HALF)
-        place = "" if line is None else f"line {line:,}"
+        place = "" if line is None else f"{file}, line {line:,}" if file else f"line {line:,}"
         shown = f"  {place:10} {probability:.3f}  {_short(answer) or '(none)'}  {_short(text)}"
         # The surest falls out; among equally sure ones the last.
         heapq.heappush(self._least, (-probability, -self._num_answers, shown))
         if len(self._least) > LEAST_SURE:
             heapq.heappop(self._least)
 
+    def _note_value(self, value: float) -> None:
+        """Keep every value, of many every second one, of more every fourth, and so on."""
+        if self._num_answers % self._step == 0:
+            self._values.append(value)
+        if len(self._values) == MOST_VALUES:
+            self._values, self._step = self._values[::2], 2 * self._step
+
     def say(self) -> None:
         """Log what there is to tell of the answers; nothing of few."""
         if self._num_answers < FEWEST:
+            return
+        if self._values:
+            self._say_values()
             return
         for line in self._shares():
             log.info("%s", line)
@@ -82,6 +105,15 @@ class Closing:
         log.info("least sure:")
         for _, _, shown in sorted(self._least, reverse=True):
             log.info("%s", shown)
+
+    def _say_values(self) -> None:
+        """Log the quartiles of numbers, which have no probability and so are not sure or unsure."""
+        before = getattr(self._task, "quartiles", ())
+        log.info(
+            "the quartiles of %s answers: %s%s", f"{self._num_answers:,}",
+            _numbers(quantiles(self._values, method="inclusive")),
+            f"; those of the numbers in training: {_numbers(before)}" if before else "",
+        )  # fmt: skip
 
     def _shares(self) -> Iterator[str]:
         if not self._counts:
@@ -118,6 +150,10 @@ class Closing:
             parts = (here - low, most - there) if here > there else (high - here, there - least)
             if abs(here - there) > math.hypot(*parts):
                 yield f"{_short(label)} {100 * here:.0f} % instead of {100 * there:.0f} %"
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
 
 
 def _short(text: str) -> str:

@@ -107,13 +107,15 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
 def _say_closing(trained: Trained, split: Split, items: Sequence[Item]) -> None:
     """Log how the answers to a file are shared out, and which are least sure."""
     task, examples = trained.start.task, datasets.encoded_of(split).examples
-    if task is None or not any(item.probability for item in items):
+    if task is None or not any(
+        item.probability or task.said_value(item.predicted) is not None for item in items
+    ):
         return
     closing = Closing(task, *trained.training_labels)
     for item in items:
         example = examples[item.index]
-        line, text = getattr(example, "line", None), task.texts(example)[0]
-        closing.note(item.predicted, item.probability, text, line)
+        line, file = getattr(example, "line", None), getattr(example, "file", None)
+        closing.note(item.predicted, item.probability, task.texts(example)[0], line, file)
     closing.say()
 
 

@@ -18,6 +18,7 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import InspectConfig, PrepareConfig
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.documents import TextSplit
+from transfer_cli.data.equal_texts import keys_of, overlaps
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.sentence_pairs import SentencePairs
 from transfer_cli.data.tokenizer import Tokenizer
@@ -78,6 +79,10 @@ def inspect(config: InspectConfig) -> None:
 def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samples: int) -> None:
     task: Any = prepared.task
     texts = {name: list(map(task.texts, examples)) for name, examples in data.splits.items()}
+    keys = {
+        name: keys_of(map(task.equal_by, examples), len(examples))
+        for name, examples in data.splits.items()
+    }
     for name, examples in data.splits.items():
         print_line(f"{name}: {len(examples):,} examples")
         counts = Counter(label for example in examples for label in task.labels_of(example))
@@ -90,7 +95,9 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
         lengths = np.array([sum(next(pieces_of) for _ in each) for each in texts[name]])
         _lengths(lengths)
         _unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
-        print_line(f"  repeats  {len(examples) - len(set(texts[name])):,} texts stand there before")
+        print_line(
+            f"  repeats  {len(examples) - len(np.unique(keys[name])):,} texts stand there before"
+        )
         dataset: Any = prepared.splits[name].data
         for number in range(min(samples, len(examples))):
             rows = np.flatnonzero(dataset.example_of == number)
@@ -103,9 +110,8 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
                 sequences = (batch[key].flatten(0, -2) for key in ("tokens", "mask"))
                 for tokens, mask in zip(*sequences, strict=True):
                     print_line(f"      {' '.join(tokenizer.pieces(tokens[mask].tolist()))}")
-    for first, second in itertools.combinations(texts, 2):
-        both = len(set(texts[first]) & set(texts[second]))
-        print_line(f"overlap: {both:,} texts stand in both {first} and {second}")
+    for small, large, shared in overlaps(keys):
+        print_line(f"overlap: {len(shared):,} texts of {small} stand in {large}, too")
 
 
 def _summary(name: str, blocks: TextBlocks) -> None:

@@ -131,5 +131,5 @@ _TRAINS = {**_READS, "resume": _folder}
 _WRITES_RUN = {**_READS, "output": _new}
 _OF_COMMAND = {
     "pretrain": _TRAINS, "finetune": _TRAINS, "score": _WRITES_RUN, "analyze": _WRITES_RUN,
-    "evaluate": {**_READS, "input": _data},
+    "evaluate": {**_READS, "input": _data}, "predict": {**_READS, "input": _data},
 }  # fmt: skip

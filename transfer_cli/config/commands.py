@@ -81,6 +81,7 @@ class Command:
         places: The keys whose values may be typed alone, in their order, and what help calls them.
         typed: The key of a text, which is never read as more than text.
         lists: Keys of several such texts.
+        files: The key of the last place where it takes several.
         named: Keys below which there are names of one's own.
         usage: What follows its name, for a command that takes no overrides.
     """
@@ -96,6 +97,7 @@ class Command:
     places: tuple[tuple[str, str], ...] = ()
     typed: str = ""
     lists: tuple[str, ...] = ()
+    files: str = ""
     named: tuple[str, ...] = ()
     usage: str = ""
     typed_as: str = ""
@@ -188,7 +190,7 @@ ALL: dict[str, Command] = {
     "evaluate": Command(
         summary="score a run on a split of its own data, or of other data",
         function="transfer_cli.commands.evaluate.evaluate",
-        places=(("run", "RUN"), ("input", "FILE")), named=("slices",),
+        places=(("run", "RUN"), ("input", "FILE ...")), files="input", named=("slices",),
         keys=(
             "run", "input", "split", "slices", "baseline", "batch", "device", "precision",
             "data_dir", "seed",
@@ -198,7 +200,7 @@ ALL: dict[str, Command] = {
     "predict": Command(
         summary="label texts with a fine-tuned run",
         function="transfer_cli.commands.predict.predict.predict",
-        places=(("run", "RUN"), ("input", "FILE")),
+        places=(("run", "RUN"), ("input", "FILE ...")), files="input",
         keys=(
             "run", "input", "output", "text", "pair", "format", "output_format", "keep",
             "errors", "batch",

@@ -118,6 +118,7 @@ def _of_composing(name: str, command: Command, words: list[str], last: str) -> F
     sign = last[: len(last) - len(last.lstrip("+~"))]
     keys = {f"{sign}{key}": text for key, text in _next_parts(typed.keys(), last[len(sign) :])}
     free = command.places[len([word for word in words if "=" not in word and word[:1] != "-"]) :]
+    free = free or command.places[-1:] if command.files else free
     return {**keys, **(_of_kind(free[0][1], last) if free and not sign else {})}
 
 

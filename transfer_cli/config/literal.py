@@ -54,7 +54,11 @@ def _with_quotes(word: str, lists: Sequence[str]) -> str:
 
 
 def as_overrides(
-    words: Sequence[str], places: Sequence[str], text: str = "", lists: Sequence[str] = ()
+    words: Sequence[str],
+    places: Sequence[str],
+    text: str = "",
+    lists: Sequence[str] = (),
+    files: str = "",
 ) -> tuple[str, ...]:
     """Return a command's words as overrides, with the texts among them quoted for Hydra.
 
@@ -64,6 +68,7 @@ def as_overrides(
             key has no place any more.
         text: The key of a text, which may hold any characters; "": the command takes none.
         lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
+        files: The key of the last place where it takes several.
     """
     overrides, alone, texts = [], [], []
     for word in words:
@@ -78,6 +83,10 @@ def as_overrides(
             overrides.append(word)
     given = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
     free = [key for key in places if key not in given]
+    several = alone[len(free) - 1 :] if free and free[-1] == files else []
+    if len(several) > 1:
+        overrides.append(f"{files}=[{','.join(map(_literal, several))}]")
+        del alone[len(free) - 1 :], free[-1]
     if len(alone) > len(free) and not text:
         shown = alone[len(free)]
         raise ConfigError(

@@ -354,8 +354,8 @@ class PredictConfig(TableConfig, DeviceConfig, ModelConfig):
 
     run: Any = MISSING
     """The fine-tuned run directory that answers, or several: the mean of their probabilities."""
-    input: str = "-"
-    """A file of texts; -: standard input."""
+    input: Any = "-"
+    """A file of texts, or several: a list, a folder, a glob; -: standard input."""
     output: str = "-"
     """The file to write; -: standard output."""
     format: str = "auto"

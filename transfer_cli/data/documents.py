@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import logging
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -338,6 +338,31 @@ def expand(
             readers.check_readable(file)
         paths += files
     return list(dict.fromkeys(paths))
+
+
+def files_of_one_format(
+    names: Sequence[str],
+    suffixes: Sequence[str],
+    read_as: str | None,
+    is_one: Callable[[Path], bool] = readers.is_parquet,
+) -> list[Path]:
+    """Return the files of paths, folders and globs, each named once, all of one format.
+
+    Args:
+        names: See `expand`, as for the others.
+        read_as: The format that was typed; None or auto: that of the endings.
+    """
+    files = [path for name in names for path in expand(name, suffixes, is_one)]
+    twice = [path for path, count in Counter(files).items() if count > 1]
+    if twice:
+        raise DataError(f"{twice[0]} is named twice; name it once.")
+    kinds = {str(readers.format_of(path)): path for path in files}
+    if len(kinds) > 1 and read_as in (None, "auto"):
+        raise DataError(
+            f"its files are of different formats ({listed(kinds.values(), 4)}); name those of one, "
+            "or a glob such as '*.csv'."
+        )
+    return files
 
 
 def _in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> list[Path]:

@@ -4,7 +4,7 @@ import itertools
 import re
 import unicodedata
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,13 @@ def found(wanted: Keys, among: Keys) -> npt.NDArray[np.bool_]:
     ordered = np.sort(among)
     places = np.searchsorted(ordered, wanted)
     return np.asarray(ordered[np.minimum(places, len(ordered) - 1)] == wanted)
+
+
+def overlaps(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, npt.NDArray[np.intp]]]:
+    """Yield each two splits, the smaller first, and where in it texts of the larger one stand."""
+    for names in itertools.combinations(keys, 2):
+        small, large = sorted(names, key=lambda name: len(keys[name]))
+        yield small, large, np.flatnonzero(found(keys[small], keys[large]))
 
 
 def united(first: Iterable[Hashable], second: Iterable[Hashable]) -> list[Hashable]:

@@ -111,9 +111,14 @@ def paragraphs(text: str) -> list[str]:
     return text.replace("\r\n", "\n").split("\n")
 
 
+def is_parquet(folder: Path) -> bool:
+    """Return whether a folder holds Parquet files, which are one table."""
+    return folder.is_dir() and any(folder.glob("*.parquet"))
+
+
 def format_of(path: Path) -> str | None:
-    """Return the table format of a file's name, or None; a folder of Parquet files is one table."""
-    if path.is_dir() and any(path.glob("*.parquet")):
+    """Return the table format of a file's name, or None."""
+    if is_parquet(path):
         return "parquet"
     suffix = suffix_of(path)
     if suffix in _JSON_SUFFIXES:

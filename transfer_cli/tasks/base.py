@@ -11,7 +11,7 @@ example may be several rows, its windows; any other is one row.
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -331,9 +331,22 @@ class Task(ABC):
         """Return an answer as a text, given or not, and its probability; None: it has none."""
         return None
 
-    def said_labels(self, said: str) -> Sequence[str]:
-        """Return those of its `labels` that a text of `said`, or of a `Result`, stands for."""
+    @property
+    def counted(self) -> Sequence[str]:
+        """What is counted in examples and answers: the labels, or what they mark."""
+        return self.labels
+
+    def counted_in(self, example: Any) -> Collection[str]:
+        """Return those of `counted` that people gave an example."""
+        return {*self.labels_of(example)}
+
+    def said_labels(self, said: str) -> Collection[str]:
+        """Return those of `counted` that a text of `said`, or of a `Result`, stands for."""
         return ()
+
+    def said_value(self, said: str) -> float | None:
+        """Return the number that such a text stands for; None: it is none."""
+        return None
 
     def written(self, answer: Answer) -> dict[str, Any]:
         """Return an answer as `predict` writes it in JSON: a value for each of `fields`."""

@@ -24,6 +24,8 @@ from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task, TextsTask
 from transfer_cli.tasks.table import Table, TableRow
 
+QUARTERS = (0.25, 0.5, 0.75)
+
 _MOST = 3e38
 """The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
 
@@ -47,6 +49,7 @@ class RegressionTask(TextsTask):
         truncate: See `TextsTask`.
         mean: Of the training examples' numbers.
         scale: Their standard deviation.
+        quartiles: The three that part them.
     """
 
     name, objective, head, example = "regression", "regression", "class", NumberExample
@@ -56,6 +59,7 @@ class RegressionTask(TextsTask):
 
     mean: float = 0.0
     scale: float = 1.0
+    quartiles: tuple[float, ...] = field(default=(), compare=False)
 
     def labels_of(self, example: NumberExample) -> Sequence[str]:
         return () if example.value is None else (shown(example.value),)
@@ -77,10 +81,11 @@ class RegressionTask(TextsTask):
         bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
         return [int(fifth) for fifth in np.searchsorted(bounds, values, side="right")]
 
-    def facts(self, train: Sequence[NumberExample]) -> dict[str, float]:
-        """Return the mean and the deviation of the numbers."""
+    def facts(self, train: Sequence[NumberExample]) -> dict[str, Any]:
+        """Return the mean, the deviation and the quartiles of the numbers."""
         values = _values(train)
-        return {"mean": float(values.mean()), "scale": float(values.std())}
+        parts = np.quantile(values, QUARTERS).tolist()
+        return {"mean": float(values.mean()), "scale": float(values.std()), "quartiles": parts}
 
     def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
         values = [example.value for example in examples]
@@ -119,6 +124,13 @@ class RegressionTask(TextsTask):
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
+
+    def said(self, answer: Answer) -> tuple[str, float]:
+        """Return the number, of which there is no probability."""
+        return shown(answer["value"]), math.nan
+
+    def said_value(self, said: str) -> float:
+        return float(said)
 
     def written(self, answer: Answer) -> dict[str, Any]:
         return {"value": float(shown(answer["value"]))}

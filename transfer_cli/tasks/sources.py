@@ -10,7 +10,6 @@ stratified, keeps equal texts together, and depends on nothing but the examples 
 
 import dataclasses
 import heapq
-import itertools
 import logging
 import random
 from abc import abstractmethod
@@ -25,7 +24,7 @@ import numpy as np
 
 from transfer_cli.config.build import build
 from transfer_cli.data import equal_texts, readers
-from transfer_cli.data.documents import check_disjoint, expand
+from transfer_cli.data.documents import check_disjoint, files_of_one_format
 from transfer_cli.data.equal_texts import Keys, folded, keys_of, together, united
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Whole
@@ -241,24 +240,13 @@ class LabelledFiles(LabelledSource):
             key: The key that names them in messages.
         """
         with raised_as(DataError, f"{key}: ", DataError):
+            read_as = getattr(self, "format", None)
             names = [given] if isinstance(given, str) else given
-            files = [
-                path for name in names for path in expand(name, self.suffixes, self.is_one_file)
-            ]
-            twice = [path for path, count in Counter(files).items() if count > 1]
-            if twice:
-                raise DataError(f"{twice[0]} is named twice; name it once.")
-            kinds = {str(readers.format_of(path)): path for path in files}
-            if len(kinds) > 1 and getattr(self, "format", None) in (None, "auto"):
-                raise DataError(
-                    f"its files are of different formats ({listed(kinds.values(), 4)}); name those "
-                    "of one, or a glob such as '*.csv'."
-                )
-        return files
+            return files_of_one_format(names, self.suffixes, read_as, self.is_one_file)
 
     def is_one_file(self, folder: Path) -> bool:
         """Return whether a folder is read as one file: by default one of Parquet files is."""
-        return any(folder.glob("*.parquet"))
+        return readers.is_parquet(folder)
 
     def options(self) -> dict[str, Any]:
         """Return the options that the task has as well."""
@@ -486,9 +474,7 @@ def say_overlap(
         where: The data's name in messages.
         texts: Returns the texts of an example, the one to show first.
     """
-    for names in itertools.combinations(splits, 2):
-        small, large = sorted(names, key=lambda name: len(keys[name]))
-        shared = np.flatnonzero(equal_texts.found(keys[small], keys[large]))
+    for small, large, shared in equal_texts.overlaps(keys):
         if not len(shared):
             continue
         share = len(shared) / len(keys[small])

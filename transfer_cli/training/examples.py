@@ -92,12 +92,12 @@ def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) 
 
 
 def labels_in(data: Prepared) -> dict[str, int]:
-    """Return how many training examples have each label; nothing where there are no labels."""
+    """Return how many training examples have each of `Task.counted`; nothing without labels."""
     if data.task is None or not data.labels:
         return {}
     examples = encoded_of(data.splits["train"]).examples
-    counts = Counter(label for each in examples for label in {*data.task.labels_of(each)})
-    return {label: counts[label] for label in data.labels}
+    counts = Counter(label for each in examples for label in data.task.counted_in(each))
+    return {label: counts[label] for label in data.task.counted}
 
 
 def by_words(data: Prepared, split: str) -> dict[str, Any] | None:

@@ -528,10 +528,11 @@ def test_other_keys_are_hydras():
         (["in.csv", "run=[a,b]"], ("run=[a,b]", "input='in.csv'")),
         (["batch=3", "a, b's run"], ("batch=3", r"run='a, b\'s run'")),
         (["~data", "RUN", "+x=1"], ("~data", "+x=1", "run='RUN'")),
+        (["RUN", "a, b", "c", "d=e"], ("d=e", "input=['a, b','c']", "run='RUN'")),
     ],
 )
 def test_values_without_a_key_have_their_places(words, expected):
-    assert as_overrides(words, ("run", "input")) == expected
+    assert as_overrides(words, ("run", "input"), files="input") == expected
 
 
 @pytest.mark.parametrize("value", [3, None, True, [3], {"a": "b"}])

@@ -300,7 +300,9 @@ def test_what_is_left_out_is_counted(glue, tmp_path, caplog):
 def test_stsb_is_a_task_of_numbers(glue, tmp_path):
     data = glue("stsb").load(tmp_path, 0)
 
-    assert data.task == RegressionTask.node(truncate="longest_first", mean=3.75, scale=1.25)
+    assert data.task == RegressionTask.node(
+        truncate="longest_first", mean=3.75, scale=1.25, quartiles=[3.125, 3.75, 4.375]
+    )
     assert [each.value for each in data.splits["train"]] == [2.5, 5.0]
 
 
@@ -399,7 +401,7 @@ def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(tas
     with open_table(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
         rows = list(rows_of(table, columns, pytest.fail))
     answers = Submitted(out, columns)
-    answers.write_window([answers.renamed(each) for each in rows], said)
+    answers.write_window([answers.placed(each) for each in rows], said)
 
     expected = [labels[-1]] * 2 if labels else ["5.000", "2.460"]
     assert submission.name_of(f"GLUE/{test}") == name

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
+from glob import has_magic
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -21,10 +22,11 @@ from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
-from transfer_cli.commands.predict.reading import Columns, Row
+from transfer_cli.commands.predict.reading import Columns, Input, Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.config.schema import PredictConfig
 from transfer_cli.data import readers
+from transfer_cli.data.documents import files_of_one_format
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, OnError
@@ -47,6 +49,7 @@ from transfer_cli.runs import atomic
 from transfer_cli.runs.atomic import check_inside, flush
 from transfer_cli.runs.locks import Lock
 from transfer_cli.tasks.base import Answer, Task
+from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.terminal import STOP_SIGNALS, handling
 from transfer_cli.training.workers import in_process_group
 
@@ -58,7 +61,8 @@ WINDOW_BATCHES = 64
 
 def predict(config: PredictConfig) -> None:
     """Write the label and the probabilities of every text."""
-    _check(config)
+    files = _files(config)
+    _check(config, files)
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
         ensemble = Ensemble(
@@ -73,42 +77,74 @@ def predict(config: PredictConfig) -> None:
                     ensemble.together([ensemble.task.example(**example) for example in asked])
             return
         write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
-        table_format = reading.format_of(config.format, config.input)
         is_handed_in = config.output_format == writing.SUBMITTED
         submission = ensemble.submission() if is_handed_in else None
-        asked, own = _wanted(config, ensemble, table_format, submission)
-        wanted = asked if asked.text or asked.texts else own
-        path = _path(config, submission)
+        opened, choose = _ways_in(config, files[0], ensemble, submission)
+        path = _path(config, files[0], submission)
+        most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
+        closing = Closing(ensemble.task, *ensemble.training_labels)
+        tables: list[Skipped] = []
         with (
-            reading.opened(config.input, table_format, _layout(config), wanted) as given,
+            reading.all_opened(files, opened, choose) as (chosen, inputs),
             _opened(path, ensemble.digest, resume=config.resume) as (out, partial),
             stop.listening(),
-            _shown(config, ensemble.num_runs) as more,
+            _shown(config, files, ensemble.num_runs) as more,
         ):
-            name = given.table.name
-            chosen = _chosen(given.table, asked, own, ensemble.task)
-            columns = Columns(chosen, config.keep, ensemble.task, submission)
-            answers = write(out, columns)
-            earlier = Earlier(partial if config.resume else None, answers, name)
-            skipped = Skipped(name)
-            rows = _rows(
-                given.table, answers, skipped if config.errors == "skip" else Refuse("errors")
-            )
-            most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
-            closing = Closing(ensemble.task, *ensemble.training_labels)
-            for window in reading.windows(rows, most, given.is_there):
-                found = [] if earlier.has(window) else _together(ensemble, window, name, more)
-                with stop.waiting():
-                    if found:
-                        _write(answers, window, found, name, closing)
-                    stop.place = f"after line {window[-1].line:,} of {name}"
-                skipped.answered += len(window)
-                more(0 if found else len(window) * ensemble.num_runs)
-            earlier.close()
-            say_skipped([skipped])
+            answers = write(out, Columns(chosen, config.keep, ensemble.task, submission))
+            earlier = Earlier(partial if config.resume else None, answers)
+            for given in inputs:
+                name = given.table.name
+                answers.file = name if len(files) > 1 else None
+                tables.append(Skipped(name))
+                on_error = tables[-1] if config.errors == "skip" else Refuse("errors")
+                rows = _rows(given.table, answers, on_error)
+                for window in reading.windows(rows, most, given.is_there):
+                    is_done = earlier.has(window, name)
+                    found = [] if is_done else _together(ensemble, window, name, more)
+                    with stop.waiting():
+                        if found:
+                            _write(answers, window, found, name, closing)
+                        stop.place = f"after line {window[-1].line:,} of {name}"
+                    tables[-1].answered += len(window)
+                    more(0 if found else len(window) * ensemble.num_runs)
+            earlier.close(files[-1])
+            say_skipped(tables)
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
         closing.say()
+
+
+def _files(config: PredictConfig) -> list[str]:
+    """Return the files of `input`, as `data.train` names them; - for standard input."""
+    given = config.input if isinstance(config.input, list) else [config.input]
+    if len(given) == 1 and isinstance(name := given[0], str):
+        path = Path(name).expanduser()
+        if name == "-" or not (path.is_dir() or (has_magic(name) and not path.exists())):
+            return [name]  # also a pipe, which can be looked at only once
+    if not given or not all(isinstance(name, str) and name != "-" for name in given):
+        raise ConfigError(f"input: expected files, a folder, a glob, or -, got {config.input}")
+    with raised_as(DataError, "input: ", DataError):
+        paths = files_of_one_format(given, (*LabelledFiles.suffixes, ".txt"), config.format)
+    return list(map(str, paths))
+
+
+def _ways_in(
+    config: PredictConfig, first: str, ensemble: Ensemble, submission: Submission | None
+) -> tuple[
+    Callable[[str], AbstractContextManager[Input]], Callable[[OpenTable, Wanted | None], Chosen]
+]:
+    """Return what opens a file, and what chooses its columns."""
+    table_format = reading.format_of(config.format, first)
+    asked, own = _wanted(config, ensemble, table_format, submission)
+    wanted = asked if asked.text or asked.texts else own
+
+    def opened(name: str) -> AbstractContextManager[Input]:
+        return reading.opened(name, table_format, _layout(config), wanted)
+
+    def choose(table: OpenTable, first: Wanted | None) -> Chosen:
+        return _chosen(table, asked, first or own, ensemble.task)
+
+    return opened, choose
 
 
 def _most_rows(batch: int, task: Task) -> int:
@@ -118,12 +154,12 @@ def _most_rows(batch: int, task: Task) -> int:
     return max(batch, min(batch * WINDOW_BATCHES, window_cells // len(task.cell_names)))
 
 
-def _shown(config: PredictConfig, runs: int) -> AbstractContextManager[More]:
+def _shown(config: PredictConfig, files: Sequence[str], runs: int) -> AbstractContextManager[More]:
     """Return the display of how many answers there are: one for each line and run."""
 
     def total() -> int | None:
-        lines = readers.count_lines(Path(config.input).expanduser())
-        return None if lines is None else lines * runs
+        lines = [readers.count_lines(Path(name).expanduser()) for name in files]
+        return None if None in lines else sum(filter(None, lines)) * runs
 
     return progress(
         "predicting",
@@ -161,7 +197,7 @@ def _write(
     answers.write_window(window[: len(finite)], finite)
     for row, answer in zip(window, finite, strict=False):
         if said := answers.task.said(answer):
-            closing.note(*said, answers.task.texts(row.example)[0], row.line)
+            closing.note(*said, answers.task.texts(row.example)[0], row.line, answers.file)
     if len(finite) < len(window):
         row = window[len(finite)]
         text = answers.task.texts(row.example)[0][:SHOWN]
@@ -171,7 +207,7 @@ def _write(
 def _rows(table: OpenTable, answers: Answers, on_error: OnError) -> Iterator[Row]:
     """Yield the rows that can be read, and written when they are labelled."""
     for read in reading.rows_of(table, answers.columns, on_error):
-        row = answers.renamed(read)
+        row = answers.placed(read)
         problem = answers.problem_of(row)
         if problem is None:
             yield row
@@ -198,11 +234,11 @@ def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
     return table.columns(asked, own) if column is None else Chosen(column, None, LABEL)
 
 
-def _path(config: PredictConfig, submission: Submission | None) -> str:
+def _path(config: PredictConfig, test: str, submission: Submission | None) -> str:
     """Return where answers go; those to a benchmark have their own name in an existing folder."""
     folder = Path(config.output).expanduser()
     if submission is not None and config.output != "-" and folder.is_dir():
-        return str(folder / submission.name_of(config.input))
+        return str(folder / submission.name_of(test))
     check_output(config.output)
     return config.output
 
@@ -220,18 +256,21 @@ def _layout(config: PredictConfig) -> Layout:
         )
 
 
-def _check(config: PredictConfig) -> None:
-    if config.pair is not None and reading.format_of(config.format, config.input) == "text":
+def _check(config: PredictConfig, files: Sequence[str]) -> None:
+    if config.pair is not None and reading.format_of(config.format, files[0]) == "text":
         raise ConfigError(
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
             "or jsonl"
         )
     if config.keep and config.output_format == writing.SUBMITTED:
         raise ConfigError("keep: output_format=glue has no columns but its own two; leave it out")
+    if len(files) > 1 and config.output_format == writing.SUBMITTED:
+        raise ConfigError("input: output_format=glue hands in the answers to one file; name one")
     if config.resume:
         _check_resume(config.output)
-    files = [Path(name).expanduser().resolve() for name in (config.input, config.output)]
-    if "-" not in (config.input, config.output) and files[0] == files[1]:
+    output = Path(config.output).expanduser().resolve()
+    inputs = [Path(name).expanduser().resolve() for name in files if name != "-"]
+    if config.output != "-" and output in inputs:
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
     writing.format_of(config.output_format, config.output)
     _layout(config)
@@ -343,13 +382,11 @@ class Earlier:
     Args:
         partial: The file; None: there is none.
         answers: Writes its format.
-        name: Of the input, for messages.
     """
 
-    def __init__(self, partial: Path | None, answers: Answers, name: str) -> None:
+    def __init__(self, partial: Path | None, answers: Answers) -> None:
         self._partial = partial
         self._answers = answers
-        self._name = name
         self._records = self._whole_records()
         self._count = self._read = self._end = 0
         self._over = False
@@ -371,30 +408,30 @@ class Earlier:
                 elif len(record) > _MOST_RECORD:
                     return
 
-    def has(self, window: Sequence[Row]) -> bool:
-        """Return whether the next answers are those of this window, all of it.
+    def has(self, window: Sequence[Row], name: str) -> bool:
+        """Return whether the next answers are those of this window of a file, all of it.
 
         Else they are cut off: windows are answered whole, since what is in a batch together decides
         the last digit.
         """
         names = "" if self._read else self._answers.names()
         if names and next(self._records, names) != names:
-            self._refuse(f"is not of line {window[0].line} of {self._name}")
+            self._refuse(f"is not of line {window[0].line} of {name}")
         for row in window:
             record = None if self._over else next(self._records, None)
             if record is None:
                 self._cut()
                 return False
             if not self._answers.is_for(row, record):
-                self._refuse(f"is not of line {row.line} of {self._name}")
+                self._refuse(f"is not of line {row.line} of {name}")
             self._count += 1
         self._end = self._read
         return True
 
-    def close(self) -> None:
+    def close(self, name: str) -> None:
         """Refuse answers that are left when there are no more rows."""
         if not self._over and next(self._records, None) is not None:
-            self._refuse(f"is beyond the end of {self._name}")
+            self._refuse(f"is beyond the end of {name}")
         self._cut()
 
     def _cut(self) -> None:

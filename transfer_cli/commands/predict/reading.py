@@ -10,9 +10,11 @@ import io
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,40 @@ def opened(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterat
         start = b"" if table_format == "text" else piped.first_line()
         table = table_of_lines(start, piped, name, table_format, given, asked)
         yield Input(table, piped.is_there)
+
+
+@contextlib.contextmanager
+def all_opened(
+    names: Sequence[str],
+    opened: Callable[[str], AbstractContextManager[Input]],
+    choose: Callable[[OpenTable, Wanted | None], Chosen],
+) -> Iterator[tuple[Chosen, Iterator[Input]]]:
+    """Look at all files, so that a misfit is found at once, and open each in its turn.
+
+    Args:
+        names: The files.
+        opened: Opens one of them.
+        choose: Returns its columns, given those of the first one; they are to be the same.
+    """
+    with opened(names[0]) as first:
+        chosen = choose(first.table, None)
+        for name in names[1:]:
+            with opened(name) as given:
+                other = choose(given.table, chosen.asked())
+            if (other.text, other.pair) != (chosen.text, chosen.pair):
+                raise DataError(
+                    f"input: {name} has other columns than {names[0]}: texts in {other.text!r} "
+                    f"and not in {chosen.text!r}. To read one that both have, say text=COLUMN"
+                )
+        yield chosen, chain([first], _in_turn(names[1:], opened))
+
+
+def _in_turn(
+    names: Sequence[str], opened: Callable[[str], AbstractContextManager[Input]]
+) -> Iterator[Input]:
+    for name in names:
+        with opened(name) as given:
+            yield given
 
 
 def format_of(chosen: str, path: str, default: str = "text") -> str:

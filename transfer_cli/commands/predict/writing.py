@@ -35,19 +35,26 @@ class Answers(ABC):
         self.columns = columns
         self.task = columns.task
         self.ours = ours
+        self.file: str | None = None
+        """The file that is read, where there are several: it stands beside each answer."""
         self.begun = False
         """Whether the names of columns are written."""
 
-    def renamed(self, row: Row) -> Row:
-        """Return a row whose kept columns have other names than ours: `input/label`."""
-        if not row.kept.keys() & set(self.ours):
+    def placed(self, row: Row) -> Row:
+        """Return a row as it is written: of several files with its own, and its line, before all.
+
+        Its other columns that are kept have other names than ours: `input/label`.
+        """
+        place = {} if self.file is None else {"file": self.file, "line": row.line}
+        taken = {*self.ours, *place}
+        if not place and not row.kept.keys() & taken:
             return row
-        kept: dict[str, object] = {}
+        kept: dict[str, object] = {**place}
         # Stands before the name of a column of the input that is the name of one of ours.
         input = "input/"
         for column, value in row.kept.items():
             name = column
-            while name in self.ours or (name != column and name in row.kept):
+            while name in taken or (name != column and name in row.kept):
                 name = f"{input}{name}"
             kept[name] = value
         return replace(row, kept=kept)

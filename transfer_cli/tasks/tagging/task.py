@@ -8,7 +8,7 @@ Legend: W words of a text, P pieces, C tags.
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, count, pairwise
 from typing import Any, Literal
@@ -380,9 +380,29 @@ class TaggingTask(Task):
         return schemes.entities(tags, strict=strict) if self.marks_entities else []
 
     def said(self, answer: Answer) -> tuple[str, float]:
-        """Return the tags, and how sure the least sure word is."""
+        """Return entities, or each word with its tag, and how sure the least sure word is."""
         sure = [max(shares_C) for shares_C in answer["shares"]]
-        return " ".join(self.decoded(answer["shares"])), min(sure, default=1.0)
+        tags = self.decoded(answer["shares"])
+        return self._shown(answer["text"], answer["spans"], tags), min(sure, default=1.0)
+
+    @property
+    def counted(self) -> Sequence[str]:
+        """The kinds of entities, or the tags."""
+        if not self.marks_entities:
+            return self.labels
+        return sorted({kind for tag in self.labels for kind, _, _ in self.entities([tag])})
+
+    def counted_in(self, example: TagExample) -> Collection[str]:
+        tags = list(self.labels_of(example))
+        return {kind for kind, _, _ in self.entities(tags)} if self.marks_entities else {*tags}
+
+    def said_labels(self, said: str) -> Collection[str]:
+        """See `Task`; how entities and tags are told from words, `_shown` says."""
+        if self.marks_entities:
+            parts = {part.partition(": ")[0] for part in said.split("; ")}
+        else:
+            parts = {word.rpartition("/")[2] for word in said.split()}
+        return parts & {*self.counted}
 
     def written(self, answer: Answer) -> dict[str, Any]:
         """Return a tag for each word, and the entities by the characters of the text.
@@ -443,16 +463,16 @@ class TaggingTask(Task):
             np.prod([shares_C[n] for shares_C, n in zip(shares_WC, numbers, strict=True)])
         )
         return Result(
-            self._shown(sentence, given),
-            self._shown(sentence, predicted),
+            self._shown(sentence.text, sentence.spans, given),
+            self._shown(sentence.text, sentence.spans, predicted),
             min(1.0, probability),
             score,
         )
 
-    def _shown(self, example: TagExample, tags: Sequence[str]) -> str:
+    def _shown(self, text: str, spans: Sequence[Sequence[int]], tags: Sequence[str]) -> str:
         if not self.marks_entities:
-            return " ".join(f"{word}/{tag}" for word, tag in zip(example.words, tags, strict=True))
-        spans, text = example.spans, example.text
+            words = (text[first:past] for first, past in spans)
+            return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
         no_entity = "(none)"  # stands for no entities where people look at answers
         return "; ".join(
             f"{kind}: {text[spans[first][0] : spans[past - 1][1]]}"
