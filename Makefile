@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu test-long install format lint types check
+.PHONY: help demo test test-all test-gpu test-long install format lint types check docs
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,6 +23,8 @@ lint: .venv/dev.stamp       ## Report style problems, change nothing
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 types: .venv/dev.stamp      ## Check types
 	$(BIN)/mypy transfer_cli
+docs: .venv/docs.stamp      ## Build the site into site/, offline; site/index.html opens from the disk
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 check: lint types test      ## What a change must pass before it is merged
 
 # A stamp is newer than what it was made from: a second call installs nothing.

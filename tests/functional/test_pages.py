@@ -51,11 +51,17 @@ TASKS = {
 }
 """By the page of a kind: the run that its commands make, and what that exceeds on test."""
 
+EXPORTED = {"choices": "format=onnx", "dialog": "head=false", "text_to_text": "head=false"}
+"""By the page: what an export of its causal model needs."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_every_command_of_a_task_runs(name, ended_well, tmp_path, monkeypatch, read_json):
-    page, typed = (DOCS / "tasks" / f"{name}.md").read_text("utf-8"), commands(f"tasks/{name}.md")
+    run, measure, least = TASKS[name]
+    page = (DOCS / "tasks" / f"{name}.md").read_text("utf-8")
+    typed = [*commands("tasks/README.md"), *commands(f"tasks/{name}.md")]
+    typed += [["evaluate", f"runs/{run}"], ["export", f"runs/{run}", "exported"]]
     asked = re.search(r"^\$ echo '(.+)' >", page, re.MULTILINE)
     rows = re.findall(r"^\{.+\}$", page, re.MULTILINE)
     for file in ("questions.txt", "questions.jsonl", "turns.jsonl"):
@@ -65,10 +71,10 @@ def test_every_command_of_a_task_runs(name, ended_well, tmp_path, monkeypatch, r
     # The others are about files of one's own.
     for words in (each for each in typed if any("runs/" in word for word in each)):
         monkeypatch.setattr("sys.stdin", io.StringIO("What is Kadru ?\n"))
-        ended_well([*words, *([] if words[0] == "export" else ["device=cpu"])])
+        last = EXPORTED.get(name, "family=null") if words[0] == "export" else "device=cpu"
+        ended_well([*words, last])
 
-    assert {"pretrain", "finetune", "evaluate", "predict"} <= {words[0] for words in typed}
-    run, measure, least = TASKS[name]
+    assert {"pretrain", "finetune", "predict"} <= {words[0] for words in typed}
     assert read_json(tmp_path / "runs" / run / "results.json")["measures"]["test"][measure] > least
 
 
@@ -160,6 +166,32 @@ def test_every_preset_is_on_the_page():
 
     for file in (conf_dir() / "sweep").glob("*.yaml"):
         assert f"| `{file.stem}` |" in text
+
+
+# --- how do I ... ------------------------------------------------------------------------------
+
+
+def test_there_are_forty_questions_with_the_noes_first():
+    text = (DOCS / "how_do_i.md").read_text(encoding="utf-8")
+    noes, _, questions = text.partition("\n## Data\n")
+    asked = re.findall(r"^### .+$", questions, re.MULTILINE)
+
+    assert "## What is not there" in noes
+    assert len(asked) + len(re.findall(r"^\| (?!you look for|---)", noes, re.MULTILINE)) >= 40
+    assert len(commands("how_do_i.md")) >= len(asked) - 1
+
+
+@pytest.mark.parametrize("words", commands("how_do_i.md"), ids=" ".join)
+def test_every_command_that_answers_a_question_composes(words, transfer):
+    Path("my.yaml").write_text("data: {train: reviews.csv}\n")
+    if words[0] in ("presets", "report"):
+        pytest.skip("it composes nothing")
+    typed = [word for word in words if word not in ("plan", "-m")]
+    # Of several values the first: what is shown is the config of one run.
+    typed = [re.sub(r"=([^,{(\[]+),[^={]*$|=tag\(.*\)$", r"=\1", word) for word in typed]
+    typed = [word for word in typed if not word.startswith("sweep") and not word.endswith("=")]
+
+    assert transfer(*typed, "--cfg", "job").code == 0
 
 
 # --- the README --------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """The pages about the code name what is there, and the table of what can be added is true."""
 
 import ast
+import os
 import re
 import runpy
+import subprocess
+import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -278,17 +281,56 @@ def test_the_package_knows_nothing_of_the_example():
 # --- pages for users ---------------------------------------------------------------------------
 
 
-def test_every_page_is_in_the_index_and_every_link_leads_somewhere():
-    linked = {
-        (path.parent / target.partition("#")[0]).resolve()
-        for path in [PROJECT / "README.md", *DOCS.rglob("*.md")]
-        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
-        if "://" not in target and not target.startswith("#")
-    }
-    index = set(re.findall(r"\]\(([^)#]+)\)", page("README.md")))
+PAGES = [PROJECT / "README.md", *DOCS.rglob("*.md")]
 
-    assert sorted(str(path) for path in linked if not path.exists()) == []
+
+def anchors_of(path):
+    """Return what the headings of a page are called in a link."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    shown = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in shown}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(PROJECT).as_posix())
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(path):
+    lost = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        there = (path.parent / name).resolve() if name else path
+        if "://" not in target and not (
+            there.exists() and (not anchor or anchor in anchors_of(there))
+        ):
+            lost.append(target)
+
+    assert lost == []
+
+
+def test_every_page_is_in_the_index_and_in_the_site():
+    index = set(re.findall(r"\]\(([^)#]+)\)", page("README.md")))
+    site = set(re.findall(r"- (\S+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE))
+
     assert {path.name for path in DOCS.glob("*.md")} - index == {"README.md"}
+    assert {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} == site
+
+
+def test_the_site_is_built_without_a_warning_and_asks_nothing_of_the_network(tmp_path):
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package, reason="the site needs the extra `docs`")
+
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        cwd=PROJECT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert built.returncode == 0, built.stderr
+    loads = re.compile(r"<(?:script|img|iframe)\b[^>]*src=.?https?:|<link\b[^>]*href=.?https?:")
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(PAGES) - 1
+    assert [each for each in pages if loads.search(each.read_text(encoding="utf-8"))] == []
+    assert "finetune" in (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert (tmp_path / "search" / "search_index.js").stat().st_size > 1e5
 
 
 def test_every_error_of_the_page_is_one_that_the_code_raises():
