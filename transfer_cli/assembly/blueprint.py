@@ -4,6 +4,7 @@
 disagree.
 """
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,6 +55,7 @@ from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
+from transfer_cli.data.tokenizer_recipes import AUTO
 from transfer_cli.earlier_runs import LABELLED
 from transfer_cli.engine import distributed
 from transfer_cli.engine.bf16_products import precision_of
@@ -78,6 +80,8 @@ from transfer_cli.objectives.base import Loss, TaskInfo, declared_metrics
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.optim.schedules import LRScheduler, Schedule
 from transfer_cli.seeds import derive
+
+log = logging.getLogger(__name__)
 
 DEPTH = "model.depth"
 """The key of a model that may be typed beside `init_from`: so many of its blocks."""
@@ -291,7 +295,7 @@ def draw(
         loop = replace(loop, compile=not eager)
         if precision.device.type == "cuda":
             kernels = f"{f'eager, as {eager}' if eager else 'compiled'} (loop.compile=auto)"
-    config = with_values(config, {"loop.compile": loop.compile})
+    config = with_values(config, {"loop.compile": loop.compile, **_vocabulary(config, data, start)})
     course = _course(config, loop, sizes, network, adaptation)
     decided = _finalize_options(network, course)
     # For what it refuses: a run asks again once its parameters are where they will stay.
@@ -304,6 +308,19 @@ def draw(
         config, adaptation, start, data, network, course, objective, precision, sharded, kernels
     )
     return _solvable(plan)
+
+
+def _vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:
+    """Return the size of the vocabulary as a value of its key, where `auto` asks for one."""
+    if config.tokenizer is None or config.tokenizer.get("size") != AUTO:
+        return {}
+    size = data.tokenizer.size - config.tokenizer.get("sentinels", 0)
+    if start.pretrained is None:
+        log.info(
+            "tokenizer.size=auto: a vocabulary of %s tokens suits this text and a model of this "
+            "size; tokenizer.size=N makes another", f"{size:,}",
+        )  # fmt: skip
+    return {"tokenizer.size": size}
 
 
 def _losses(

@@ -218,7 +218,7 @@ def of_run(
     sources = {
         str(name): _stream_source(node, f"streams.{name}") for name, node in config.streams.items()
     }
-    tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start))
+    tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start, shape))
     lines = origins.lines or (None if start is None else start.lines)
     labels: Unencoded | None = None
     first: Prepared | Unencoded

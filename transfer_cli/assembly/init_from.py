@@ -15,12 +15,21 @@ from transfer_cli.config.build import build
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.tokenizer_recipes import FromFile, Inherited, TokenizerRecipe, sentinel_names
+from transfer_cli.data.tokenizer_recipes import (
+    AUTO,
+    BytePairs,
+    FromFile,
+    Inherited,
+    SizedByText,
+    TokenizerRecipe,
+    WordPiece,
+    sentinel_names,
+)
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
-from transfer_cli.model.backbone import INITIAL_STD
+from transfer_cli.model.backbone import INITIAL_STD, BackboneShape
 from transfer_cli.model.borrowing import as_head
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.picked_blocks import shape_of_blocks, spread, tensors_of_blocks
@@ -368,15 +377,15 @@ def usual_lines(tokenizer: Tokenizer, direction: str) -> LineRule:
 
 
 def choose_tokenizer(
-    node: Mapping[str, Any] | None, start: Pretrained | None
+    node: Mapping[str, Any] | None, start: Pretrained | None, shape: BackboneShape | None = None
 ) -> Tokenizer | TokenizerRecipe:
     """Return the pretrained model's tokenizer, perhaps with further tokens.
 
-    Without such a model, it is the recipe of a new one.
+    Without such a model, it is the recipe of a new one, for a model of this shape if there is one.
     """
     if start is None:
-        return build(node, "tokenizer", TokenizerRecipe)
-    recipe = build(node, "tokenizer", TokenizerRecipe) if node is not None else None
+        return _recipe(node, shape)
+    recipe = None if node is None else _recipe(node, shape)
     if isinstance(recipe, FromFile) and recipe.make(lambda: iter(())).hash != start.tokenizer.hash:
         raise CheckpointError(
             "init_from: that model was trained with another tokenizer than tokenizer.path; "
@@ -385,6 +394,18 @@ def choose_tokenizer(
     if isinstance(recipe, Inherited):
         return start.tokenizer.with_added([*recipe.add, *sentinel_names(recipe.sentinels)])
     return start.tokenizer
+
+
+def _recipe(node: Mapping[str, Any] | None, shape: BackboneShape | None) -> TokenizerRecipe:
+    if node is None or node.get("size") != AUTO:
+        recipe: TokenizerRecipe = build(node, "tokenizer", TokenizerRecipe)
+        return recipe
+    rest = {key: value for key, value in node.items() if key != "size"}
+    largest: WordPiece | BytePairs = build(rest, "tokenizer", WordPiece | BytePairs)
+    if shape is None:
+        return SizedByText(largest, largest.size)
+    # A table of so many tokens has as many weights as all the rest.
+    return SizedByText(largest, shape.least_bytes(0) // (4 * shape.embedding_size))
 
 
 def with_rows(

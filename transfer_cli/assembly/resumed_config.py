@@ -26,7 +26,7 @@ AUTO = "auto"
 
 _FOUND = {
     "data.text": None, "data.label": None, "data.header": None, "student.layers": None,
-    "loop.compile": AUTO,
+    "loop.compile": AUTO, "tokenizer.size": AUTO,
 }  # fmt: skip
 """Keys that are found out where they have this value: a run has what it began with."""
 

@@ -39,11 +39,10 @@ def inspect(config: InspectConfig) -> None:
     at_least("samples:", config.samples, 0, ConfigError)
     found = datasets.source_of(config.data)
     start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
-    shape = SHAPE if start is None else start.description.shape
-    if start is None and config.model is not None:
-        shape = build(config.model, "model", BackboneShape)
+    fresh = _fresh(config)
+    shape = fresh or SHAPE if start is None else start.description.shape
     place = DataPlace(config.data_dir, config.seed)
-    chosen = choose_tokenizer(config.tokenizer, start)
+    chosen = choose_tokenizer(config.tokenizer, start, fresh)
     if isinstance(found, TaskData):
         data = found.load(place.folder, place.seed)
         tokenizer = datasets.task_tokenizer(data, chosen)
@@ -74,6 +73,11 @@ def inspect(config: InspectConfig) -> None:
                 _block(objective.prepare(batch, noise), batch, tokenizer)
     read = replace(found, lines=prepared.lines)
     _repeated_lines(read.splits(place.folder, place.seed))
+
+
+def _fresh(config: PrepareConfig) -> BackboneShape | None:
+    """Return the shape of the fresh model that is chosen, if one is."""
+    return None if config.model is None else build(config.model, "model", BackboneShape)
 
 
 def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samples: int) -> None:
@@ -171,7 +175,7 @@ def prepare(config: PrepareConfig) -> None:
         return
     start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
     encoded, tokenizer, _ = whole_texts(
-        found, place, "causal", choose_tokenizer(config.tokenizer, start),
+        found, place, "causal", choose_tokenizer(config.tokenizer, start, _fresh(config)),
         lines=None if start is None else start.lines,
     )  # fmt: skip
     print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")

@@ -531,6 +531,7 @@ class PrepareConfig(SharedConfig):
 
     init_from: str | None = None
     """A run directory whose tokenizer is used instead of a new one."""
+    model: Any = None
 
 
 @dataclass
@@ -540,7 +541,6 @@ class InspectConfig(PrepareConfig):
     samples: int = 5
     """How many examples of each split are shown."""
     objective: Any = None
-    model: Any = None
 
 
 COMMANDS: dict[str, type] = {

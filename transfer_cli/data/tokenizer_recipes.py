@@ -4,10 +4,11 @@ Training is deterministic. The library's own is not: it numbers letters in the o
 and breaks ties between merges by number. We count the pieces ourselves and fix the letters first.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,31 @@ _MAX_TRAINING_WORDS = 20_000_000
 _MAX_DISTINCT_WORDS = 4_000_000
 
 Lines = Callable[[], Iterator[str]]
+
+log = logging.getLogger(__name__)
+
+FEWEST_TOKENS = 1000
+"""The size of a vocabulary below which a smaller one saves nothing that counts."""
+
+AUTO = "auto"
+"""The size of a vocabulary that its text and its model decide."""
+
+BYTES_A_TOKEN = 125
+"""Bytes of text that a vocabulary should have for each of its tokens, see `vocabulary_size`."""
+
+
+def vocabulary_size(num_bytes: int, room: int, most: int) -> int:
+    """Return the size of a vocabulary that suits a text and a model.
+
+    With a token for every 125 bytes of English, half of the pieces of words occur 10 times or more;
+    with three times as many half occur once. What this is worth is in docs/pretraining.md.
+
+    Args:
+        num_bytes: Of the training text, in UTF-8.
+        room: The largest size that suits the model.
+        most: The largest size at all.
+    """
+    return max(FEWEST_TOKENS, min(num_bytes // BYTES_A_TOKEN, room, most))
 
 
 class TokenizerRecipe(ABC):
@@ -142,6 +168,35 @@ class BytePairs(TokenizerRecipe):
             [decoders.Replace(UNKNOWN, f"{WORD_MARKS[0]}{UNKNOWN}"), decoders.ByteLevel()]
         )
         return LibraryTokenizer(backend).with_added(sentinel_names(self.sentinels))
+
+
+@dataclass(frozen=True)
+class SizedByText(TokenizerRecipe):
+    """A tokenizer that is trained, with the size that suits its text and a model.
+
+    Args:
+        recipe: The same with the largest size.
+        room: The largest size that suits the model.
+    """
+
+    recipe: WordPiece | BytePairs
+    room: int
+
+    def key(self) -> str:
+        """See `TokenizerRecipe`."""
+        most = min(self.room, self.recipe.size)
+        return f"{self.recipe.key()}, or {FEWEST_TOKENS} to {most}, one for {BYTES_A_TOKEN} bytes"
+
+    def make(self, lines: Lines) -> Tokenizer:
+        """Train on `lines`."""
+        most = max(FEWEST_TOKENS, min(self.room, self.recipe.size))
+        num_bytes = 0
+        for line in lines():
+            num_bytes += len(line.encode("utf-8", "replace")) + 1
+            if num_bytes >= most * BYTES_A_TOKEN:
+                break
+        size = vocabulary_size(num_bytes, self.room, self.recipe.size)
+        return replace(self.recipe, size=size).make(lines)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,16 @@ def test_a_run_that_was_begun_before_tables_were_looked_at_is_the_same_run(tmp_p
     assert (found.data.text, found.data.header, "errors" in found.data) == ("text", True, False)
 
 
+def test_a_run_keeps_the_size_of_its_vocabulary_where_none_is_typed(tmp_path):
+    fresh = ("init=scratch", "model=tiny", "tokenizer=wordpiece")
+    run = begun(tmp_path / "run", *fresh, "tokenizer.size=28996")  # the default of earlier versions
+    config, command = composed(run.path, *fresh)
+
+    found = config_to_resume(config, run, command, fresh)
+
+    assert (config.tokenizer.size, found.tokenizer.size) == ("auto", 28996)
+
+
 def test_an_option_that_is_newer_than_a_run_cannot_be_added_to_it(tmp_path):
     run = begun_before_tables_were_looked_at(tmp_path / "run")
     config, command = composed(run.path, *TABLE, "data.errors=skip")

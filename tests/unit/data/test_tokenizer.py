@@ -23,7 +23,14 @@ from transfer_cli.data.library_tokenizer import (
     LibraryTokenizer,
 )
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.tokenizer_recipes import BytePairs, FromFile, TokenizerRecipe, WordPiece
+from transfer_cli.data.tokenizer_recipes import (
+    BytePairs,
+    FromFile,
+    SizedByText,
+    TokenizerRecipe,
+    WordPiece,
+    vocabulary_size,
+)
 from transfer_cli.errors import DataError
 
 TEXT = [
@@ -643,3 +650,27 @@ def test_the_normalizers_of_known_models_are_let_through(tmp_path, parts):
     path.write_text(json.dumps(whole))
 
     assert LibraryTokenizer.load(path).encode("Some words, e\u0301tc.")
+
+
+# --- the size that nobody typed ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "room", "size"),
+    [
+        (1_000_000, 6272, 6272), (500_000, 6272, 4000), (540_000_000, 70_000, 28_996),
+        (2_000, 6272, 1000), (1_000_000, 40, 1000),
+    ],
+)  # fmt: skip
+def test_a_vocabulary_has_room_in_its_model_and_a_piece_for_some_bytes(num_bytes, room, size):
+    assert vocabulary_size(num_bytes, room, 28_996) == size
+
+
+@pytest.mark.parametrize("recipe", [WordPiece(), BytePairs()])
+def test_a_tokenizer_is_made_as_if_its_size_had_been_typed(recipe):
+    words = [f"w{number}x{number % 7}" for number in range(30_000)]  # some 300 KB
+
+    sized = SizedByText(recipe, 1500)
+
+    assert sized.make(lambda: iter(words)).hash == type(recipe)(1500).make(lambda: iter(words)).hash
+    assert sized.key() != SizedByText(recipe, 1600).key()
