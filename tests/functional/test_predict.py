@@ -397,19 +397,3 @@ def test_labels_of_another_order_are_matched_by_name(predict, finetuned, relabel
     assert shares_of(both) == pytest.approx(
         (shares_of(one) + shares_of(one)[:, ::-1]) / 2, abs=2e-6
     )
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model, tmp_path, many):
-    (tmp_path / "in.txt").write_text("\n".join(many[:50]))
-    words = (f"run=[{finetuned},{other_model}]", "input=in.txt", "batch=4")
-    alone = predict(*words)
-
-    process = shell("predict", *words, "device=cpu", "devices=2", "output=out.jsonl")
-    _, err = process.communicate(timeout=200)
-
-    assert process.returncode == 0, err
-    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [answer["text"] for answer in answers] == many[:50]
-    assert shares_of(answers) == pytest.approx(shares_of(alone), abs=2e-6)

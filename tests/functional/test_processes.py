@@ -185,7 +185,7 @@ def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer
     assert scored.stdout == transfer("evaluate", "run=one", "device=cpu", "split=all").out
 
     Path("in.txt").write_text("".join(f"What is number {n}?\n" for n in range(7)))
-    answer = ("predict", "run=one", "input=in.txt", "device=cpu", "batch=2")
+    answer = ("predict", "run=[one,two]", "input=in.txt", "device=cpu", "batch=2")
     transfer(*answer, "output=one.jsonl").ok()
     answered = apart(*answer, "output=two.jsonl", "devices=2")
     assert answered.returncode == 0, answered.stderr

@@ -14,12 +14,6 @@ from tests import published
 from tests.functional.conftest import LOOP
 from transfer_cli.runs.items import read_items
 
-PAIRS = [
-    ("Where is the river ?", "Where the is river ?"),
-    ("How many are there ?", "How there are many ?"),
-    ("Who built it ?", "Who built it ?"),
-]
-
 
 @pytest.fixture
 def score(transfer, read_json):
@@ -36,15 +30,6 @@ def score(transfer, read_json):
         )
 
     return call
-
-
-def pairs_file(reverse=False):
-    rows = [
-        {"sentence_good": pair[reverse], "sentence_bad": pair[not reverse], "UID": f"group {n % 2}"}
-        for n, pair in enumerate(PAIRS)
-    ]
-    Path("pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return ("data=minimal_pairs", "data.files=pairs.jsonl")
 
 
 @pytest.fixture
@@ -155,14 +140,6 @@ def test_a_masked_model_says_words_of_one_token_and_skips_others(score, masked):
     assert [item.label for item in items] == ["river"]
     assert measures["accuracy"] == 1.0  # the only word that may be said
     assert "1 skipped" in out
-
-
-def test_a_published_model_scores_pairs(score, tmp_path):
-    published.publish(tmp_path / "gpt2", "gpt2", "LMHeadModel")
-
-    _, items, _ = score(tmp_path / "gpt2", *pairs_file())
-
-    assert len(items) == len(PAIRS)
 
 
 # --- cloze ---------------------------------------------------------------------------------------

@@ -82,15 +82,6 @@ def test_a_published_model_with_other_tokens_teaches_what_its_run_does(
         assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
-def test_a_language_model_is_no_teacher_of_labels(adapt, deep):
-    ended = adapt("distil", f"adaptation.teachers=[{deep}]", ends=2)
-
-    assert ended.err == (
-        f"transfer finetune: losses.teacher.teachers: {deep} is a language model, which answers no "
-        "task; give a run of transfer finetune, or a published model with a head for the task\n"
-    )
-
-
 @pytest.mark.slow
 def test_a_run_is_not_gone_on_with_after_its_teacher_was_trained_anew(
     adapt, adapting, transfer, teacher, at_record

@@ -99,9 +99,11 @@ class PlainKeys:
             below = [*conf_dir().glob(f"*/{glob.escape(key)}")] if key else []
             group = f"{below[0].parent.name}/{key}" if len(below) == 1 else ""
             place = group.replace("/", ".")
+        if not group:  # and no folder is looked through
+            return None
         names = value.removeprefix("[").removesuffix("]").split(",")
         is_meant = group.endswith(f"/{key}") or set(names) <= self._options(group).keys()
-        return ChosenOptions(group, names, place) if group and is_meant else None
+        return ChosenOptions(group, names, place) if is_meant else None
 
     def typed_as(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
         """Return a typed word with the name of the group that it chooses of."""

@@ -97,7 +97,7 @@ def test_a_bad_byte_in_a_row_of_several_lines_costs_that_row_alone():
 
 
 def test_what_is_read_again_has_a_limit(monkeypatch):
-    monkeypatch.setattr(predict_input.readers, "MAX_LINE_BYTES", 2000)
+    monkeypatch.setattr("transfer_cli.data.table.MAX_LINE_BYTES", 2000)
     # Each of these lines opens a quote; in a quote that is open already, it closes and opens one.
     content = b"text,n\n" + b'x",",\n' * 3_000
     taken = 0

@@ -174,11 +174,6 @@ def written(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_graph_of_a_published_kind_of_classifier_gives_what_it_gives(written):
-    check_outputs(*written)
-
-
-@pytest.mark.slow
 def test_batch_and_length_have_names_and_no_size(written):
     folder, _, _ = written
 

@@ -180,25 +180,6 @@ def test_a_run_that_was_killed_goes_on_to_the_same_files(jumping, tmp_path, pret
         assert (cut.path / name).read_bytes() == (jumping.path / name).read_bytes(), name
 
 
-@pytest.mark.slow
-def test_adam_stages_and_patience_go_on_as_if_nothing_had_been(tmp_path, pretrained):
-    thaw = {"_target_": f"{configs.PLANS}.ChainThaw", "every": "2 steps", "patience": 1}
-    config = configs.following(
-        pretrained, tmp_path, adaptation__plan=thaw, loop__steps=10, loop__patience=9,
-        optimizer={"_target_": "torch.optim.AdamW", "lr": 0.05},
-        checkpoint__every="1 steps", checkpoint__keep=0,
-    )  # fmt: skip
-    whole = configs.run(config, "finetune", tmp_path / "whole")
-    third = results(whole)["stages"][2]
-    assert third["end"] > third["begin"] + 1
-
-    cut = cut_back(whole, tmp_path / "cut", third["begin"] + 1)
-    configs.run(configs.following(pretrained, tmp_path), "finetune", cut.path)
-
-    for name in SAME:
-        assert (cut.path / name).read_bytes() == (whole.path / name).read_bytes(), name
-
-
 def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
     lora = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
     new = {"_target_": f"{configs.PLANS}.NewWeights"}
