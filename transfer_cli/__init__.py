@@ -8,7 +8,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = ("finetune", "load", "pretrain", "results")
+_FUNCTIONS = ("finetune", "load", "pretrain", "report", "sweep")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,15 @@
 """The commands as functions: `import transfer_cli as transfer`.
 
 Keys are those of the command line and of a file of keys, as plain values; a mistake raises the line
-that the command would print (`errors.TransferError`). Nothing is printed, and the process keeps its
-signals, its random state and its threads; what a run says is in the log of `transfer_cli`.
+that the command would print (`errors.TransferError`). Nothing is printed (a notebook has a bar of
+what takes long), and the process keeps its signals, its random state and its threads; what a run
+says is in the log of `transfer_cli`. After Ctrl-C, `resume=RUN` goes on from the last checkpoint.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfer_cli import cli, terminal
+from transfer_cli import cli, progress, terminal
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import Opened, Trained, open_to_look_into
 from transfer_cli.assembly.sentence_vectors import SentenceVectors
@@ -22,17 +25,23 @@ from transfer_cli.commands.generate import continued
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import Request
-from transfer_cli.config.key_files import with_files
+from transfer_cli.config.key_files import swept, with_files
 from transfer_cli.config.schema import GenerateConfig
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import TEXT
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError
+from transfer_cli.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NotFiniteError,
+    one_of,
+)
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.reports.collect import collect, read_run
+from transfer_cli.reports.collect import collect, read_run, run_of
 from transfer_cli.reports.contents import Run
 
 _PAIR = "pair"
@@ -57,7 +66,8 @@ def load(
     """Return a model to use.
 
     Args:
-        path: A run, one of its checkpoints, the folder of a published model, or `hf:owner/name`.
+        path: A run, one of its checkpoints, a sweep (its best run), the folder of a published
+            model, or `hf:owner/name`.
         device: auto, cpu or cuda.
         precision: auto, fp32, bf16 or fp16.
         base: The folder of the model that a run refers to, if it has moved.
@@ -66,17 +76,67 @@ def load(
         return LoadedModel(path, device, precision, base)
 
 
-def results(*paths: str | Path) -> list[dict[str, Any]]:
-    """Return a row for each run at or below the paths, as pandas and polars take them.
+def report(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Return a row for each run at or below a path or several, as pandas and polars take them.
 
-    A row has the run's path, its status, its settings (`optimizer.lr`) and its measures
-    (`test/accuracy`); what a run does not have is left out.
+    A row has the run's path, its status, its config (`optimizer.lr`) and its measures
+    (`test/accuracy`). All rows have the same keys; the values of a key are of one type, or None.
     """
-    return [
-        {"run": run.name, "path": str(run.path), "status": run.status, **run.settings}
+    places = [paths] if isinstance(paths, str | Path) else paths
+    rows: list[dict[str, Any]] = [
+        {"run": run.name, "path": str(run.path), "status": str(run.status), **run.config}
         | run.results.by_name
-        for run in collect([Path(path).expanduser() for path in paths]).runs
+        for run in collect([Path(place).expanduser() for place in places]).runs
     ]
+    columns = {
+        key: _of_one_type([row.get(key) for row in rows])
+        for key in dict.fromkeys(key for row in rows for key in row)
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def sweep(command: str, over: Mapping[str, Sequence[Any]] | None = None, **keys: Any) -> "Sweep":
+    """Train a run for each combination of values, and return them when all have ended.
+
+    `sweep("finetune", over={"optimizer.lr": [1e-3, 1e-4], "seed": [0, 1]}, init_from="minilm")`
+
+    Args:
+        command: finetune or pretrain.
+        over: The values of each key; None: what the preset `sweep="lr"` says.
+        keys: Those of all runs; `sweep={"workers": 2}` and the others of `sweep` say how they run.
+
+    Raises:
+        SweepError: Some have failed; `report` of the folder shows the others.
+    """
+    one_of("command", command, ("finetune", "pretrain"))
+    with _aside():
+        request = with_files(command, ALL[command], Request(), keys)
+        words = swept(command, over or {})
+        if not words and not request.multirun:
+            raise ConfigError('over: nothing is swept; give over={KEY: [A, B]}, or sweep="lr"')
+        request = replace(request, overrides=(*request.overrides, *words), multirun=True)
+        return Sweep(cli.sweep(command, ALL[command], request))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep.
+
+    Args:
+        path: Its folder, which `report` and `load` take, too: `load` takes its best run.
+    """
+
+    path: Path
+
+    @property
+    def runs(self) -> list[Run]:
+        """All of them, in the order of their combinations."""
+        return sorted(collect([self.path]).runs, key=lambda run: run.number or 0)
+
+    @property
+    def best(self) -> Run:
+        """The best by validation of those that learnt anything; ConfigError where there is none."""
+        return read_run(Path(run_of(str(self.path), "sweep")))
 
 
 class LoadedModel:
@@ -91,8 +151,9 @@ class LoadedModel:
     def __init__(
         self, path: str | Path, device: str, precision: str, base: str | None = None
     ) -> None:
+        self._keys = {"device": device, "precision": precision, "base": base}
         self._precision = device_and_precision(device, precision)
-        self._opened: Opened = open_to_look_into(str(path), self._precision, base)
+        self._opened: Opened = open_to_look_into(run_of(str(path), "run"), self._precision, base)
         self.model: TransferModel = self._opened.model
         self.tokenizer: Tokenizer = self._opened.start.tokenizer
         self.labels: tuple[str, ...] = self._opened.start.description.labels
@@ -129,7 +190,7 @@ class LoadedModel:
         """
         given = {} if file is None else {"input": file}
         called: dict[str, dict[str, float]] = _called(
-            "evaluate", {"run": self._opened.path, **given, **keys}
+            "evaluate", {"run": self._opened.path, **self._keys, **given, **keys}
         )
         return called
 
@@ -189,6 +250,16 @@ def _fields(text: Any) -> Mapping[str, Any]:
     return dict(zip((TEXT, _PAIR), texts, strict=False))
 
 
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """Return the values of a key as numbers, as true and false, or else as text; None stays."""
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {int, float}:
+        return [value if value is None else float(value) for value in values]
+    if kinds in ({int}, {float}, {bool}, {str}):
+        return values
+    return [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+
+
 def _trained(name: str, keys: Mapping[str, Any]) -> Run:
     return read_run(_called(name, keys))
 
@@ -198,6 +269,8 @@ def _called(name: str, keys: Mapping[str, Any]) -> Any:
     command = ALL[name]
     with _aside():
         request = with_files(name, command, Request(), keys)
+        if request.multirun:
+            raise ConfigError("sweep: this function makes one run; transfer_cli.sweep makes many")
         made = composed(name, request)
         if made.config.get("devices", 1) != 1:
             raise ConfigError("devices: a function is one process; type the command for several")
@@ -208,5 +281,6 @@ def _called(name: str, keys: Mapping[str, Any]) -> Any:
 @contextmanager
 def _aside() -> Iterator[None]:
     """Leave what the process prints, its signals and its random state as they are."""
-    with terminal.silent(), torch.random.fork_rng():
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with terminal.silent(), progress.off_terminal(), torch.random.fork_rng(gpus):
         yield

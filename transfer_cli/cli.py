@@ -13,7 +13,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -150,7 +149,7 @@ def _load(module: str) -> ModuleType:
     Torch and Ignite make a million objects that stay. Python would search among them again and
     again, which takes a tenth of the whole start, and later in the middle of a training step.
     """
-    if module in sys.modules or not gc.isenabled():
+    if module in sys.modules or not gc.isenabled() or terminal.is_silent():  # a user's process
         return importlib.import_module(module)
     gc.disable()
     try:
@@ -163,21 +162,10 @@ def _load(module: str) -> ModuleType:
 # --- commands that take overrides --------------------------------------------------------------
 
 
-def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
-    """Return overrides in which texts are in quotes, for Hydra's grammar."""
-    from transfer_cli.config.literal import as_overrides, with_quotes
-
-    typed = with_quotes(typed, command.lists)
-    if not command.places:
-        return typed
-    places = [key for key, _ in command.places]
-    return as_overrides(typed, places, command.typed, command.lists, command.files)
-
-
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
-    from transfer_cli.config.key_files import with_files
+    from transfer_cli.config.key_files import for_hydra, with_files
     from transfer_cli.config.variables import check_variables
 
     check_variables(os.environ)
@@ -186,12 +174,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         # step, which takes and gives back hundreds of MiB, is not held up by thousands of small
         # ones. Where lengths vary from step to step, such blocks leave gaps: twice the memory.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    request = with_files(name, command, flags.parse(words, name))
-    request = replace(request, overrides=_with_quotes(request.overrides, command))
-    if command.named:
-        below = tuple(f"{key}." for key in command.named)
-        typed = tuple(f"++{w}" if w.startswith(below) else w for w in request.overrides)
-        request = replace(request, overrides=typed)
+    request = for_hydra(with_files(name, command, flags.parse(words, name)), command)
     if not (request.asks_help or request.shows):
         flags.refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
@@ -214,7 +197,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     if request.shows:
         terminal.print_out(compose.shown(name, request))
     elif request.multirun:
-        _sweep(name, command, request)
+        sweep(name, command, request)
     else:
         made = compose.composed(name, request)
         with made.typed.at_work():
@@ -236,11 +219,12 @@ def _try_out(config: "DictConfig", command: str) -> None:
     from transfer_cli.assembly.blueprint import draw
     from transfer_cli.assembly.origins import Origins
 
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         draw(config, command, (), Origins(), device="meta")
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 def perform(name: str, command: Command, request: "Request", config: "DictConfig") -> Any:
@@ -304,15 +288,19 @@ def _trust_plugins(request: "Request") -> None:
 def _report(job: "SweepJob", error: Exception | None) -> str:
     reason = job.reason or ""
     if error is not None:
-        if cause_and_cure(error)[0] is None:
+        if cause_and_cure(error)[0] is None and not terminal.is_silent():
             _say_traceback(error)
         reason = _one_line(error)
     terminal.print_err(terminal.error(f"job {job.number} failed", reason))
     return reason
 
 
-def _sweep(name: str, command: Command, request: "Request") -> None:
-    """Run the jobs of a sweep, and print the outcome of each, also after Ctrl-C."""
+def sweep(name: str, command: Command, request: "Request") -> Path:
+    """Run the jobs of a sweep, and print the outcome of each, also after Ctrl-C.
+
+    Returns:
+        The folder of the sweep.
+    """
     from transfer_cli.config.command_line import CommandLine
     from transfer_cli.sweeps.jobs import Jobs
     from transfer_cli.sweeps.multirun import chosen_folder, run_sweep
@@ -330,7 +318,8 @@ def _sweep(name: str, command: Command, request: "Request") -> None:
         _end_sweep(jobs, folder)
     if jobs.stopped is not None:
         raise jobs.stopped
-    _raise_failures(jobs)
+    _raise_failures(jobs, folder)
+    return folder
 
 
 def _end_sweep(jobs: "Jobs", folder: Path) -> None:
@@ -358,12 +347,13 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
     terminal.print_out(Page(*lines))
 
 
-def _raise_failures(jobs: "Jobs") -> None:
+def _raise_failures(jobs: "Jobs", folder: Path) -> None:
     from transfer_cli.runs.sweep import JobState
 
     outcomes = [job.outcome for job in jobs.done]
     if failed := outcomes.count(JobState.FAILED):
-        raise SweepError(f"{failed} of {len(outcomes)} jobs failed")
+        where = f"; see {folder}" if jobs.makes_runs else ""
+        raise SweepError(f"{failed} of {len(outcomes)} jobs failed{where}")
     if stopped := outcomes.count(JobState.STOPPED):
         raise StoppedError(
             f"{stopped} of {len(outcomes)} jobs were stopped; go on with the same command and "

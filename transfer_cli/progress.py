@@ -1,7 +1,8 @@
 """The progress of work that may take long: how much is done, the time left, the memory in use.
 
-On a terminal this is one line that goes when the work is done; elsewhere it is a line of the log
-now and then. A thread draws: the work itself only counts, and nothing is drawn of what is short.
+On a terminal this is one line that goes when the work is done, in a notebook a bar; elsewhere it is
+a line of the log now and then. A thread draws: the work itself only counts, and nothing is drawn of
+what is short.
 """
 
 import logging
@@ -12,7 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -33,6 +37,35 @@ More = Callable[[int], None]
 """Notes that so many more are done."""
 
 Total = int | None | Callable[[], int | None]
+
+_OFF_TERMINAL = ContextVar("off_terminal", default=False)
+
+
+@contextmanager
+def off_terminal() -> Iterator[None]:
+    """Draw on no terminal within the block: where there is no notebook, the log has lines."""
+    token = _OFF_TERMINAL.set(True)
+    try:
+        yield
+    finally:
+        _OFF_TERMINAL.reset(token)
+
+
+def bar(**settings: Any) -> Any:
+    """Return a bar of tqdm, of a notebook or of the terminal; None where there is neither."""
+    kind: Any = tqdm
+    if _is_notebook():
+        if find_spec("ipywidgets"):
+            from tqdm.notebook import tqdm as kind
+    elif _OFF_TERMINAL.get() or not sys.stderr.isatty():
+        return None  # a hidden one begins a thread, too, which stays
+    return kind(file=sys.stderr, leave=False, **settings)
+
+
+def _is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 @contextmanager
@@ -63,9 +96,9 @@ def progress(
         yield more
         return
     ended = threading.Event()
-    drawing = threading.Thread(
-        target=_show, args=(ended, what, total, unit, lambda: done), daemon=True
-    )
+    # In this context: it says where to draw, to a notebook in which cell.
+    show = (_show, ended, what, total, unit, lambda: done)
+    drawing = threading.Thread(target=copy_context().run, args=show, daemon=True)
     drawing.start()
     try:
         yield more
@@ -82,15 +115,17 @@ def _show(
         return
     with suppress(OSError, ValueError, DataError):  # a terminal that has gone, a closed stream
         whole = (total() if callable(total) else total) or 0
-        is_terminal = sys.stderr.isatty()
+        # For its place below other bars, and to be cleared by what is logged.
+        drawn = bar(total=whole or None, bar_format="{desc}", dynamic_ncols=True)
+        has_meter = drawn is not None and not _is_notebook()  # within the line
 
-        def line(width: int | None = None) -> str:
-            form = _TIME if not unit else _COUNT if not whole else None if is_terminal else _LINE
+        def line() -> str:
+            form = _TIME if not unit else _COUNT if not whole else None if has_meter else _LINE
             text: str = tqdm.format_meter(
                 done(),
                 max(done(), whole) if whole else 0,  # some are only about so many
                 time.perf_counter() - began,
-                ncols=width,
+                ncols=drawn.ncols if has_meter else None,
                 prefix=what,
                 unit=unit if unit == "B" else f" {unit}",
                 unit_scale=unit == "B",
@@ -99,24 +134,16 @@ def _show(
             )
             return text
 
-        (_draw if is_terminal else _write_lines)(ended, line)
-
-
-def _draw(ended: threading.Event, line: Callable[[int | None], str]) -> None:
-    with (
-        logging_redirect_tqdm([logging.getLogger("transfer_cli")]),
-        # For its place below other bars, and to be cleared by what is logged.
-        tqdm(bar_format="{desc}", file=sys.stderr, leave=False, dynamic_ncols=True) as bar,
-    ):
-        while True:
-            bar.set_description_str(line(bar.ncols))
-            if ended.wait(SECONDS_BETWEEN_DRAWINGS):
-                return
-
-
-def _write_lines(ended: threading.Event, line: Callable[[], str]) -> None:
-    while not ended.wait(SECONDS_BETWEEN_LINES):
-        log.info("%s", line())
+        if drawn is None:
+            while not ended.wait(SECONDS_BETWEEN_LINES):
+                log.info("%s", line())
+            return
+        with logging_redirect_tqdm([logging.getLogger("transfer_cli")]), drawn:
+            is_over = False
+            while not is_over:
+                drawn.n = done()
+                drawn.set_description_str(line())
+                is_over = ended.wait(SECONDS_BETWEEN_DRAWINGS)
 
 
 def memory() -> str:

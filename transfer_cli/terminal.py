@@ -240,6 +240,11 @@ def silent() -> Iterator[None]:
         _IS_SILENT.reset(token)
 
 
+def is_silent() -> bool:
+    """Return whether nothing is printed here."""
+    return _IS_SILENT.get()
+
+
 def print_out(page: Page | Renderable) -> None:
     """Print to standard output."""
     flush_out(_shown(page, sys.stdout))

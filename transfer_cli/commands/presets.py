@@ -3,31 +3,44 @@
 import json
 import re
 import shlex
-import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from os.path import lexists
 from pathlib import Path
 
 from transfer_cli.config.bounded_yaml import check_folder
 from transfer_cli.config.commands import ALL
-from transfer_cli.config.describe import PACKAGED, Option, key_help, options
-from transfer_cli.config.flags import MANY, REPEATED, SWITCH, read
-from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.config.describe import (
+    PACKAGED,
+    Option,
+    comment,
+    key_help,
+    options,
+    with_comment,
+)
+from transfer_cli.config.flags import MANY, REPEATED, SWITCH, Flags, parse, read
+from transfer_cli.config.key_files import ENDINGS, with_files
+from transfer_cli.errors import ConfigError, nearest, raised_as
+from transfer_cli.runs.atomic import new_folder, write_text, writing
 from transfer_cli.safe_files import escaped
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, Style, print_out
 
 
 def presets(words: list[str]) -> None:
     """Print the options of the groups that `words` name, of all where they name none."""
-    asked = read(words, {"groups": MANY, "--json": SWITCH, "--config-dir -cd": {}})
+    flags = {"groups": MANY, "--json": SWITCH, "--schema": SWITCH, "--config-dir -cd": {}}
+    asked = read(words, flags)
     folder = Path(asked.config_dir) if asked.config_dir else None
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir: there is no folder {folder}")
         check_folder(folder)
     found = _of_groups(options(folder), asked.groups)
-    if asked.json:
+    if asked.schema:
+        from transfer_cli.config.editor_schema import editor_schema  # which imports torch
+
+        print(json.dumps(editor_schema(folder), indent=1))
+    elif asked.json:
         print(_as_json(found))
     else:
         print_out(_page(found))
@@ -79,6 +92,9 @@ def _as_json(found: list[Option]) -> str:
     return json.dumps(records, indent=2)
 
 
+SCHEMA = "transfer.schema.json"
+"""What a file of keys calls the schema beside it: a path works offline, and is of this version."""
+
 STARTERS = {
     "experiment/mine": "experiment=sample/finetune",
     "adaptation/mine": "adaptation=adapters",
@@ -104,8 +120,6 @@ SAID = {
     "streams": "further sources of batches, by names of your own",
 }
 """What no option of ours repeats, and a copy of it says."""
-
-_WIDTH = 100
 
 README = """\
 # Configs of your own
@@ -141,8 +155,18 @@ run would do; `--cfg job` prints the whole config that comes out.
 
 
 def init(words: list[str]) -> None:
-    """Make a folder of configs to edit."""
-    asked = read(words, {"folder": {"nargs": "?"}, "--from": {**REPEATED, "dest": "sources"}})
+    """Make a folder of configs to edit, or a file of keys."""
+    flags: Flags = {
+        "folder": {"nargs": "?"},
+        "--from": {**REPEATED, "dest": "sources"},
+        "--save": {},
+    }
+    asked = read(words, flags)
+    if asked.save is not None:
+        if asked.sources:
+            raise ConfigError("--save: makes a file, --from a folder; leave one of them out")
+        _save(asked.save, asked.folder or "")
+        return
     if asked.folder is None:
         raise ConfigError("which folder? Type transfer init DIR, for example transfer init configs")
     folder = Path(asked.folder)
@@ -153,6 +177,41 @@ def init(words: list[str]) -> None:
             (made / inside).parent.mkdir(parents=True, exist_ok=True)
             (made / inside).write_text(text, encoding="utf-8")
     print_out(_summary(wanted, folder))
+
+
+def _save(typed: str, place: str) -> None:
+    """Write what would be typed as a file of keys."""
+    file = Path(place).expanduser()
+    if file.suffix not in ENDINGS:
+        raise ConfigError(f"--save: writes a file such as my.yaml, got {place or 'none'}")
+    if lexists(file):
+        raise ConfigError(f"{place}: is there already; choose another name")
+    with raised_as(ConfigError, "--save: ", ValueError):
+        name, *words = shlex.split(typed.removeprefix("transfer ")) or [""]
+    command = ALL.get(name)
+    if command is None or not command.composes:
+        close = nearest(name, [each for each, known in ALL.items() if known.composes])
+        raise ConfigError(f"--save: expected a command and its words, got {typed!r}.{close}")
+    from transfer_cli.config.saved_keys import saved  # which imports Hydra
+
+    request = with_files(name, command, parse(words, name))
+    named = ["--config"] if command.typed else []  # where a word alone is a text
+    flags = map(shlex.quote, request.flags)
+    line = " ".join(["transfer", name, *flags, *named, _typed(Path(place))])
+    text = saved(name, command, request)
+    head = [
+        f"# yaml-language-server: $schema={SCHEMA}",
+        f"# What is typed wins: {line} KEY=VALUE",
+    ]
+    with writing(file):
+        write_text(file, "\n".join([*head, text, ""]))
+    print_out(
+        Page(
+            Line(Piece(place, "heading"), " is made:"),
+            Line(Piece("next:", "heading"), f" {line}"),
+            Line(f"      transfer presets --schema > {_typed(file.with_name(SCHEMA))}"),
+        )
+    )
 
 
 def _wanted(sources: list[str]) -> dict[str, Option]:
@@ -208,12 +267,12 @@ def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
     # Where the values go may end with the option's own name.
     head = [re.sub(rf"(?<=\.){re.escape(option.name)}$", name, line) for line in packages]
     head.append(f"# Mine, begun as {option.group}={option.name}")
-    head += _comment(
+    head += comment(
         f"The line above is what `transfer presets --config-dir {escaped(str(folder))}` shows: say "
         f"there what this is. It is chosen by `{chosen_by(option, name)}` beside the same flag. "
         "Change what you like; what you leave out has its default."
     )
-    head += _comment(f"What it was: {body[described].lstrip('# ')}")
+    head += comment(f"What it was: {body[described].lstrip('# ')}")
     text = "\n".join([*head, *body[described + 1 :]]) + "\n"
     return Path(option.group) / f"{name}.yaml", text
 
@@ -234,7 +293,7 @@ def explained(option: Option) -> Iterator[str]:
             group = match[1] or ""
             below = group[1:] if group.startswith("/") else f"{option.group}/{group}"
             text = SAID.get(match[2]) or described.get((below.rstrip("/"), match[2]), "")
-        yield from [line] if is_said or " #" in line or not text else _with_comment(line, text)
+        yield from [line] if is_said or " #" in line else with_comment(line, text)
         is_comment = line.lstrip().startswith("#")
         is_said, begun = begun and is_comment, begun or not is_comment
 
@@ -243,26 +302,10 @@ _KEY = re.compile(r"( *)(\w+):")
 _ENTRY = re.compile(r" *- (?:override )?(?:(/?[\w/]+)(?:@[\w.]+)?: )?\[?([\w/.-]+)")
 
 
-def _with_comment(line: str, text: str) -> list[str]:
-    """Return a line with a comment beside it, or above where there is no room."""
-    beside = f"{line:<32} # {text}"
-    if len(beside) <= _WIDTH:
-        return [beside]
-    indent = " " * (len(line) - len(line.lstrip()))
-    return [*(f"{indent}{part}" for part in _comment(text, _WIDTH - len(indent))), line]
-
-
 def chosen_by(option: Option, name: str) -> str:
     """Return the word that chooses the copy of an option, as it is typed in a shell."""
     several = option.group == "adaptation/edits"
     return f"'{option.group}=[{name}]'" if several else f"{option.group}={name}"
-
-
-def _comment(text: str, width: int = _WIDTH) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent="# ", subsequent_indent="# ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
 
 
 def _command(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:

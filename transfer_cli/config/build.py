@@ -86,6 +86,11 @@ def class_of(node: Mapping[str, Any], key: str) -> type:
     return _find(node.get(TARGET), key)
 
 
+def argument_types(target: str, key: str) -> dict[str, Any]:
+    """Return the types of what the class of this name takes, as far as they can be read."""
+    return _annotations(_find(target, key))
+
+
 def check_options(node: Any, key: str = "") -> None:
     """Refuse options that the classes in a config, at any depth, do not have. Nothing is built."""
     written = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node

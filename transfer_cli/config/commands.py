@@ -280,12 +280,12 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
     ),
     "presets": Command(
         summary="list every config group and option, with one line on each",
-        usage="[GROUP ...] [--json] [--config-dir DIR]",
+        usage="[GROUP ...] [--json|--schema] [--config-dir DIR]",
         function="transfer_cli.commands.presets.presets",
     ),
     "init": Command(
-        summary="start a folder of your own configs, with commented copies to edit",
-        usage="DIR [--from GROUP=OPTION ...]",
+        summary="start a folder of your own configs, with commented copies to edit, or a file",
+        usage="DIR [--from GROUP=OPTION ...] | FILE.yaml --save WORDS",
         function="transfer_cli.commands.presets.init",
     ),
     "info": Command(

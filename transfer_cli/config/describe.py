@@ -8,6 +8,7 @@ library reads them: this also answers the tab key, beside help, errors and the r
 import ast
 import itertools
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transfer_cli.config.commands import ALL, CHOICES, SPOKEN, Command, conf_dir
+
+_WIDTH = 100
 
 PACKAGED = "packaged"
 OWN = "yours"
@@ -334,3 +337,26 @@ def _schema() -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
                     ast.literal_eval(key): ast.unparse(kind) for key, kind in pairs if key
                 }
     raise LookupError("COMMANDS")
+
+
+# --- comments ----------------------------------------------------------------------------------
+
+
+def with_comment(line: str, text: str) -> list[str]:
+    """Return a line with a comment beside it, or above where there is no room."""
+    text = text.rstrip(".")
+    beside = f"{line:<32} # {text}"
+    if not text:
+        return [line]
+    if len(beside) <= _WIDTH:
+        return [beside]
+    indent = " " * (len(line) - len(line.lstrip()))
+    return [*(f"{indent}{part}" for part in comment(text, _WIDTH - len(indent))), line]
+
+
+def comment(text: str, width: int = _WIDTH) -> list[str]:
+    """Return a comment in lines."""
+    return textwrap.wrap(
+        text, width, initial_indent="# ", subsequent_indent="# ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

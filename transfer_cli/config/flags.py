@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -147,7 +147,7 @@ def parse(arguments: list[str], command: str = "") -> Request:
         overrides=tuple(map(_declared, [*words, *_keys_of(typed)])),
         asks_help=typed.help,
         asks_all=asks_all,
-        multirun=typed.multirun or (_chooses_sweep(words) and not typed.job and not shows),
+        multirun=typed.multirun or (chooses_sweep(words) and not typed.job and not shows),
         shows=shows,
         package=typed.package,
         resolve=typed.resolve,
@@ -173,7 +173,7 @@ def _declared(word: str) -> str:
     return f"{DECLARED.get(key, key)}{equals}{value}"
 
 
-def _chooses_sweep(words: list[str]) -> bool:
+def chooses_sweep(words: Sequence[str]) -> bool:
     """Return whether a preset of a sweep, or Hydra's mode, makes a sweep of the command."""
     if any(
         re.fullmatch(r"\+*hydra\.mode=['\"]?(RunMode\.)?MULTIRUN['\"]?", word) for word in words

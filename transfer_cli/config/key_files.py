@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from transfer_cli.config.commands import Command
-from transfer_cli.config.flags import Request
+from transfer_cli.config.flags import Request, chooses_sweep
 from transfer_cli.config.flat import flat
+from transfer_cli.config.literal import as_overrides, with_quotes
 from transfer_cli.config.plain import ChosenOptions, Part, PlainKeys
 from transfer_cli.config.plain_yaml import read_mapping, read_plain
 from transfer_cli.config.roles import Role, role_of
@@ -50,7 +51,35 @@ def with_files(
         for word in request.overrides  # the same may be typed twice, around another
         if word in typed
     ]
-    return replace(request, overrides=(*words, *meant))
+    sweeps = chooses_sweep(words) and "--job" not in request.flags
+    return replace(request, overrides=(*words, *meant), multirun=request.multirun or sweeps)
+
+
+def for_hydra(request: Request, command: Command) -> Request:
+    """Return what was typed with quotes and signs that Hydra's grammar needs."""
+    typed = with_quotes(request.overrides, command.lists)
+    if command.places:
+        places = [key for key, _ in command.places]
+        typed = as_overrides(typed, places, command.typed, command.lists, command.files)
+    below = tuple(f"{key}." for key in command.named)
+    typed = tuple(f"++{word}" if below and word.startswith(below) else word for word in typed)
+    return replace(request, overrides=typed)
+
+
+def swept(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the words that sweep keys of a command over plain values that were given."""
+    keys, words = PlainKeys(name), []
+    for key, values in over.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"over: {key}: expected a list of values, got {values!r:.60}")
+        if any(isinstance(value, Mapping) for value in values):
+            raise ConfigError(f"over: {key}: a value is a mapping; give the keys in it, with dots")
+        parts = [part for value in values for part in keys.parts({key: value})]
+        typed = [keys.word(part, known=set(), raw=set()) for part in parts]
+        if any(word.startswith("~") for word in typed):
+            raise ConfigError(f"over: {key}: null leaves an option out, which no sweep can")
+        words.append(f"{typed[0].partition('=')[0]}={','.join(map(_value, typed))}")
+    return words
 
 
 def _is_file(word: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.config import describe
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.commands import DECLARED, conf_dir
 from transfer_cli.config.flags import ONE_OPTION
 from transfer_cli.config.literal import quoted
 from transfer_cli.errors import ConfigError
@@ -77,10 +77,11 @@ class PlainKeys:
     def _keys(self) -> Set[str]:
         return {key for key, _ in describe.keys_and_options(self.name, self.config_dir)}
 
-    def _is_group(self, group: str) -> bool:
+    def is_group(self, group: str) -> bool:
+        """Return whether there is a group of this name."""
         return any((folder / group).is_dir() for folder in self._folders)
 
-    def _options(self, group: str) -> dict[str, Path]:
+    def options(self, group: str) -> dict[str, Path]:
         """Return the options of a group, and their files; those of ours come first."""
         named: dict[str, Path] = {}
         for folder in self._folders:
@@ -94,7 +95,7 @@ class PlainKeys:
         key, equals, value = word.partition("=")
         if not equals:  # a path, such as a single dot
             return None
-        group, place = self._group_at(key.replace("/", "."))
+        group, place = self.group_at(key.replace("/", "."))
         if not group and "." not in key and key not in describe.declared(self.name):
             below = [*conf_dir().glob(f"*/{glob.escape(key)}")] if key else []
             group = f"{below[0].parent.name}/{key}" if len(below) == 1 else ""
@@ -102,7 +103,7 @@ class PlainKeys:
         if not group:  # and no folder is looked through
             return None
         names = value.removeprefix("[").removesuffix("]").split(",")
-        is_meant = group.endswith(f"/{key}") or set(names) <= self._options(group).keys()
+        is_meant = group.endswith(f"/{key}") or set(names) <= self.options(group).keys()
         return ChosenOptions(group, names, place) if is_meant else None
 
     def typed_as(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
@@ -115,7 +116,7 @@ class PlainKeys:
         while left:
             choice = left.pop()
             for name in choice.names:
-                file = self._options(choice.group).get(name)
+                file = self.options(choice.group).get(name)
                 option = file and describe.Option(choice.group, name, "", file)
                 for group, place, names in option.choices() if option else ():
                     places.add(place)
@@ -133,7 +134,7 @@ class PlainKeys:
         if isinstance(part, str):
             return part
         if isinstance(part, tuple):
-            key, value = part
+            key, value = DECLARED.get(part[0], part[0]), part[1]
             shown = value if key in raw and isinstance(value, str) else _literal(value, key)
             added = "++" if key.startswith(tuple(f"{name}." for name in self.named)) else ""
             return f"{added}{key}={shown}"
@@ -151,7 +152,7 @@ class PlainKeys:
         """Yield what a mapping chooses, and the keys that it sets, in order."""
         for name, value in values.items():
             key = f"{above}{name}"
-            group, place = self._group_at(key)
+            group, place = self.group_at(key)
             if group:
                 yield from self._of_group(group, place, key, value)
             elif isinstance(value, Mapping) and (key in self.named or key not in self._keys):
@@ -162,7 +163,7 @@ class PlainKeys:
     def _of_group(
         self, group: str, place: str, key: str, value: Any
     ) -> Iterator[ChosenOptions | tuple[str, Any]]:
-        options = self._options(group).keys()
+        options = self.options(group).keys()
         if not isinstance(value, Mapping):
             names = (
                 ["null"] if value is None else value if isinstance(value, list | tuple) else [value]
@@ -183,9 +184,9 @@ class PlainKeys:
         else:
             yield from self.parts(value, f"{key}.")
 
-    def _group_at(self, key: str) -> tuple[str, str]:
+    def group_at(self, key: str) -> tuple[str, str]:
         """Return the group that a key stands for, and the place of its options; "": none."""
-        if key and self._is_group(group := key.replace(".", "/")):
+        if key and self.is_group(group := key.replace(".", "/")):
             return group, key
         for pattern, group in _PLACES.items():
             if match := pattern.fullmatch(key):

@@ -8,7 +8,6 @@ import itertools
 import logging
 import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,7 +27,7 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, Metric, judge, unknown_metric
-from transfer_cli.progress import memory
+from transfer_cli.progress import bar, memory
 from transfer_cli.terminal import STOP_SIGNALS, handling
 
 log = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ def progress_bar(
     what: str,
     seconds_left: Callable[[], float] = lambda: math.inf,
 ) -> Handlers:
-    """Show a bar on a terminal, else a line every ten seconds.
+    """Show a bar on a terminal or in a notebook, else a line every ten seconds.
 
     `seconds_left` returns the seconds after which the run ends anyway.
 
@@ -114,14 +113,15 @@ def progress_bar(
     """
     began = said = time.perf_counter()
     first_step = done = 0
-    bar = tqdm(total=total_steps, unit="step", disable=None, file=sys.stderr, leave=False)
-    pause = SECONDS_BETWEEN_LINES if bar.disable else SECONDS_BETWEEN_DRAWINGS
+    shown_bar = bar(total=total_steps, unit="step")
+    pause = SECONDS_BETWEEN_LINES if shown_bar is None else SECONDS_BETWEEN_DRAWINGS
 
     def begin(engine: Engine) -> None:
         nonlocal began, said, first_step
         began = said = time.perf_counter()
         first_step = engine.state.iteration
-        bar.update(first_step - bar.n)
+        if shown_bar is not None:
+            shown_bar.update(first_step - shown_bar.n)
 
     def show(engine: Engine) -> None:
         nonlocal said, done
@@ -134,18 +134,19 @@ def progress_bar(
         rate = max(group["lr"] for group in optimizer.param_groups)
         shown = f"loss {float(report.total):.3f}  rate {rate:.2e}  {done / spent:,.0f} {what}/s"
         shown += f"  {memory()}"
-        if bar.disable:
+        if shown_bar is None:
             by_steps = (total_steps - step) * spent / max(1, step - first_step)
             left = tqdm.format_interval(min(by_steps, max(0.0, seconds_left())))
             log.info("step %d of %d  %s  %s left", step, total_steps, shown, left)
         else:
             if seconds_left() < math.inf:
                 shown += f"  ends in {tqdm.format_interval(max(0.0, seconds_left()))} at most"
-            bar.set_postfix_str(shown, refresh=False)
-            bar.update(step - bar.n)
+            shown_bar.set_postfix_str(shown, refresh=False)
+            shown_bar.update(step - shown_bar.n)
 
     def end(engine: Engine, *error: Exception) -> None:
-        bar.close()
+        if shown_bar is not None:
+            shown_bar.close()
         if error:
             raise error[0]
 

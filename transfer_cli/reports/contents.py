@@ -68,6 +68,11 @@ class Run:
         return self.results.measures
 
     @property
+    def config(self) -> Mapping[str, Any]:
+        """Its settings by their keys, as `optimizer.lr`; presets by their group."""
+        return self.settings
+
+    @property
     def seed(self) -> Any:
         """The seed; None where it is not known."""
         return self.settings.get("seed")

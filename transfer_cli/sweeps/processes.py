@@ -79,7 +79,9 @@ class SideBySide:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
                     self._collect(len(left))
                     left += self._come_free()
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):  # of a function, which handles no signals
+                    self.stop()
                 for running in self._running:
                     running.process.kill()
                     running.stack.close()

@@ -1,12 +1,16 @@
 """Tests of files of keys: what they say, as words of a shell."""
 
+import shlex
+
 import pytest
 from omegaconf import OmegaConf
 
+from transfer_cli.commands.presets import init
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import parse
-from transfer_cli.config.key_files import with_files
+from transfer_cli.config.key_files import for_hydra, with_files
+from transfer_cli.config.plain_yaml import read_mapping
 from transfer_cli.errors import ConfigError
 
 
@@ -91,6 +95,13 @@ def test_other_words_stay_as_they_are(words):
     assert request_of(*words).overrides == tuple(words)
 
 
+def test_a_preset_of_a_sweep_in_a_file_sweeps(write):
+    file = write("sweep: lr")
+
+    assert request_of(file).multirun
+    assert not request_of(file, "--job", "reason").multirun
+
+
 def test_what_is_typed_wins(write):
     file = write(
         "adaptation: {edits: {lora: {rank: 4}}}\nloop.steps: 7\nseed: 1\n"
@@ -157,3 +168,85 @@ def test_an_experiment_of_ones_own_is_plain(write):
 
     words = ("adaptation=lora", "data=sample_questions", "loop.steps=7", "schedule=linear")
     assert OmegaConf.merge(mine, {"experiment": None}) == config_of(*words, "schedule.warmup=0.2")
+
+
+# --- what was typed, as a file -----------------------------------------------------------------
+
+TYPED = (
+    "finetune experiment=quick data=table data.train=a.csv init_from=minilm optimizer.lr=1e-3",
+    "transfer finetune init_from=hf:owner/name seed=3 run.dir='runs/a b' loop.epochs=null",
+    "finetune adaptation=lora adaptation.edits.lora.rank=4 adaptation/penalty=l2_sp",
+    "finetune 'adaptation/edits=[lora,scalar_mix]' adaptation.edits.scalar_mix.norm=true",
+    "finetune 'adaptation/edits=[lora]' adaptation/plan=gradual_unfreezing adaptation.store=all",
+    "finetune adaptation=full '~adaptation/penalty' schedule=linear schedule.warmup=0.2",
+    "finetune +objective@losses.lm=clm losses.lm.weight=0.2 +losses.lm.stream=w"
+    " +data@streams.w.data=text streams.w.data.train=a.txt +streams.w.batch=8",
+    "finetune adaptation=siatl objective@losses.lm=mlm data@source.data=wikitext2",
+    "finetune forgetting.data=source data=conll data.train=a.conll objective=tagging",
+    "finetune data=table data.train=[a.csv,b.csv] 'data.text=[a b,null]' data.label=2",
+    "finetune \"data.label='it\\'s: #1'\" data=table data.train=yes init_from='1e-3'",
+    "finetune tokenizer.add='[<a>,b]' data=sample_questions init_from=on",
+    "finetune data.changed=accept resume=auto resume.strict=true run.dir=x",
+    "finetune optimizer=sgd optimizer.lr=0.1 optimizer.momentum=0.9 objective.dropout=0.0",
+    "pretrain model=tiny model.depth=6 tokenizer=bpe tokenizer.size=3 data=text data.train=a/*.txt",
+    "finetune sweep=lr sweep.workers=2 data=sample_questions",
+    "finetune edits=lora adaptation.plan=gradual_unfreezing losses.lm=clm",
+    "finetune 'optimizer.lr=1e-4*384/width'",
+    "evaluate RUN new.csv slices.short.length=[0,6]",
+    "generate RUN 'Once, upon {a} ${time}' temperature=0 stop=[x,y]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_what_was_typed_is_read_back_as_the_same(line, tmp_path, monkeypatch, capsys, mistakes_in):
+    monkeypatch.chdir(tmp_path)
+    name, *words = shlex.split(line.removeprefix("transfer "))
+
+    init(["my.yaml", "--save", line])
+
+    text = (tmp_path / "my.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=transfer.schema.json\n")
+    assert f"next: transfer {name} " in capsys.readouterr().out
+    again, once = (
+        composed(name, for_hydra(request_of(*typed, command=name), ALL[name])).config
+        for typed in (["--config", "my.yaml"], words)
+    )
+    assert again == once
+    assert mistakes_in(read_mapping(tmp_path / "my.yaml")) == []
+
+
+def test_each_key_of_a_file_has_its_comment(tmp_path):
+    init([str(tmp_path / "my.yaml"), "--save", TYPED[0]])
+
+    lines = (tmp_path / "my.yaml").read_text().splitlines()[2:]
+    assert "    train: a.csv                 # a file, folder, glob or hf:owner/name/split" in (
+        line.partition(", or a list")[0] for line in lines
+    )
+    keys = [n for n, line in enumerate(lines) if ": " in line and not line.strip().startswith("#")]
+    assert len(keys) == 4
+    assert all("#" in lines[n] or lines[n - 1].lstrip().startswith("#") for n in keys)
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "key"),
+    [
+        ("my.yaml", "finetune lopp.steps=1", "lopp.steps"),
+        ("my.yaml", "finetune loop.steps=ten", "loop.steps"),
+        ("my.yaml", "finetune seed=0,1 -m", "seed=0,1"),
+        ("my.yaml", "finetune ~run.root", "~run.root"),
+        ("my.yaml", "finetun seed=1", "finetun"),
+        ("my.yaml", "report runs", "report"),
+        ("my.yaml", "", "--save"),
+        ("my.yaml", "finetune 'seed=1", "--save"),
+        ("configs", "finetune seed=1", "my.yaml"),
+        ("there.yaml", "finetune seed=1", "there.yaml"),
+    ],
+)
+def test_what_no_file_can_say_writes_none(write, tmp_path, monkeypatch, place, line, key):
+    write("seed: 1", "there.yaml")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigError, match=key):
+        init([place, "--save", line])
+
+    assert [path.name for path in tmp_path.iterdir()] == ["there.yaml"]
