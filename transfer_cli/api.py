@@ -62,7 +62,8 @@ def load(
     """Return a model to use.
 
     Args:
-        path: A run, one of its checkpoints, the folder of a published model, or `hf:owner/name`.
+        path: A run, one of its checkpoints, the folder of a published model, its short name
+            (`transfer presets models`), or `hf:owner/name`.
         device: auto, cpu or cuda.
         precision: auto, fp32, bf16 or fp16.
         base: The folder of the model that a run refers to, if it has moved.
