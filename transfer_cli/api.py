@@ -67,7 +67,7 @@ def load(
 
     Args:
         path: A run, one of its checkpoints, a sweep (its best run), the folder of a published
-            model, or `hf:owner/name`.
+            model, its short name (`transfer presets models`), or `hf:owner/name`.
         device: auto, cpu or cuda.
         precision: auto, fp32, bf16 or fp16.
         base: The folder of the model that a run refers to, if it has moved.

@@ -11,6 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.functional.conftest import LOOP
 from tests.published import publish
+from transfer_cli.api import load
+from transfer_cli.config.models import listed_models
+from transfer_cli.errors import CheckpointError
 
 
 @pytest.fixture
@@ -106,7 +109,9 @@ def test_hf_that_cannot_be_fetched(refused, monkeypatch, error, told):
     assert told in refused("hf:owner/name")
 
 
-def test_hf_takes_what_the_client_fetched(transfer, tmp_path, questions, monkeypatch):
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Let the hub's client have a BERT, whatever is asked for; return what was."""
     import huggingface_hub
 
     publish(tmp_path / "cache", "bert")
@@ -117,11 +122,35 @@ def test_hf_takes_what_the_client_fetched(transfer, tmp_path, questions, monkeyp
         return str(tmp_path / "cache")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    return asked
+
+
+BERT = listed_models()["bert"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "fetched"),
+    [
+        ("init_from=hf:owner/name@v2", ("owner/name", "v2")),
+        ("init_from=bert", (BERT.hub, BERT.revision)),
+        ("my.yaml", (BERT.hub, BERT.revision)),
+    ],
+)
+def test_hf_takes_what_the_client_fetched(transfer, tmp_path, questions, asked, typed, fetched):
+    (tmp_path / "my.yaml").write_text("init_from: bert\n")
     words = ("data=table", f"data.train={questions}", *LOOP, "loop.steps=1", "run.dir=run")
 
-    transfer("finetune", "init_from=hf:owner/name@v2", *words).ok()
+    transfer("finetune", typed, *words).ok()
 
-    assert set(asked) == {("owner/name", "v2", False)}
+    assert set(asked) == {(*fetched, False)}
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_short_name_opens_a_model_unless_its_weights_are_others(refused):
+    assert load("bert").embed(["a text"]).shape[0] == 1
+    with pytest.raises(CheckpointError, match="Did you mean 'bert'"):
+        load("berd")
+    assert "SHA-256" in refused("minilm")
 
 
 # ---------------------------------------------------------------------------------- writing

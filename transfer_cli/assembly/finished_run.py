@@ -11,6 +11,7 @@ from transfer_cli.assembly.init_from import Pretrained, open_pretrained, with_pa
 from transfer_cli.assembly.model import block_length
 from transfer_cli.config.build import build
 from transfer_cli.config.literal import as_typed
+from transfer_cli.config.models import place_of
 from transfer_cli.config.stored import read_stored
 from transfer_cli.data.wanted import Wanted, typed
 from transfer_cli.engine.precision import Precision
@@ -77,12 +78,12 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     """Return the run at `path`, on the device.
 
     Args:
-        path: The run directory, one of its checkpoints, or a published model: its folder, or
-            `hf:owner/name`.
+        path: The run directory, one of its checkpoints, or a published model: its folder,
+            `hf:owner/name` or short name.
         base: The folder of the model that the run refers to, if it has moved.
     """
     place = Path(path).expanduser()
-    if not (path.startswith(HUB) or is_published(place)):
+    if not (place_of(path).startswith(HUB) or is_published(place)):
         run = RunDirectory.open(RunDirectory.folder_of(place), "run")
         if run.path == place and not (run.model / WEIGHTS).exists():
             raise CheckpointError(

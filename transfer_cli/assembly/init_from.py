@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
+from transfer_cli.config.models import listed_models, place_of
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
@@ -271,13 +272,14 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
 
     Args:
         path: A run directory, its `model/`, one of its checkpoints, a published model's folder,
-            or `hf:owner/name` to fetch that.
+            or `hf:owner/name` or a short name (`conf/models.yaml`) to fetch that.
     """
+    path = place_of(path)
     place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
     if is_published(place):
         found = open_folder(place, key)
         return Pretrained(place, place, found.description, found.tokenizer, base, published=found)
-    weights, folder = find_model(place, key)
+    weights, folder = find_model(place, key, listed_models())
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
     tokenizer = LibraryTokenizer.load(folder / TOKENIZER)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.config.models import listed_models, place_of
 from transfer_cli.data.readers import check_readable
 from transfer_cli.errors import ConfigError, DataError, RunError, raised_as
 from transfer_cli.runs.atomic import write_text
@@ -89,8 +90,8 @@ def _values(text: str, *, multirun: bool) -> Iterator[str]:
 
 
 def _model(path: str, key: str) -> None:
-    if not path.startswith(HUB):
-        find_folder(Path(path).expanduser(), key)
+    if not place_of(path).startswith(HUB):
+        find_folder(Path(path).expanduser(), key, listed_models())
 
 
 def _folder(path: str, key: str) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import groupby
 from os.path import lexists
 from pathlib import Path
@@ -20,10 +21,26 @@ from transfer_cli.config.describe import (
 )
 from transfer_cli.config.flags import MANY, REPEATED, SWITCH, Flags, parse, read
 from transfer_cli.config.key_files import ENDINGS, with_files
+from transfer_cli.config.models import ListedModel, listed_models
 from transfer_cli.errors import ConfigError, nearest, raised_as
 from transfer_cli.runs.atomic import new_folder, write_text, writing
 from transfer_cli.safe_files import escaped
-from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, Style, print_out
+from transfer_cli.terminal import (
+    BLANK,
+    Column,
+    Entry,
+    Line,
+    Page,
+    Piece,
+    Prose,
+    Renderable,
+    Style,
+    TextTable,
+    print_out,
+)
+
+MODELS = "models"
+"""What `transfer presets` calls the list of published models, which are no options."""
 
 
 def presets(words: list[str]) -> None:
@@ -35,15 +52,17 @@ def presets(words: list[str]) -> None:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir: there is no folder {folder}")
         check_folder(folder)
-    found = _of_groups(options(folder), asked.groups)
+    groups = [group for group in asked.groups if group != MODELS]
+    models = [*listed_models().values()] if MODELS in asked.groups else []
+    found = _of_groups(options(folder), groups) if groups or not models else []
     if asked.schema:
         from transfer_cli.config.editor_schema import editor_schema  # which imports torch
 
         print(json.dumps(editor_schema(folder), indent=1))
     elif asked.json:
-        print(_as_json(found))
+        print(json.dumps([*_records(found), *map(asdict, models)], indent=2))
     else:
-        print_out(_page(found))
+        print_out(Page(*_blocks(found), *_blocks_of_models(models)))
 
 
 def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
@@ -51,20 +70,44 @@ def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
     known = dict.fromkeys(option.group for option in found)
     for group in groups:
         if group not in known:
-            hint = nearest(group, known) or f" There are {', '.join(known)}"
+            names = (*known, MODELS)
+            hint = nearest(group, names) or f" There are {', '.join(names)}"
             raise ConfigError(f"there is no group {group!r}.{hint}")
     inside = tuple(f"{group}/" for group in groups or known)
     return [option for option in found if f"{option.group}/".startswith(inside)]
 
 
-def _page(found: list[Option]) -> Page:
+def _blocks_of_models(models: list[ListedModel]) -> list[Renderable]:
+    """Return a table of published models, and how one is chosen."""
+    if not models:
+        return []
+    titles = ("name", "kind", "size", "languages", "licence", "quick, CPU s", "from")
+    rows = [
+        (
+            Piece(each.name, "name"), each.kind, each.size, each.languages, each.licence,
+            "" if each.quick_seconds is None else f"{each.quick_seconds:g}", f"hf:{each.hub}",
+        )
+        for each in models
+    ]  # fmt: skip
+    return [
+        TextTable([Column(title, title in ("size", "quick, CPU s")) for title in titles], rows),
+        BLANK,
+        Prose(
+            "init_from=NAME and run=NAME take one from the hub, or without a network from its "
+            "cache; a folder of that name comes first. quick: experiment=quick on the 4,907 "
+            "questions of TREC, where it was measured."
+        ),
+    ]
+
+
+def _blocks(found: list[Option]) -> list[Renderable]:
     column = 4 + max((len(option.name) for option in found), default=0)
     blocks: list[Renderable] = []
     for group, members in groupby(found, key=lambda option: option.group):
         blocks += [BLANK] if blocks else []
         blocks.append(Line(Piece(f"{group}=", "heading")))
         blocks += [_entry(option, column) for option in members]
-    return Page(*blocks)
+    return blocks
 
 
 def _entry(option: Option, column: int) -> Entry:
@@ -76,8 +119,8 @@ def _entry(option: Option, column: int) -> Entry:
     return Entry(["  ", Piece(option.name, style)], [f"{option.line}  ", note], column)
 
 
-def _as_json(found: list[Option]) -> str:
-    records = [
+def _records(found: list[Option]) -> list[dict[str, object]]:
+    return [
         {
             "group": option.group,
             "option": option.name,
@@ -89,7 +132,6 @@ def _as_json(found: list[Option]) -> str:
         }
         for option in found
     ]
-    return json.dumps(records, indent=2)
 
 
 SCHEMA = "transfer.schema.json"

@@ -280,7 +280,7 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
     ),
     "presets": Command(
         summary="list every config group and option, with one line on each",
-        usage="[GROUP ...] [--json|--schema] [--config-dir DIR]",
+        usage="[GROUP ...] [models] [--json|--schema] [--config-dir DIR]",
         function="transfer_cli.commands.presets.presets",
     ),
     "init": Command(

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from transfer_cli.config import commands
 from transfer_cli.config.commands import Command
-from transfer_cli.config.describe import Key, Option, above, declared, groups_of, offered, options
+from transfer_cli.config.describe import (
+    Key,
+    Option,
+    above,
+    declared,
+    groups_of,
+    keys_in,
+    offered,
+    options,
+)
 
 Found = dict[str, str]
 """Whole words -> what they mean. After one that ends in `=`, `.`, `/` or `,` more is typed."""
@@ -157,7 +166,8 @@ class _Overrides:
         if "true" in words:
             return words
         if key in _RUNS:
-            return {**words, **_paths(start, _is_run)}
+            models = _models() if key == "init_from" else {}
+            return {**words, **models, **_paths(start, _is_run)}
         if key in _FILES or key.rpartition(".")[2] in ("train", "validation", "test", "path"):
             return {**words, **_paths(start, os.DirEntry.is_file)}
         return words
@@ -208,6 +218,12 @@ class _Overrides:
             group, _, place = key.partition("@")
             take(group, place, value.strip("[]").split(","))
         yield from ((place, option) for (_, place), taken in chosen.items() for option in taken)
+
+
+def _models() -> Found:
+    """Return the short names of published models."""
+    listed = keys_in((commands.conf_dir() / "models.yaml").read_text(encoding="utf-8"))
+    return {key.name: "a published model" for key in listed if not key.value}
 
 
 # --- files -------------------------------------------------------------------------------------

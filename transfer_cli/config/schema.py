@@ -251,7 +251,7 @@ class TrainConfig(DeviceConfig, SharedConfig):
     threads: int | None = None
     """Of a process on the CPU; none: as many as it may use, in a resume as many as before."""
     init_from: str | None = None
-    """What to start from: a run, one of its checkpoints, a published model's folder, hf:NAME."""
+    """What to start from: a run, one of its checkpoints, a published model: folder, name or hf:."""
     base: str | None = None
     """The model that `init_from` refers to, if it was moved."""
     resume: str | None = None
@@ -468,7 +468,7 @@ class ScoreConfig(DeviceConfig, ModelConfig, SharedConfig):
     """What `score` takes."""
 
     run: str = MISSING
-    """The language model: a run directory, or a published model's folder or `hf:owner/name`."""
+    """The language model: a run directory, or a published model: folder, name or `hf:`."""
     split: str = "auto"
     """The split that is scored; auto: test, where there is none validation."""
     prompt: PromptConfig = field(default_factory=PromptConfig)
@@ -512,7 +512,7 @@ class ExportConfig(ModelConfig):
     """What `export` takes."""
 
     run: str = MISSING
-    """A run directory, or a published model: its folder, or `hf:owner/name`."""
+    """A run directory, or a published model: its folder, short name, or `hf:owner/name`."""
     to: str = MISSING
     """The folder to write; there must be none of that name."""
     part: str | None = None

@@ -1,5 +1,6 @@
 """The files of a published model, fetched at need; its weights are safetensors or a pickle."""
 
+import hashlib
 import json
 import warnings
 import zipfile
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transfer_cli.config.models import listed_models
 from transfer_cli.data.hub_client import MODEL, client
 from transfer_cli.errors import CheckpointError, raised_as
 from transfer_cli.model.weights import LazyTensors, open_tensors, shapes_of, without_values
@@ -47,7 +49,20 @@ def fetch(name: str, key: str) -> Path:
         folder = Path(str(get(allow_patterns=[*_FILES])))
         if not holds_weights(folder):
             folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
+    for model in listed_models().values():
+        if model.place == name and model.sha256 is not None:
+            _check_weights(folder / WEIGHTS, model.sha256, key)
     return folder
+
+
+def _check_weights(path: Path, sha256: str, key: str) -> None:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise CheckpointError(
+            f"{key}: {path} is not the file that is listed: its SHA-256 is {digest}, expected "
+            f"{sha256}; delete it, and it is fetched again"
+        )
 
 
 def holds_weights(folder: Path) -> bool:

@@ -277,21 +277,25 @@ def check_is_folder(path: Path, key: str) -> None:
         raise CheckpointError(f"{key}: there is no folder {path}{like(path)}")
 
 
-def like(path: Path) -> str:
-    """Return ". Did you mean 'x'?" for the folder beside a path that is called most like it."""
+def like(path: Path, names: Iterable[str] = ()) -> str:
+    """Return ". Did you mean 'x'?" for the folder beside a path that is called most like it.
+
+    `names` are further ones, which stand for themselves.
+    """
     with suppress(OSError):
-        beside = (sibling.name for sibling in path.parent.iterdir() if sibling.is_dir())
-        return nearest(path.name, beside, 0.6).replace(" ", ". ", 1)
+        beside = [sibling.name for sibling in path.parent.iterdir() if sibling.is_dir()]
+        also = names if path.parent == Path() else ()
+        return nearest(path.name, [*beside, *also], 0.6).replace(" ", ". ", 1)
     return ""
 
 
-def find_folder(path: Path, key: str) -> None:
-    """Refuse a path of a model at which there is no folder."""
+def find_folder(path: Path, key: str, names: Iterable[str] = ()) -> None:
+    """Refuse a path of a model at which there is no folder; `names` may have been meant, too."""
     if path.is_file():
         _refuse_pickles([path], key)
         raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
     if not path.is_dir():
-        cure = like(path)
+        cure = like(path, names)
         is_name = _PUBLISHED.fullmatch(str(path)) and not (path.parts[1:] and path.parent.is_dir())
         if "," in str(path) and all(Path(part).is_dir() for part in str(path).split(",")):
             cure = f"; several are written as a list, {key}=[A,B]"
@@ -303,9 +307,9 @@ def find_folder(path: Path, key: str) -> None:
         )
 
 
-def find_model(path: Path, key: str) -> tuple[Path, Path]:
-    """Return the folders with a model's weights and with its description."""
-    find_folder(path, key)
+def find_model(path: Path, key: str, names: Iterable[str] = ()) -> tuple[Path, Path]:
+    """Return the folders with a model's weights and with its description; see `find_folder`."""
+    find_folder(path, key, names)
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
         # A finished model may be of another build than its checkpoints; then they have their own.
         has_own = (path.parent / "model.json").is_file()

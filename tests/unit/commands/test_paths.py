@@ -15,6 +15,7 @@ from transfer_cli.commands.info import info
 from transfer_cli.commands.paths import check_paths
 from transfer_cli.commands.presets import chosen_by, copy, presets
 from transfer_cli.config.describe import Option, description, options
+from transfer_cli.config.models import listed_models
 from transfer_cli.errors import TransferError
 
 WRONG = [
@@ -31,6 +32,8 @@ WRONG = [
     ("predict", ["run=here", "input=nope.csv"], "nope.csv does not exist"),
     ("export", ["run=here", "to=here"], "to: here is there already"),
     ("predict", ["run=heer"], "checkpoints. Did you mean 'here'?"),
+    ("finetune", ["init_from=minilmm"], "checkpoints. Did you mean 'minilm'?"),
+    ("predict", ["run=here/minilmm"], "there is no folder here/minilmm; name a run"),
     ("predict", ["run='here,here'"], "several are written as a list, run=[A,B]"),
     ("predict", ["run=here", "input='Who is it ?'"], "there is no file 'Who is it ?'; texts come"),
     ("finetune", ["resume=heer"], "resume: there is no folder heer. Did you mean 'here'?"),
@@ -38,6 +41,8 @@ WRONG = [
 
 RIGHT = [
     ("finetune", ["init_from=hf:bert-base-uncased"]),
+    ("finetune", ["init_from=minilm"]),
+    ("generate", ["run=gpt2"]),
     ("finetune", ["init_from=${oc.env:MODEL}"]),
     ("finetune", ["init_from=here"]),
     ("finetune", ["init_from=null"]),
@@ -333,6 +338,22 @@ def test_a_program_can_read_the_list(capsys):
     base = next(each for each in records if (each["group"], each["option"]) == ("model", "base"))
     assert base["origin"] == "packaged"
     assert base["target"] == "transfer_cli.model.backbone.BackboneShape"
+
+
+def test_published_models_are_listed_with_where_they_come_from(capsys):
+    presets(["models", "model"])
+
+    out = capsys.readouterr().out
+    assert "model=" in out
+    for model in listed_models().values():
+        row = next(line for line in out.splitlines() if line.startswith(f"{model.name} "))
+        assert model.size in row
+        assert row.endswith(f"hf:{model.hub}")
+
+    presets(["models", "--json"])
+    assert [row["revision"] for row in json.loads(capsys.readouterr().out)] == [
+        model.revision for model in listed_models().values()
+    ]
 
 
 def test_own_options_say_where_they_lie(capsys, tmp_path):

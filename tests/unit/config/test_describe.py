@@ -469,6 +469,7 @@ def folder(tmp_path, monkeypatch):
         ("transfer help gen", "generate"),
         ("transfer completion ", "bash zsh fish"),
         ("transfer presets adaptation/p", "adaptation/penalty adaptation/plan"),
+        ("transfer finetune init_from=smol", "init_from=smollm2"),
         ("transfer presets model sch", "schedule"),
         ("transfer presets --j", "--json"),
         ("transfer init my --from schedule=c", "schedule=constant schedule=cosine"),
