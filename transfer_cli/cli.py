@@ -98,7 +98,10 @@ def _dispatch(words: list[str]) -> int:
     elif first in commands.ALL:
         _run(first, commands.ALL[first], rest)
     else:
-        close = nearest(first, commands.ALL)
+        from transfer_cli.config.suggest import suggest_command
+
+        close = suggest_command(first) or nearest(first, commands.ALL)
+        close = close if close.endswith("?") or not close else f"{close}."
         raise ConfigError(f"there is no command {first!r}.{close} See transfer --help")
     return EXIT_DONE
 

@@ -292,10 +292,10 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
         return f"{group}={name}: this is a file; type {_reads(name, command)}"
     typed = any(word.rpartition("=")[2] == name for word in request.overrides)
     where = "" if typed else _where(error)
-    return (
-        f"{group}={name}: no such option{where}.{nearest(name, options)} "
-        f"There are {', '.join(options)}"
-    )
+    close = nearest(name, options, 0.8 if group == "model" else 0.5)
+    if group == "model" and not close and typed:
+        close = f" For published weights type init_from=hf:{name}."
+    return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
 
 
 def _reads(file: str, command: str) -> str:
@@ -313,9 +313,6 @@ def _broken_override(override: str, command: str, request: Request) -> str:
         if Path(override).is_file():
             return f"{override}: say what it is for, such as {_reads(override, command)}"
         close = suggest(override, command, request.config_dir)
-        named = [o for o in describe.options(request.config_dir) if o.name == override]
-        if not close and named:
-            close = f" Did you mean '{named[0].group}={override}'?"
         if not close and Path(override).is_dir():
             close = f" Did you mean 'init_from={override}'?"
         rest = close.replace(" ", ". ", 1) or (

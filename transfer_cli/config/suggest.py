@@ -6,85 +6,23 @@ wrong guess.
 
 import difflib
 from collections.abc import Set
+from functools import cache
 from pathlib import Path
 
-from transfer_cli.config.describe import keys_and_options
+from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.describe import groups_of, keys_and_options, options
 
-OTHER_NAMES = {
-    "optimizer.lr": "learning_rate rate eta",
-    "optimizer.weight_decay": "wd decay l2",
-    "loop.epochs": "num_train_epochs num_epochs n_epochs max_epochs",
-    "loop.steps": "max_steps num_steps n_steps iterations num_iterations max_iters",
-    "loop.minutes": "max_time time_limit",
-    "loop.batch": "batch_size train_batch_size bs",
-    "loop.micro_batch": "per_device_train_batch_size micro_batch_size gradient_accumulation_steps",
-    "loop.clip": "max_grad_norm grad_clip gradient_clip_val clip_grad",
-    "loop.activation_checkpointing": "gradient_checkpointing",
-    "loop.pack": "packing sample_packing",
-    "loop.patience": "early_stopping early_stopping_patience",
-    "loop.evaluate_every": "eval_steps eval_every evaluation_strategy eval_strategy",
-    "loop.log_every": "logging_steps",
-    "checkpoint.every": "save_steps save_every",
-    "checkpoint.keep": "save_total_limit",
-    "schedule.warmup": "warmup_steps warmup_ratio",
-    "schedule": "lr_scheduler lr_scheduler_type scheduler",
-    "run.dir": "output_dir out_dir output out save_dir logging_dir run_dir",
-    "run": "checkpoint model_path model_dir run_dir init_from",
-    "output": "output_file out_file outfile",
-    "to": "output output_dir out out_dir dir folder path",
-    "input": "file input_file data data_file path texts",
-    "data.train": "train_file train_data train_path training path file csv data_file data_path",
-    "data.validation": "validation_file val dev valid eval_file val_file dev_file",
-    "data.test": "test_file test_data",
-    "data.text": "text_column sentence_column",
-    "data.label": "label_column labels target target_column",
-    "data.length": "max_length max_seq_length max_len seq_len sequence_length context block_size",
-    "data": "dataset dataset_name task",
-    "init_from": "model_name_or_path model_name pretrained pretrained_model base_model",
-    "precision=fp16": "fp16 half",
-    "precision=bf16": "bf16",
-    "precision": "mixed_precision amp dtype",
-    "device=cuda": "cuda use_cuda gpu use_gpu",
-    "device=cpu": "cpu no_cuda use_cpu",
-    "devices": "gpus num_gpus n_gpu num_processes nproc_per_node",
-    "threads": "num_threads n_threads",
-    "tokenizer.size": "vocab_size vocabulary",
-    "model.width": "hidden_size d_model n_embd embed_dim hidden_dim",
-    "model.depth": "num_layers n_layers n_layer layers num_hidden_layers blocks",
-    "model.heads": "num_heads n_heads n_head num_attention_heads",
-    "objective.rate": "mlm_probability mask_rate mask_prob masking",
-    "adaptation=frozen": "freeze frozen freeze_backbone linear_probe",
-    "adaptation=lora": "lora use_lora peft",
-    "adaptation=dora": "dora use_dora",
-    "adaptation=ia3": "ia3",
-    "adaptation.edits.lora.scale": "use_rslora rslora",
-    "adaptation.edits.lora.lr_ratio": "loraplus_lr_ratio lora_plus",
-    "adaptation.edits.lora.rank": "r lora_r lora_rank",
-    "adaptation.edits.lora.alpha": "lora_alpha",
-    "prompt": "text",
-    "text": "prompt",
-    "max_tokens": "max_new_tokens length max_length",
-    "samples": "n num_samples num_return_sequences",
-    "seed": "random_seed random_state",
-    "run.root": "runs_dir log_dir",
-    "objective.label_smoothing": "label_smoothing_factor smoothing",
-    "objective.class_weight": "class_weights loss_weights weight_classes",
-}
-"""A key or an option -> what others call it; the first that a command has is meant."""
 
-ABSENT = {
-    "sample_weight sample_weights": (
-        "rows are not weighed; repeat some in the file, or weigh labels by objective.class_weight"
-    ),
-    "focal_loss focal_gamma gamma focal": (
-        "there is no focal loss; objective.annealing=linear leaves out what is known already"
-    ),
-    "oversample oversampling undersample balanced_sampling sampler": (
-        "rows are drawn as often as they stand in the file; objective.class_weight=balanced weighs "
-        "the rare ones"
-    ),
-}
-"""What others call what there is not -> what to do in its place."""
+@cache
+def other_words(section: str) -> dict[str, tuple[str, ...]]:
+    """Return a section of `conf/other_words.yaml`: what is meant, or to be said -> words for it."""
+    from transfer_cli.config.bounded_yaml import PARSER  # which imports YAML: help needs none
+
+    text = (conf_dir() / "other_words.yaml").read_text(encoding="utf-8")
+    said = PARSER(text).get_single_data()[section].items()
+    pairs = said if section == "keys" else ((line, words) for words, line in said)
+    return {meant: tuple(words.split()) for meant, words in pairs}
+
 
 _SECTIONS = (
     "loop", "optimizer", "schedule", "data", "objective", "model", "run", "checkpoint",
@@ -97,13 +35,27 @@ def suggest(name: str, command: str, config_dir: Path | None = None) -> str:
     """Return " Did you mean 'optimizer.lr'?" for a name such as `lr`; "" where none is meant."""
     known = {key for key, _ in keys_and_options(command, config_dir)}
     section, _, last = name.rpartition(".")
-    absent = next((said for names, said in ABSENT.items() if last in names.split()), "")
-    if absent and command == "finetune":
-        return f" {absent[0].upper()}{absent[1:]}"
+    if said := _said(last, "absent"):
+        return said
     leaves = {key.rpartition(".")[2] for key in known if key.startswith(_SECTIONS)}
     close = [last] if section else difflib.get_close_matches(name, leaves, n=1, cutoff=0.85)
     key = next(filter(None, (_key_of(word, known) for word in (name, *close))), "")
+    if not key:
+        taken = groups_of(command)
+        named = (o.group for o in options(config_dir) if o.name == name)
+        group = min((g for g in named if g.partition("/")[0] in taken), key=len, default="")
+        key = f"{group}={name}" if group else ""
     return f" Did you mean {key!r}?" if key else ""
+
+
+def suggest_command(word: str) -> str:
+    """Return what to type in place of a command that there is not; "" where that is not known."""
+    return _said(word, "commands") or _said(word.replace("-", "_"), "absent")
+
+
+def _said(word: str, section: str) -> str:
+    said = next((line for line, words in other_words(section).items() if word in words), "")
+    return f" {said[:1].upper()}{said[1:]}" if said else ""
 
 
 def options_with(key: str, command: str, config_dir: Path | None = None) -> list[str]:
@@ -114,7 +66,7 @@ def options_with(key: str, command: str, config_dir: Path | None = None) -> list
 
 
 def _key_of(name: str, known: Set[str]) -> str:
-    named = (key for key, others in OTHER_NAMES.items() if name in others.split())
+    named = (key for key, others in other_words("keys").items() if name in others)
     for whole in (name, *named):
         if whole.partition("=")[0] in known:
             return whole

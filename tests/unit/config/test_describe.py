@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from transfer_cli.cli import main
 from transfer_cli.config import bounded_yaml, commands
 from transfer_cli.config.commands import CHOICES, conf_dir
 from transfer_cli.config.completion import SCRIPTS, completions
@@ -27,7 +28,7 @@ from transfer_cli.config.flags import Request, parse
 from transfer_cli.config.help_text import _Keys, command_help
 from transfer_cli.config.roles import LEARNS, ROLES, Role, role_of
 from transfer_cli.config.schema import COMMANDS, FinetuneConfig, PretrainConfig
-from transfer_cli.config.suggest import OTHER_NAMES, options_with, suggest
+from transfer_cli.config.suggest import options_with, other_words, suggest
 
 
 def option_of(group, name):
@@ -146,7 +147,7 @@ def known():
     return {command: {key for key, _ in keys_and_options(command)} for command in COMMANDS}
 
 
-@pytest.mark.parametrize("key", OTHER_NAMES)
+@pytest.mark.parametrize("key", other_words("keys"))
 def test_what_other_libraries_call_a_key_is_a_key(key, known):
     assert any(key.partition("=")[0] in keys for keys in known.values())
 
@@ -168,10 +169,64 @@ def test_what_other_libraries_call_a_key_is_a_key(key, known):
         ("name", "finetune", " Did you mean 'data.name'?"),
         ("xyz.abc", "finetune", ""),
         ("", "finetune", ""),
+        ("discriminative", "finetune", " Did you mean 'adaptation=discriminative'?"),
+        ("cosine", "pretrain", " Did you mean 'schedule=cosine'?"),
+        ("probes", "finetune", ""),
     ],
 )
 def test_only_keys_of_the_command_are_named(name, command, said):
     assert suggest(name, command) == said
+
+
+TYPED = """
+class_weights ema wandb logger report_to push_to_hub quantization load_in_8bit threshold lora_r
+lora_alpha learning_rate lr batch_size epochs num_train_epochs output_dir
+gradient_accumulation_steps fp16 bf16 early_stopping max_length warmup_ratio seed_everything
+model_name_or_path train_file freeze dropout optim scheduler eval_steps save_steps
+resume_from_checkpoint gpus accelerator num_workers deepspeed compile weight_decay max_steps
+label_smoothing num_labels cache_dir trust_remote_code llrd adapter peft kfold flash_attention
+num_beams metrics loss shuffle padding val_split run_name callbacks deterministic
+"""
+
+
+@pytest.mark.parametrize("word", TYPED.split())
+def test_a_word_of_other_programs_is_answered_in_one_line_with_what_there_is(capsys, word, known):
+    assert main(["finetune", f"{word}=1"]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    start = f"transfer finetune: {word}: no such key. "
+    assert line.startswith(start)
+    if meant := re.fullmatch(r"Did you mean '(.+)'\?", line.removeprefix(start)):
+        assert meant[1].partition("=")[0] in known["finetune"]
+    else:
+        assert word in {word for words in other_words("absent").values() for word in words}
+
+
+@pytest.mark.parametrize("section", ["commands", "absent"])
+def test_each_word_is_answered_once_and_keys_in_answers_are_keys(section, known):
+    words = [word for words in other_words(section).values() for word in words]
+    every = {"sweep", *(key for keys in known.values() for key in keys)}
+
+    assert len(words) == len(set(words))
+    for line in other_words(section):
+        assert not line.partition(" ")[0].count("="), "a key would get a capital"
+        for key in re.findall(r"(?<![+@\w.])([a-z_.]+)=", line):
+            assert key in every or key.startswith("losses.rdrop.")
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("train", "transfer finetune"), ("test", "transfer evaluate"), ("serve", "no server"),
+        ("push", "transfer export"), ("quantize", "not quantized"), ("pretrian", "'pretrain'"),
+        ("--epochs", "--help"),
+    ],
+)  # fmt: skip
+def test_a_verb_of_other_programs_is_answered_with_a_command(capsys, word, named):
+    assert main([word, "first"]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
 
 
 def test_keys_of_own_options_are_known(tmp_path):
