@@ -68,23 +68,6 @@ def test_the_commands_of_the_page_run_and_what_training_lacks_is_scored_beside(
     assert "test error rate/unseen" in Path("page.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (("data.duplicates=dorp",), "data.duplicates"),
-        (("data.duplicates=drop",), "data.conflicts"),
-        (("data.conflicts=majority",), "data"),
-        (("data.duplicates=drop", "data.conflicts=first"), "data.conflicts"),
-    ],
-)
-def test_bad_values_end_in_one_line_with_nothing_written(transfer, tables, typed, words, key):
-    ended = transfer(*typed[0], *words, "run.dir=bad")
-
-    assert ended.code == 2
-    assert key in ended.err.splitlines()[-1]
-    assert not Path("bad").exists()
-
-
 def test_a_run_that_said_nothing_of_equal_texts_resumes_with_its_own_draw(transfer, tables, typed):
     transfer(*typed[0], "data.duplicates=keep", "run.dir=now").ok()
     path = Path("now/config.yaml")

@@ -180,28 +180,6 @@ def test_a_text_of_ones_own_is_scored_as_the_same_text_is_elsewhere(transfer, sh
     assert found == read_json("out.json")["measures"]["train"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("no.txt", "input: no.txt does not exist"),
-        ("no*.txt", "input: No file matches no*.txt"),
-        (".", "input: . is a folder without a file"),
-        ("empty.txt", "empty.txt is empty"),
-        ("a.txt delimiter=comma", "delimiter: "),
-        ("a.txt label=b", "label: "),
-        ("a.txt baseline=unigram", "baseline: "),
-        ("input=3", "input: "),
-    ],
-)
-def test_what_is_no_text_of_ones_own_is_refused(words, message, transfer, short_run, tmp_path):
-    (tmp_path / "empty.txt").touch() if "empty" in words else None
-    (tmp_path / "a.txt").write_text("a b c\n") if "a.txt" in words else None
-
-    transfer("evaluate", f"run={short_run}", *words.split(), "output=out.json").refusal(message)
-
-    assert not (tmp_path / "out.json").exists()
-
-
 def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
     labels = ("animal", "city", "disease", "mineral", "person", "river")
     rows = [f"What is it no {n} ?,{labels[n % 6]}" for n in range(60)]

@@ -288,10 +288,3 @@ def test_a_published_model_fills_gaps_as_its_own_implementation_does(transfer, t
     assert [each["token"] for each in candidates] == tokenizer.pieces(best.indices.tolist())
     found = [each["probability"] for each in candidates]
     assert found == pytest.approx(best.values.tolist(), rel=1e-4)
-
-
-def test_a_classifier_fills_nothing(transfer, finetuned):
-    ended = transfer("fill", f"run={finetuned}", "[MASK]", "device=cpu")
-
-    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
-    assert "is no language model (Classification); fill needs" in ended.err

@@ -262,13 +262,11 @@ def test_other_fields_are_kept_in_json_lines(predict, tmp_path):
 
 @pytest.fixture
 def parts(tmp_path):
-    """Write two tables into a folder of their own, and one that does not go with them."""
+    """Write two tables into a folder of their own."""
     folder = tmp_path / "parts"
     folder.mkdir()
     (folder / "a.csv").write_text("text,file\nWho ?,x\nWhere ?,y\n")
     (folder / "b.csv").write_text("file;text\nz;How ?\n")
-    (tmp_path / "other.csv").write_text("question,file\nWhat ?,1\n")
-    (tmp_path / "c.jsonl").write_text('{"text": "What ?"}\n')
     return folder
 
 
@@ -284,29 +282,6 @@ def test_several_files_are_answered_as_one_and_named_beside_each_answer(predict,
     a, b = "parts/a.csv", "parts/b.csv"
     assert places == [("Who ?", a, 2), ("Where ?", a, 3), ("How ?", b, 2)]
     assert [answer["input/file"] for answer in answers] == ["x", "y", "z"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["parts/a.csv", "other.csv"], "input: other.csv has other columns than parts/a.csv: "),
-        (["parts/a.csv", "c.jsonl"], "input: its files are of different formats"),
-        (["parts", "parts/a.csv"], "input: parts/a.csv is named twice"),
-        (["parts/a.csv", "-"], "input: expected files, a folder, a glob, or -"),
-        (["parts/*.tsv"], "input: No file matches parts/*.tsv"),
-        (["parts", "output=parts/b.csv"], "output: parts/b.csv is the input"),
-        (["parts", "output_format=glue"], "input: output_format=glue"),
-    ],
-)
-def test_files_that_are_no_whole_are_refused(transfer, finetuned, parts, words, said):
-    before = {path.name: path.read_bytes() for path in parts.iterdir()}
-
-    ended = transfer("predict", str(finetuned), "device=cpu", "output=out.csv", *words)
-
-    assert ended.code == 2
-    assert said in ended.err.splitlines()[-1]
-    assert {path.name: path.read_bytes() for path in parts.iterdir()} == before
-    assert not list(parts.parent.glob("out.*"))
 
 
 # --- rows that cannot be read ------------------------------------------------------------------

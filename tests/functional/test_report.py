@@ -146,42 +146,6 @@ def test_a_sweep_of_which_nothing_came_is_reported_too(transfer, tmp_path):
     assert "job 0   a=1  failed: no such key" in done.out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "name runs, sweeps or folders"),
-        (("nowhere",), "there is no folder nowhere"),
-        (("run",), "Did you mean 'runs'?"),
-        (("empty",), "nothing to report: empty holds no runs"),
-        (("runs/full-0/results.json",), "is a file"),
-        (("runs", "--sort", "test/eror_rate"), "Did you mean 'test/error_rate'?"),
-        (("runs", "--baseline", "adaptation=ful"), "Did you mean 'full'?"),
-        (("runs", "--sort"), "--sort: expected one argument"),
-        (("runs", "--slice", "short"), "--slice: 'short' is none; say 'NAME.length=[0,6]'"),
-        (("runs", "--slice", "a.lenth=3"), "--slice a.lenth: Slice has no option 'lenth'"),
-        (("runs", "--slice", "a.column=b", "--slice", "a.value=c"), "the column 'b'"),
-        (("runs", "--tabel"), "--tabel"),
-        (("runs", "--csv", "empty"), "empty is a folder"),
-        (("runs", "--csv", "no/where.csv"), "there is no folder no"),
-        (("runs", "--json", "runs/full-0/results.json"), "is part of a run"),
-        (("runs", "--json", "runs/full-0/timing.json"), "is part of a run"),
-        (("runs", "--csv", "runs/full-0/config.yaml"), "is part of a run"),
-        (("runs", "--csv", "table.txt"), "--csv: '.txt' of table.txt is not an ending of what is"),
-        (("runs", "--json", "-", "--csv", "-"), "only one of them"),
-    ],
-)
-def test_bad_input_is_one_line_and_changes_nothing(transfer, six, words, message):
-    (six.parent / "empty").mkdir()
-    before = {path: path.read_bytes() for path in six.parent.rglob("*") if path.is_file()}
-
-    done = transfer("report", *words)
-
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert done.err.count("\n") == 1
-    assert before == {path: path.read_bytes() for path in six.parent.rglob("*") if path.is_file()}
-
-
 def test_a_report_may_lie_beside_the_runs_it_is_of_and_be_made_again(transfer, six):
     for _ in range(2):
         done = transfer("report", "runs/full-0", "--json", "runs/full-0/report.json",

@@ -99,6 +99,7 @@ def modules_of(line):
         ("finetune --help", {"torch"}),
         ("presets", {"torch", "rich"}),
         ("evaluate run=nowhere", {"transfer_cli.sweeps.jobs"}),
+        ("predict nope x.csv", {"torch", "hydra"}),
     ],
 )
 def test_what_a_command_does_not_need_is_not_imported(line, modules, monkeypatch):

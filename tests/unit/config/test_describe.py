@@ -442,8 +442,10 @@ def test_a_wrong_option_has_no_keys():
 
 
 def test_the_usage_speaks_of_options_where_there_are_some():
-    assert "transfer evaluate RUN FILE [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of("evaluate")
-    assert "transfer predict RUN FILE [KEY=VALUE ...] [FLAGS]\n" in help_of("predict")
+    assert "transfer evaluate RUN FILE ... [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of(
+        "evaluate"
+    )
+    assert "transfer predict RUN FILE ... [KEY=VALUE ...] [FLAGS]\n" in help_of("predict")
 
 
 def test_a_plan_has_its_own_examples_and_keys():
