@@ -308,7 +308,9 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(path):
 
 def test_every_page_is_in_the_index_and_in_the_site():
     index = set(re.findall(r"\]\(([^)#]+)\)", page("README.md")))
-    site = set(re.findall(r"- (\S+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE))
+    site = set(
+        re.findall(r"- (?:\w+: )?(\S+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
+    )
 
     assert {path.name for path in DOCS.glob("*.md")} - index == {"README.md"}
     assert {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} == site
