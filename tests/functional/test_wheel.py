@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -27,21 +28,39 @@ def run(*words, **settings):
     )
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Build a wheel from a copy: setuptools leaves its traces in the folder that it builds."""
-    folder = tmp_path_factory.mktemp("wheel")
+FILES = (
+    "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md",
+    "SECURITY.md", "constraints.txt", "docs", "conf", "transfer_cli",
+)  # fmt: skip
+
+
+def built(folder, *words):
+    """Build from a copy, as setuptools leaves its traces in what it builds; return the wheel."""
     copy = folder / "project"
     copy.mkdir()
-    files = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "transfer_cli", "conf")
-    present = [PROJECT / name for name in files if (PROJECT / name).exists()]
-    assert run("cp", "-r", *present, copy).returncode == 0
-    (copy / "README.md").touch()
-    built = run(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, copy
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
+    assert run("cp", "-r", *(PROJECT / name for name in FILES), copy).returncode == 0
+    done = run(sys.executable, "-m", "build", "--no-isolation", *words, "--outdir", folder, copy)
+    assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("wheel"), "--wheel")
+
+
+def test_an_sdist_makes_the_same_wheel_and_a_page_without_links_into_a_clone(wheel, tmp_path):
+    of_sdist, of_tree = zipfile.ZipFile(built(tmp_path)), zipfile.ZipFile(wheel)
+
+    assert {name: of_sdist.read(name) for name in of_sdist.namelist()} == {
+        name: of_tree.read(name) for name in of_tree.namelist()
+    }
+    (metadata,) = (name for name in of_tree.namelist() if name.endswith("/METADATA"))
+    page = of_tree.read(metadata).decode().partition("\n\n")[2]
+    assert page.startswith("# transfer\n\n**transfer** ")
+    assert "](" not in page.replace("](https://", "")
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+        assert {"CHANGELOG.md", "LICENSE"} <= {Path(name).name for name in sdist.getnames()}
 
 
 @pytest.fixture(scope="module")
