@@ -109,7 +109,7 @@ def test_the_curves_are_the_records_and_the_config_is_with_them(pretrained):
         "train/rate/embeddings",
         "train/rate/block.0",
         *(f"validation/{name}" for name in TEXT_MEASURES),
-        *(f"test/{name}" for name in TEXT_MEASURES),
+        *(f"weights_kept/test/{name}" for name in TEXT_MEASURES),
     } <= set(scalars)
     assert {"config/text_summary", "validation/samples/text_summary"} <= set(texts)
     shown = curves.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()

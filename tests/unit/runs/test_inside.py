@@ -28,6 +28,7 @@ WRITERS = {
     "assembly/example_facts.py": NEW,
     "assembly/pretraining_task.py": NEW,
     "cli.py": "the reason of a job, in a sweep; a temporary folder",
+    "commands/embed.py": NEW,
     "commands/export/export.py": NEW,
     "commands/presets.py": NEW,
     "commands/lr_find.py": NEW,
