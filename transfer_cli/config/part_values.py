@@ -8,18 +8,24 @@ types and choices, and checks such as `at_least("rank", self.rank, 1)` or `if no
 
 import ast
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, reduce
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, Literal
 
 import transfer_cli
 from transfer_cli.config.build import TARGET, convert
 from transfer_cli.errors import ConfigError, above_zero, at_least, between, one_of, raised_as
 
-_CHECKS = {check.__name__: check for check in (above_zero, at_least, between, one_of)}
+_CHECKS: dict[str, Callable[..., None]] = {
+    check.__name__: check for check in (above_zero, at_least, between, one_of)
+}
 _PLAIN = {kind.__name__: kind for kind in (int, float, bool, str)}
-_COMPARES = {ast.Lt: operator.lt, ast.LtE: operator.le}
+_COMPARES: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+}
 
 _Class = tuple[str, ast.ClassDef]
 """A class and the module in which it is written."""
@@ -113,7 +119,7 @@ def _plain(module: str, annotation: ast.expr) -> tuple[Any] | None:
             value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant(value=e)])
         ) if e is ...:
             inner = _plain(module, item)
-            return (tuple[inner[0], ...],) if inner is not None else None
+            return (GenericAlias(tuple, (inner[0], ...)),) if inner is not None else None
     return None
 
 
