@@ -52,6 +52,9 @@ _DISK_ERRORS = (
     errno.ENAMETOOLONG,
 )  # fmt: skip
 
+_BACKBONE = "transfer_cli.model.backbone.BackboneShape"
+"""What configs call the class of `model.shape`, which can be made without torch."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
@@ -238,12 +241,16 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
     """
     from omegaconf import OmegaConf
 
-    from transfer_cli.config.build import import_plugins
+    from transfer_cli.config.build import TARGET, build, import_plugins, plain
     from transfer_cli.config.check import check
     from transfer_cli.config.decided import with_values
+    from transfer_cli.model.shape import BackboneShape
     from transfer_cli.runs.environment import computing_threads
 
     check(config, name)
+    model = plain(config.get("model"), "model")
+    if model is not None and model.get(TARGET) == _BACKBONE and config.init_from is None:
+        build(model | {TARGET: f"{BackboneShape.__module__}.BackboneShape"}, "model", BackboneShape)
     if command.scales:
         _load("transfer_cli.training.workers")
         from transfer_cli.config.command_line import CommandLine

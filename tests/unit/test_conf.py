@@ -18,10 +18,10 @@ from transfer_cli.adaptation.plans import (
     TopBlocks,
 )
 from transfer_cli.assembly.losses import objective_options
-from transfer_cli.assembly.optimizer import base_lr
 from transfer_cli.config import commands, compose
 from transfer_cli.config.build import build
 from transfer_cli.config.check import check
+from transfer_cli.config.check_training import base_lr
 from transfer_cli.config.commands import conf_dir
 from transfer_cli.config.describe import description, options
 from transfer_cli.config.flags import Request

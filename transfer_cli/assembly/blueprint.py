@@ -46,10 +46,11 @@ from transfer_cli.assembly.losses import (
     with_direction,
 )
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
-from transfer_cli.assembly.optimizer import base_lr, is_solver, parameter_groups
+from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.check_training import base_lr
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import LoopConfig, MixingConfig

@@ -1,7 +1,5 @@
 """The base learning rate and the parameter groups of the optimizer."""
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,25 +11,6 @@ from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
 from transfer_cli.optim.lbfgs import LBFGS
-
-_FOR_WIDTH = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?) ?\* ?([0-9]+) ?/ ?width")
-
-
-def base_lr(lr: object, width: int) -> float:
-    """Return `optimizer.lr`: a positive number, or such a number for a width: `1e-4*384/width`.
-
-    Adam moves each weight by about its rate, so what a layer's output moves by grows with the
-    number of weights that it sums: its rate has to fall with the width (Yang et al. 2021).
-    """
-    found = lr
-    if isinstance(lr, str) and (rule := _FOR_WIDTH.fullmatch(lr)):
-        found = float(rule[1]) * int(rule[2]) / width
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
-        raise ConfigError(
-            f"optimizer.lr: must be a number above 0, got {lr!r}; or one for a width, such as "
-            "1e-4*384/width"
-        )
-    return float(found)
 
 
 def is_solver(node: Mapping[str, Any]) -> bool:

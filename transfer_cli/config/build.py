@@ -124,7 +124,7 @@ def _construct(node: Mapping[str, Any], key: str, kind: Any, extra: Mapping[str,
     _check_names(arguments, maker, key, extra)
     annotations = _annotations(maker)
     arguments = {
-        name: _convert(value, annotations.get(name, Any), f"{key}.{name}")
+        name: convert(value, annotations.get(name, Any), f"{key}.{name}")
         for name, value in arguments.items()
     }
     # Ours raise the first alone; those of torch any of them.
@@ -267,7 +267,7 @@ def _annotations(maker: type) -> dict[str, Any]:
         return {}
 
 
-def _convert(value: Any, hint: Any, key: str) -> Any:
+def convert(value: Any, hint: Any, key: str) -> Any:
     """Return `value` as `hint` wants it, or raise a ConfigError."""
     while hasattr(hint, "__supertype__"):
         hint = hint.__supertype__
@@ -301,14 +301,14 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
         return None
     choices = tuple(choice for choice in choices if choice is not types.NoneType)
     if len(choices) == 1:
-        return _convert(value, choices[0], key)
+        return convert(value, choices[0], key)
     kind: Any = Union[choices]  # noqa: UP007 - of a list
     if isinstance(value, Mapping) and TARGET in value:
         return _construct(value, key, kind, {})
     # An int stays an int in `float | int`, whichever comes first.
     for choice in sorted(choices, key=lambda choice: choice is not type(value)):
         try:
-            return _convert(value, choice, key)
+            return convert(value, choice, key)
         except ConfigError:
             continue
     words = [
@@ -333,7 +333,7 @@ def _convert_container(value: Any, container: type, items: tuple[Any, ...], key:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}: expected a mapping, got {_shown(value)}")
         item = items[1] if items else Any
-        return {name: _convert(element, item, f"{key}.{name}") for name, element in value.items()}
+        return {name: convert(element, item, f"{key}.{name}") for name, element in value.items()}
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{key}: expected a list, got {_shown(value)}. Write {key}=[...]")
     if issubclass(container, tuple) and items and items[-1] is not Ellipsis:
@@ -345,7 +345,7 @@ def _convert_container(value: Any, container: type, items: tuple[Any, ...], key:
     else:
         wanted = (items[0] if items else Any,) * len(value)
     converted = [
-        _convert(element, item, f"{key}.{place}")
+        convert(element, item, f"{key}.{place}")
         for place, (element, item) in enumerate(zip(value, wanted, strict=True))
     ]
     is_concrete = container in (tuple, set, frozenset)

@@ -1,6 +1,7 @@
 """Checks what must hold for any composed config."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,12 +11,24 @@ from transfer_cli.config import commands
 from transfer_cli.config.check_training import check_training
 from transfer_cli.config.commands import CHOICES, DECLARED
 from transfer_cli.config.flat import flat
+from transfer_cli.config.part_values import check_values
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.earlier_runs import with_new_names
-from transfer_cli.errors import ConfigError, nearest, one_of
+from transfer_cli.errors import (
+    ConfigError,
+    above_zero,
+    at_least,
+    between,
+    count_or_auto,
+    nearest,
+    one_of,
+)
 
 MAX_NUMBER = 2**62
 """Bound of all numbers in a config: torch and numpy compute with 64 bits."""
+
+
+_MINUTES_OF_A_YEAR = 365 * 24 * 60
 
 
 def check(config: DictConfig, command: str) -> None:
@@ -46,7 +59,10 @@ def check(config: DictConfig, command: str) -> None:
             cure = f"{cure}, or type transfer {command} {' '.join(places.values())}"
         needs = "needs a value" if len(missing) == 1 else "need values"
         raise ConfigError(f"{', '.join(missing)}: {needs}. Add {cure}")
-    _check_numbers(OmegaConf.to_container(config))
+    values: Any = OmegaConf.to_container(config)
+    _check_numbers(values)
+    _check_processes(values)
+    check_values(values)
     _check_choices(config, command)
     # A real experiment changes other keys and leaves nothing here.
     left = config.get("experiment")
@@ -73,6 +89,21 @@ def _check_numbers(node: Any) -> None:
         for value in values if isinstance(values, list) else [values]:
             if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
                 raise ConfigError(f"{key}: must be a number below {MAX_NUMBER:.0e}, got {value}")
+
+
+def _check_processes(values: Mapping[str, Any]) -> None:
+    """Refuse what is typed of several processes and cannot be."""
+    if "timeout_minutes" in values:
+        above_zero("timeout_minutes:", values["timeout_minutes"], ConfigError)
+        between("timeout_minutes:", values["timeout_minutes"], 0, _MINUTES_OF_A_YEAR, ConfigError)
+    restarts = values.get("restarts", 0)
+    at_least("restarts:", restarts, 0, ConfigError)
+    if restarts and values["resume"] != "auto":
+        raise ConfigError(
+            "restarts: a run that starts again has to go on where it was; give resume=auto and "
+            "run.dir=..., or leave restarts out"
+        )
+    count_or_auto("devices", values.get("devices", 1))
 
 
 def _check_choices(config: DictConfig, command: str) -> None:

@@ -1,10 +1,15 @@
 """Plain values with which no training can work; a resume asks again, of what was stored."""
 
+import math
+import re
+
 from omegaconf import DictConfig
 
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.errors import ConfigError, at_least, between, count_or_auto, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
+
+_FOR_WIDTH = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?) ?\* ?([0-9]+) ?/ ?width")
 
 
 def check_training(config: DictConfig) -> None:
@@ -41,3 +46,22 @@ def check_training(config: DictConfig) -> None:
     at_least("cost.pue:", config.cost.pue, 1, ConfigError)
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
+    if "lr" in config.optimizer:
+        base_lr(config.optimizer.lr, width=1)
+
+
+def base_lr(lr: object, width: int) -> float:
+    """Return `optimizer.lr`: a positive number, or such a number for a width: `1e-4*384/width`.
+
+    Adam moves each weight by about its rate, so what a layer's output moves by grows with the
+    number of weights that it sums: its rate has to fall with the width (Yang et al. 2021).
+    """
+    found = lr
+    if isinstance(lr, str) and (rule := _FOR_WIDTH.fullmatch(lr)):
+        found = float(rule[1]) * int(rule[2]) / width
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        raise ConfigError(
+            f"optimizer.lr: must be a number above 0, got {lr!r}; or one for a width, such as "
+            "1e-4*384/width"
+        )
+    return float(found)

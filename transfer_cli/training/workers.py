@@ -32,16 +32,12 @@ from transfer_cli.errors import (
     RunError,
     TransferError,
     WorkerError,
-    above_zero,
-    at_least,
     between,
 )
 from transfer_cli.runs.environment import cores, processes_of
 from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
-
-MINUTES_OF_A_YEAR = 365 * 24 * 60
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -135,14 +131,6 @@ def processes_asked(config: Mapping[str, Any]) -> int:
     devices = processes_of(devices, config["device"])
     # One process a GPU, and no machine has more of them than this; each takes half a GB.
     between("devices:", devices, 1, max(16, 2 * cores()), ConfigError)
-    above_zero("timeout_minutes:", config["timeout_minutes"], ConfigError)
-    between("timeout_minutes:", config["timeout_minutes"], 0, MINUTES_OF_A_YEAR, ConfigError)
-    at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
-    if config.get("restarts", 0) and config["resume"] != "auto":
-        raise ConfigError(
-            "restarts: a run that starts again has to go on where it was; give resume=auto and "
-            "run.dir=..., or leave restarts out"
-        )
     if devices > 1 and distributed.started_by_torchrun():
         world = int(os.environ["WORLD_SIZE"])
         if devices != world:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from transfer_cli.config import compose
-from transfer_cli.config.build import _convert, build, trust
+from transfer_cli.config.build import build, convert, trust
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request, parse, quoted
 from transfer_cli.config.literal import as_overrides, as_typed, text_of, texts_of, with_quotes
@@ -154,7 +154,7 @@ REFUSED = {
     },
     **{
         f"Hydra's {name}": ({"_target_": GEOMETRIC, name: True}, object, (f"no option '{name}'",))
-        for name in ("_args_", "_partial_", "_recursive_", "_convert_")
+        for name in ("_args_", "_partial_", "_recursive_", "convert_")
     },
 }  # fmt: skip
 
@@ -350,7 +350,7 @@ def test_a_target_must_be_a_dotted_name(target):
 
 
 def converted(value: Any, hint: Any) -> Any:
-    return _convert(value, hint, "key")
+    return convert(value, hint, "key")
 
 
 def complaint(value: Any, hint: Any) -> str:
