@@ -75,7 +75,11 @@ def test_the_rates_of_a_plan_are_those_of_the_run(transfer, adapting, adapted):
 @pytest.mark.parametrize(
     ("preset", "words", "measured"),
     [
-        ("full", [], "\\d steps? on cpu; about \\d+ s for all 12, evaluations not counted"),
+        (
+            "full",
+            [],
+            "\\d steps? on cpu; about \\d+ s( to \\d+ s)? for all 12, evaluations not counted",
+        ),
         ("full", ["plan.steps=2"], "2 steps on cpu; about .*"),
         ("frozen", [], "\\d steps? .* the frozen backbone being passed once, evaluations not .*"),
         ("ewc", ["loop.minutes=0.00001"], ".* or what of them fits into loop.minutes, .*"),
@@ -91,7 +95,7 @@ def test_a_plan_tells_how_long_a_run_takes(
 
     last = ended.out.splitlines()[-1]
     assert re.fullmatch(
-        rf"time: \S+ s a step in the first stage, measured over {measured}", last
+        rf"time: \S+( to \S+)? s a step in the first stage, measured over {measured}", last
     ), last
 
 
@@ -102,7 +106,7 @@ def test_the_time_of_long_steps_is_told_by_a_sequence_of_one(
 
     ended = transfer("plan", "finetune", *adapting()).ok()
 
-    assert "measured over one of its sequences on cpu" in ended.out.splitlines()[-1]
+    assert "measured over two of its sequences on cpu" in ended.out.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -164,7 +168,7 @@ def test_pretraining_can_be_planned(transfer, deep, deep_words, untouched):
     (stage,) = stages_of(ended.out)
     assert stage[:3] == (1, 1, 3)
     assert stage[4] == 100
-    assert ended.out.partition("memory: about ")[0] == (deep / "plan.txt").read_text()
+    assert ended.out.partition("model: ")[0] == (deep / "plan.txt").read_text()
     assert "tensors: all new" in ended.out
 
 
@@ -215,3 +219,20 @@ def test_to_say_what_an_export_will_be_imports_no_compiler(preset, deep):
 
     assert ended.returncode == 0, ended.stderr
     assert "exports: " in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["full", "frozen", "lora"])
+def test_the_plan_and_the_header_of_a_run_say_the_same_of_it(transfer, adapting, preset):
+    planned = transfer("plan", "finetune", *adapting(preset), "plan.steps=0").ok().out
+    said = transfer("finetune", *adapting(preset), "run.dir=run").ok().err
+
+    for name in ("model", "data", "steps", "memory"):
+        (line,) = re.findall(rf"^{name}: +(.+)$", planned, re.MULTILINE)
+        assert re.search(rf"^  {name} +{re.escape(line)}$", said, re.MULTILINE), name
+
+
+def test_no_time_is_guessed_for_more_processes_than_cores(transfer, adapting):
+    ended = transfer("plan", "finetune", *adapting(), "devices=500").ok()
+
+    assert ended.out.splitlines()[-1].startswith("time: not guessed: 500 processes")

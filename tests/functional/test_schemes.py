@@ -118,7 +118,7 @@ def test_a_plan_is_what_the_run_then_does(preset, adapted, read_json, request, c
 
     kept = (watched.run / "plan.txt").read_text()
     table, _, memory = capsys.readouterr().out.rpartition("memory: about ")
-    assert table.partition("warning: ")[0] == kept
+    assert table.partition("model: ")[0] == kept
     assert "MiB in float32" in memory
     stages = stages_of(kept)
     total = sum(p.numel() for p in watched.start.values())

@@ -1,10 +1,12 @@
 """What training takes of a process's memory, estimated, and the micro-batch that fits into it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import frozen_matrices
@@ -58,8 +60,30 @@ def _shards(blueprint: Blueprint) -> int:
     return processes_of(config) if config.parallel == "fsdp" else 1
 
 
-def memory_parts(blueprint: Blueprint, rows: int | None = None) -> dict[str, int]:
-    """Return what takes memory in training in a process, in bytes, by default of a micro-batch."""
+def longest_text(blueprint: Blueprint, prepared: Mapping[str, Prepared]) -> int:
+    """Return the tokens of the longest text that a run trains on: no batch is wider."""
+    block = blueprint.config.data.get("length") or blueprint.model.backbone.shape.positions
+    return max(block if p.lengths is None else int(p.lengths.max()) for p in prepared.values())
+
+
+def memory_text(blueprint: Blueprint, length: int) -> str:
+    """Return in words what training on texts of so many tokens takes of a process's memory."""
+    parts, processes = memory_parts(blueprint, length=length), processes_of(blueprint.config)
+    listed = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items())
+    each = f" in each of {processes} processes" if processes > 1 else ""
+    kind = "float32, frozen matrices in bf16" if halved(blueprint) else "float32"
+    return f"about {sum(parts.values()) / 2**20:,.0f} MiB in {kind}{each} ({listed})"
+
+
+def memory_parts(
+    blueprint: Blueprint, rows: int | None = None, length: int | None = None
+) -> dict[str, int]:
+    """Return what takes memory in training in a process, in bytes.
+
+    Args:
+        rows: Texts that pass at once; None: a micro-batch.
+        length: Tokens of each; None: the most that there can be.
+    """
     config, shards = blueprint.config, _shards(blueprint)
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
     chosen, loop = blueprint.adaptation, blueprint.course.loop
@@ -77,7 +101,7 @@ def memory_parts(blueprint: Blueprint, rows: int | None = None) -> dict[str, int
     share = -(-loop.batch // processes_of(config))
     if rows is None:
         rows = min(int(loop.micro_batch or share), share)
-    length = config.data.get("length") or shape.positions
+    length = length or config.data.get("length") or shape.positions
     # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
     blocks = [
         int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0

@@ -1,13 +1,16 @@
 """The plan of a run as a page: stages, their layer groups and rates, and new tensors."""
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import groupby
 
 import numpy as np
 
 from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.assembly.exports import exports_as
+from transfer_cli.assembly.memory_estimate import longest_text, memory_text
 from transfer_cli.errors import listed
 from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
@@ -51,6 +54,36 @@ def plan_page(blueprint: Blueprint) -> Page:
         fact("exports", exports_as(blueprint)),
         fact("on", f"{blueprint.precision.device}, {blueprint.precision.kind}"),
     )  # fmt: skip
+
+
+def run_facts(plan: Blueprint, prepared: Mapping[str, Prepared]) -> dict[str, str]:
+    """Return the size of a run's model, data, course and memory, as its plan and its header say."""
+    main, shape, loop = prepared["main"], plan.model.backbone.shape, plan.course.loop
+    of_text = "blocks of text" if main.pairs is None else "pairs of texts"
+    counts = {name: split.counts()["scored"] for name, split in main.splits.items()}
+    sizes = " · ".join(f"{count:,} {name}" for name, count in counts.items())
+    streams = "".join(
+        f" · {split.counts()['scored']:,} {split.unit} in streams.{name}"
+        for name, part in prepared.items()
+        if name != "main" and (split := part.splits["train"])
+    )
+    labels = f", {len(main.labels)} labels" if main.labels else ""
+    parameters = {name: p.numel() for name, p in plan.model.named_parameters()}
+    total, ever = sum(parameters.values()), plan.course.ever_trains
+    trained = sum(parameters[name] for name in ever)
+    some = f", {trained:,} of them trained" if trained < total else ""
+    rows = min(int(loop.micro_batch or loop.batch), loop.batch)
+    cut = f" in portions of {rows}" if rows < loop.batch else ""
+    how = ", residual stream too" * loop.bf16_residual + ", compiled" * bool(loop.compile)
+    return {
+        "model": f"{total:,} parameters{some}, {shape.depth} blocks of width {shape.width}, "
+        f"{shape.direction}",
+        "data": f"{sizes} ({of_text if main.task is None else 'texts'}){labels}{streams}",
+        "steps": f"{plan.course.sizes.total_steps:,} of {loop.batch} sequences{cut}, "
+        f"{plan.course.sizes.steps_per_epoch:,} an epoch{plan.at_most}",
+        "on": f"{plan.precision.device}, {plan.precision.kind}{how}",
+        "memory": memory_text(plan, longest_text(plan, prepared)),
+    }
 
 
 def fact(name: str, text: str) -> Entry:

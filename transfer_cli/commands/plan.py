@@ -14,30 +14,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.flops_estimate import flops_of_run, keeps_states, of_full_texts
 from transfer_cli.assembly.memory_estimate import (
     STATES,
-    halved,
     memory_parts,
     processes_of,
     with_micro_batch,
 )
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.plan_table import fact, plan_page
+from transfer_cli.assembly.plan_table import fact, plan_page, run_facts
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
-from transfer_cli.engine.cost import Amounts, Prices, amounts_of_texts, flops_of, prices_of
+from transfer_cli.engine.cost import Amounts, Prices, flops_of
 from transfer_cli.reports import formats
-from transfer_cli.seeds import ExampleNoise
+from transfer_cli.runs.environment import cores
 from transfer_cli.sweeps.processes import as_time
 from transfer_cli.terminal import print_out
 from transfer_cli.training.resume import rate_ahead
@@ -51,8 +50,11 @@ MOST_BYTES = 4 * 2**30
 SECONDS = 5.0
 """How long a step may be then to be taken whole, and how long whole ones are taken."""
 
-MEASURED_STEPS = 5
-"""How many short ones are taken."""
+MEASURED_STEPS = 6
+"""How many short ones are taken, of which the first warms up."""
+
+MOST_LOOKED_AT = 500
+"""Steps of the first epoch among which those to take are chosen by the length of their texts."""
 
 
 @contextmanager
@@ -88,28 +90,30 @@ def plan(config: DictConfig, command: str) -> None:
     for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
+    for name, text in run_facts(blueprint, blueprint.data.encoded()).items():
+        print_out(fact(name, text))
     for warning in advice(blueprint):
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):
         print_out(fact("resume", course))
-    parts, processes = memory_parts(blueprint), processes_of(config)
-    listed = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items())
-    each = f" in each of {processes} processes" if processes > 1 else ""
-    kind = "float32, frozen matrices in bf16" if halved(blueprint) else "float32"
-    needed = sum(parts.values()) / 2**20
-    print_out(fact("memory", f"about {needed:,.0f} MiB in {kind}{each} ({listed})"))
-    of_weights = sum(size for name, size in parts.items() if not name.startswith(STATES))
+    of_weights = sum(
+        size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES)
+    )
     length = config.data.get("length") or blueprint.model.backbone.shape.positions
-    if steps == 0 or (steps is None and of_weights > MOST_BYTES):
-        print_out(fact("flops", _flops_text(blueprint, *_of_full_texts(blueprint, length))))
+    processes, most = processes_of(config), cores()
+    too_many = processes > most and blueprint.precision.device.type == "cpu"
+    if too_many or steps == 0 or (steps is None and of_weights > MOST_BYTES):
+        print_out(fact("flops", _flops_text(blueprint, *of_full_texts(blueprint, length))))
         if steps != 0:
             said = "not measured for so much; plan.steps=3 takes three steps to say"
+            if too_many:
+                said = f"not guessed: {processes} processes would share {most} cores"
             print_out(fact("time", said))
         return
     run = _lean(config, command, typed, origins)
     found = _measured(run, steps)
     # The first steps of a run that remembers have little to remember.
-    counted = _of_full_texts(blueprint, length) if run.blueprint.remembers else None
+    counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
     print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, found)))))
     print_out(fact("time", _time_text(run, blueprint, found)))
 
@@ -135,14 +139,15 @@ def _lean(
 
 @dataclass(frozen=True)
 class _Measured:
-    """What some steps of a run took.
+    """What some steps of a run took: the fastest of them, and the slowest, in seconds.
 
     Args:
         tokens: Real ones of the main data in all that was computed.
         steps: How many steps that was; for a sequence a part of one.
     """
 
-    seconds: float
+    low: float
+    high: float
     of_what: str
     tokens: int
     steps: float
@@ -171,17 +176,22 @@ def _time_text(run: "TrainingRun", planned: Blueprint, found: _Measured) -> str:
     """Return how long a run will take, by what some steps took; `planned` is as it will be."""
     counted = total = run.blueprint.course.sizes.total_steps
     rest = ""
-    if _keeps_states(planned):
+    if keeps_states(planned):
         counted = min(total, run.blueprint.course.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
-    lasts = found.seconds * counted
-    if planned.course.loop.minutes is not None and lasts > 60 * planned.course.loop.minutes:
-        lasts, rest = 60 * planned.course.loop.minutes, ", or what of them fits into loop.minutes"
+    low, high = found.low * counted, found.high * counted
+    if planned.course.loop.minutes is not None and high > 60 * planned.course.loop.minutes:
+        low, high = min(low, 60 * planned.course.loop.minutes), 60 * planned.course.loop.minutes
+        rest = ", or what of them fits into loop.minutes"
     return (
-        f"{found.seconds:.3g} s a step in the first stage, measured over {found.of_what} on "
-        f"{run.blueprint.precision.device}; about {as_time(lasts)} for all {total:,}{rest}, "
-        "evaluations not counted"
+        f"{_range(f'{found.low:.3g}', f'{found.high:.3g}')} s a step in the first stage, measured "
+        f"over {found.of_what} on {run.blueprint.precision.device}; about "
+        f"{_range(as_time(low), as_time(high))} for all {total:,}{rest}, evaluations not counted"
     )
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
 
 
 def _of_measured(run: "TrainingRun", found: _Measured) -> tuple[Sequence[Prices], Amounts, str]:
@@ -194,30 +204,49 @@ def _of_measured(run: "TrainingRun", found: _Measured) -> tuple[Sequence[Prices]
 
 
 def _by_a_sequence(run: "TrainingRun") -> _Measured | None:
-    """Return what a step takes, told by one of its sequences; None where a step is short."""
-    sequences = _loader(run, 1).at(0)
-    seconds = _seconds_of(run, sequences[:1], 0)
-    if seconds < SECONDS:  # the first one warms up
-        run.tally.take()
-        seconds = _seconds_of(run, sequences[:1], 0)
-    if (whole := seconds * len(sequences)) <= SECONDS:
+    """Return what a step takes, told by its shortest and longest sequence.
+
+    It is None where a step is short.
+    """
+    sequences = sorted(_loader(run, 1).at(0), key=lambda one: _tokens_in([one]))
+    _seconds_of(run, sequences[:1], 0)  # warms up
+    run.tally.take()
+    ends = [sequences[0], sequences[-1]]
+    each = [len(sequences) * _seconds_of(run, [one], 0) for one in ends]
+    if max(each) <= SECONDS:
         return None
-    tokens, part = _tokens_in(sequences[:1]), 1 / len(sequences)
-    return _Measured(whole, "one of its sequences", tokens, part)
+    part = len(ends) / len(sequences)
+    return _Measured(min(each), max(each), "two of its sequences", _tokens_in(ends), part)
 
 
 def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Measured:
-    """Return what the first steps take, as many as there is patience for."""
+    """Return what some steps take, short and long ones, as many as there is patience for."""
     loader, each, tokens = _loader(run, run.micro_batch), list[float](), 0
+    numbers = _of_all_lengths(run, loader, most)
     run.tally.take()
     while len(each) < most and sum(each) < patience:
-        batches = loader.at(len(each))
+        batches = loader.at(numbers[len(each)])
         tokens += _tokens_in(batches)
         each.append(_seconds_of(run, batches, len(each)))
     # The first step warms up; with one step alone there is nothing else.
-    seconds = sum(each[1:] or each) / max(1, len(each) - 1)
+    known = each[1:] or each
     of_what = f"{len(each)} step{'s' if len(each) > 1 else ''}"
-    return _Measured(seconds, of_what, tokens, len(each))
+    return _Measured(min(known), max(known), of_what, tokens, len(each))
+
+
+def _of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> list[int]:
+    """Return the numbers of steps to take: of texts in order the first ones, else of each length.
+
+    The first is one of middle length, which warms up.
+    """
+    sizes, lengths = run.blueprint.course.sizes, run.data.lengths
+    if lengths is None or sizes.mixture is not None or run.blueprint.remembers:
+        return list(range(most))
+    sampler = run.streams[MAIN].sampler
+    steps = range(min(sizes.total_steps, sizes.steps_per_epoch, MOST_LOOKED_AT))
+    by_size = sorted(steps, key=lambda step: int(lengths[sampler.indices(step)].max()))
+    places = [round((place + 0.5) / most * (len(by_size) - 1)) for place in range(most)]
+    return [by_size[place] for place in (len(by_size) // 2, *places)][:most]
 
 
 def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:
@@ -241,46 +270,17 @@ def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], numb
 # --- what steps take, in floating-point operations (`engine.cost`) -------------------------------
 
 
-def _keeps_states(planned: Blueprint) -> bool:
-    """Return whether the frozen backbone will be passed once."""
-    return planned.course.loop.cache_features and has_fixed_features(planned)
-
-
-def _of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Amounts, str]:
-    """Return prices of each stage, amounts of a step of full texts, and what these are."""
-    planned.model.backbone.recompute(planned.course.loop.activation_checkpointing)
-    prices = [prices_of(planned.model, stage.trains) for stage in planned.course.stage_plans]
-    texts = planned.course.loop.batch
-    scored, main = dict[str, int](), planned.network.losses[0].objective
-    if main.predicts_tokens:
-        tokens = torch.full((texts, length), main.info.vocabulary.size - 1)
-        batch = {
-            "tokens": tokens, "next_tokens": tokens, "mask": tokens >= 0,
-            "index": torch.arange(texts),
-        }  # fmt: skip
-        scored = main.head_rows(main.prepare(batch, ExampleNoise(0, "train", 0)))
-    earlier = planned.model.backbone.shape.recurrence if planned.remembers else 0
-    amounts = amounts_of_texts(planned.model, texts, length, scored, earlier)
-    after = f", after {earlier:,} that are remembered" if earlier else ""
-    return prices, amounts, f"if each text has {length:,} tokens{after}"
-
-
 def _flops_text(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts, how: str) -> str:
     """Return in words what the steps of each stage compute, and all of them together."""
-    sizes, stages = planned.course.sizes, planned.course.stage_plans
+    stages = planned.course.stage_plans
     each = [flops_of(amounts, of_stage) for of_stage in prices]
-    total = sum(found.done * (s.end - s.begin) for found, s in zip(each, stages, strict=True))
-    rest = ""
-    if _keeps_states(planned):
-        heads = {key: counts for key, counts in amounts.items() if key[0].startswith("heads.")}
-        alone = flops_of(heads, prices[0]).done
-        passed = min(sizes.total_steps, sizes.steps_per_epoch)
-        total = (each[0].done - alone) * passed + alone * sizes.total_steps
-        rest = ", the frozen backbone being passed once"
+    rest = ", the frozen backbone being passed once" if keeps_states(planned) else ""
     said = f"a step takes {formats.flops(each[0].done)}"
     if len(stages) > 1:
         of_stages = (f"{formats.flops(e.done)} in stage {n}" for n, e in enumerate(each, start=1))
         said = f"a step takes {', '.join(of_stages)}"
     elif each[0].done != each[0].real:
         said += f", {formats.flops(each[0].real)} of it without padding and masks"
-    return f"about {formats.flops(total)} for all {sizes.total_steps:,} steps{rest}; {said}, {how}"
+    total = formats.flops(flops_of_run(planned, prices, amounts))
+    steps = planned.course.sizes.total_steps
+    return f"about {total} for all {steps:,} steps{rest}; {said}, {how}"

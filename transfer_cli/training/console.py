@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.exports import exports_as
+from transfer_cli.assembly.plan_table import run_facts
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import as_typed
@@ -44,29 +45,9 @@ WAITS = 0.05
 
 def say_start(command: str, path: Path, run: TrainingRun) -> None:
     """Log the model, the data and the length of a run that begins."""
-    of_text = "blocks of text" if run.data.pairs is None else "pairs of texts"
-    unit = of_text if run.data.task is None else "texts"
-    splits = run.data.splits.items()
-    sizes = " · ".join(f"{split.counts()['scored']:,} {name}" for name, split in splits)
-    more = {name: part.splits["train"] for name, part in run.prepared.items() if name != "main"}
-    streams = "".join(
-        f" · {split.counts()['scored']:,} {split.unit} in streams.{name}"
-        for name, split in more.items()
-    )
-    labels = f", {len(run.data.labels)} labels" if run.data.labels else ""
-    total = sum(p.numel() for p in run.model.parameters())
-    shape, batch = run.model.backbone.shape, run.blueprint.course.loop.batch
-    cut = f" in portions of {run.micro_batch}" if run.micro_batch < batch else ""
-    loop = run.blueprint.course.loop
-    how = ", residual stream too" * loop.bf16_residual + ", compiled" * bool(loop.compile)
     rows = {
         "run": str(path),
-        "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
-        f"{shape.direction}",
-        "data": f"{sizes} ({unit}){labels}{streams}",
-        "steps": f"{run.blueprint.course.sizes.total_steps:,} of {batch} sequences{cut}, "
-        f"{run.blueprint.course.sizes.steps_per_epoch:,} an epoch{run.blueprint.at_most}",
-        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}{how}",
+        **run_facts(run.blueprint, run.prepared),
         "exports": exports_as(run.blueprint),
     }
     if weights := run.blueprint.objective.get("class_weight"):
@@ -82,7 +63,9 @@ def say_what_is_faster(
 ) -> None:
     """Log what to change about a run that will take `seconds` more on a CPU."""
     steps = max(1, int(handlers.LONG / seconds_a_step))
-    ways = ["a GPU", "a smaller model", f"fewer steps (half an hour is loop.steps={steps})"]
+    is_fresh = blueprint.start.pretrained is None
+    smaller = "a smaller model" + " (model=tiny)" * is_fresh
+    ways = ["a GPU", smaller, f"fewer steps (half an hour is loop.steps={steps})"]
     if len(blueprint.course.stage_plans) == 1:
         ways.append("an end by the clock (loop.minutes=30)")
     trained = frozenset[str]().union(*(stage.trains for stage in blueprint.course.stage_plans))

@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from transfer_cli.assembly.datasets import encoded_of
+from transfer_cli.assembly.flops_estimate import least_seconds
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.batch import IGNORE
@@ -273,6 +274,9 @@ def _failure(run: TrainingRun, scorer: SplitScorer, validation: Scores | None) -
     return failure(scorer.score(main, some))
 
 
+LONG_AT_ONCE = 3600.0
+"""Seconds from which on a run on a CPU says before its first step that it will take so long."""
+
 SAVING = 0.02
 """The share of the time that `checkpoint.every=auto` leaves to saving."""
 
@@ -389,7 +393,7 @@ class Trainer:
         if self._main:
             what = "tokens" if self._command == "pretrain" else "examples"
             yield handlers.progress_bar(step.optimizer, total, what, self._seconds_left)
-            if self._blueprint.precision.device.type == "cpu":
+            if self._blueprint.precision.device.type == "cpu" and not self._say_if_long():
                 advise = partial(say_what_is_faster, self._command, self._blueprint)
                 yield handlers.advice(total, self._seconds_left, advise)
             if step.waited is not None:
@@ -423,6 +427,19 @@ class Trainer:
         if loop.minutes is not None:
             use = partial(setattr, step, "time_used")
             yield handlers.time_limit(loop.minutes, self._seconds, use)
+
+    def _say_if_long(self) -> bool:
+        """Say before the first step that a run on a CPU will take long, if that is sure."""
+        total, done = self._blueprint.course.sizes.total_steps, self._progress.step
+        ahead = (total - done) / max(1, total) / distributed.world_size()
+        if not ahead or self._seconds_left() < LONG_AT_ONCE:
+            return False
+        whole = least_seconds(self._blueprint, self._run.prepared, LONG_AT_ONCE / ahead)
+        if whole is None:
+            return False
+        seconds = min(whole * ahead, self._seconds_left())
+        say_what_is_faster(self._command, self._blueprint, seconds, whole * ahead / (total - done))
+        return True
 
     def _counters(self) -> tuple[float, ...]:
         """Return seconds, those that the host waited, tokens and floating-point operations."""
