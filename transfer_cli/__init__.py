@@ -11,6 +11,11 @@ __version__ = "0.1.0"
 _FUNCTIONS = ("finetune", "load", "pretrain", "report", "sweep")
 
 
+def __dir__() -> list[str]:
+    """Name the functions alone, which an interpreter then completes."""
+    return [*_FUNCTIONS, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """Import the functions when one of them is asked for: they bring torch along."""
     if name in _FUNCTIONS:

@@ -1,9 +1,10 @@
 """The commands as functions: `import transfer_cli as transfer`.
 
 Keys are those of the command line and of a file of keys, as plain values; a mistake raises the line
-that the command would print (`errors.TransferError`). Nothing is printed (a notebook has a bar of
-what takes long), and the process keeps its signals, its random state and its threads; what a run
-says is in the log of `transfer_cli`. After Ctrl-C, `resume=RUN` goes on from the last checkpoint.
+that the command would print (`errors.TransferError`). Only warnings are printed (a notebook has a
+bar of what takes long), and the process keeps its signals, its random state and its threads; what a
+run says is in the log of `transfer_cli`. After Ctrl-C, `resume=RUN` goes on from the last
+checkpoint.
 """
 
 import json
@@ -169,8 +170,7 @@ class LoadedModel:
         """
         task = self._ensemble.task
         examples = []
-        for number, text in enumerate(texts, 1):
-            fields = _fields(text)
+        for number, fields in enumerate(_rows(texts), 1):
             column = task.text_column([*fields], "texts") or TEXT
             pair = _PAIR if _PAIR in fields else None
             examples.append(task.read(Record(number, fields), column, pair, "texts"))
@@ -223,8 +223,7 @@ class LoadedModel:
             pooling: How the last hidden states of a text's tokens become one, see `heads.pool`.
             normalize: Whether vectors have length 1; None: where the model's folder says so.
         """
-        fields = [_fields(text) for text in texts]
-        examples = [Example(each[TEXT], pair=each.get(_PAIR)) for each in fields]
+        examples = [Example(each[TEXT], pair=each.get(_PAIR)) for each in _rows(texts)]
         return SentenceVectors(self._opened, self._precision, pooling, normalize=normalize).of(
             examples
         )
@@ -238,6 +237,13 @@ class LoadedModel:
         if self._opened.objective is None:
             raise CheckpointError(f"{self._opened.path} has no head, so it answers nothing")
         return Ensemble([self._trained], self._precision, "auto")
+
+
+def _rows(texts: Any) -> list[Mapping[str, Any]]:
+    """Return texts, pairs or mappings as rows; one text alone would be taken for its letters."""
+    if isinstance(texts, str | Mapping):
+        raise DataError("texts: expected a list of texts; of one text it is [text]")
+    return [_fields(text) for text in texts]
 
 
 def _fields(text: Any) -> Mapping[str, Any]:

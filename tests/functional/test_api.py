@@ -247,3 +247,16 @@ def test_a_model_of_the_hub_is_loaded(tmp_path, monkeypatch):
 def test_a_mistake_raises_a_line(trained, call, key):
     with pytest.raises(TransferError, match=key):
         call(trained.path)
+
+
+@pytest.mark.parametrize("texts", ["Who ?", {"text": "Who ?"}])
+def test_one_text_alone_is_refused(trained, texts):
+    model = transfer_cli.load(trained.path)
+
+    for answer in (model.predict, model.embed):
+        with pytest.raises(TransferError, match=r"^texts: "):
+            answer(texts)
+
+
+def test_an_interpreter_completes_the_functions():
+    assert {"finetune", "pretrain", "load", "report", "sweep"} <= {*dir(transfer_cli)}

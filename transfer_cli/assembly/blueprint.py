@@ -50,6 +50,7 @@ from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.check import check_start
 from transfer_cli.config.check_training import base_lr
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flat import flat
@@ -497,12 +498,8 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
     """Return the model's shape: that of `init_from`, else the config's own."""
     if start is not None:
         return start.description.shape
-    scratch = command == "pretrain" or config.init == "scratch"
-    if not scratch:
-        raise ConfigError(
-            "init_from: needs a pretrained run directory, for example init_from=runs/pretrain/...; "
-            "to train a fresh model instead, give init=scratch, model= and tokenizer="
-        )
+    if command != "pretrain":
+        check_start(config)
     for key, example in (("model", "tiny"), ("tokenizer", "wordpiece")):
         if config[key] is None or config[key].get(TARGET) == INHERITED:
             raise ConfigError(

@@ -342,9 +342,9 @@ def _unknown_key(
         return f"{key}: no such key with the options that are chosen; {listed(owners)} {have}"
     # A slip beside what is meant comes before what others call so.
     near = 0.85 if parent else 0.8
-    close = nearest(str(cause.key), choices, near) if parent or key == cause.full_key else ""
+    close = _near(cause, choices, near) if parent or key == cause.full_key else ""
     close = close or ("" if owners else suggest(key, command, request.config_dir))
-    close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
+    close = close or _near(cause, choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
     if lexists(f"{key}={request.value_of(key)}"):
@@ -355,6 +355,13 @@ def _unknown_key(
         f"{key}: no such key{inside}{where}. There are {', '.join(choices)}; "
         f"an option that the preset leaves out is given as +{key}=VALUE"
     )
+
+
+def _near(cause: OmegaConfBaseException, choices: Sequence[str], cutoff: float) -> str:
+    """Return what to type in place of a key, whole, if one beside it is near."""
+    parent = str(cause.full_key).rpartition(".")[0]
+    close = nearest(str(cause.key), choices, cutoff)
+    return close.replace("mean '", f"mean '{parent}.", 1) if parent else close
 
 
 def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
