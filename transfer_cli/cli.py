@@ -242,14 +242,15 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
     from omegaconf import OmegaConf
 
     from transfer_cli.config.build import TARGET, build, import_plugins, plain
-    from transfer_cli.config.check import check, check_start
+    from transfer_cli.config.check import check
+    from transfer_cli.config.check_training import check_start
     from transfer_cli.config.decided import with_values
     from transfer_cli.model.shape import BackboneShape
     from transfer_cli.runs.environment import computing_threads
 
     check(config, name)
     if name == "finetune" and config.resume is None:
-        check_start(config)
+        check_start(config.init_from, config.init)
     model = plain(config.get("model"), "model")
     if model is not None and model.get(TARGET) == _BACKBONE and config.init_from is None:
         build(model | {TARGET: f"{BackboneShape.__module__}.BackboneShape"}, "model", BackboneShape)

@@ -50,8 +50,7 @@ from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.config.check import check_start
-from transfer_cli.config.check_training import base_lr
+from transfer_cli.config.check_training import base_lr, check_start
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import LoopConfig, MixingConfig
@@ -499,7 +498,7 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
     if start is not None:
         return start.description.shape
     if command != "pretrain":
-        check_start(config)
+        check_start(config.init_from, config.init)
     for key, example in (("model", "tiny"), ("tokenizer", "wordpiece")):
         if config[key] is None or config[key].get(TARGET) == INHERITED:
             raise ConfigError(

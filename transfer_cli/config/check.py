@@ -75,16 +75,6 @@ def check(config: DictConfig, command: str) -> None:
     OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
 
 
-def check_start(config: DictConfig) -> None:
-    """Refuse to adapt nothing: a fine-tuning begins with a model."""
-    if config.init_from is None and config.init != "scratch":
-        raise ConfigError(
-            "init_from: needs a model to begin with: a run (init_from=runs/pretrain/...), the "
-            "folder of a published model, hf:owner/name, or a short name of `transfer presets "
-            "models`; to train a fresh one, give init=scratch, model= and tokenizer="
-        )
-
-
 def _rename_moved(config: DictConfig) -> None:
     """Give classes that an own file names as earlier versions called them their names of today."""
     written: Any = OmegaConf.to_container(config, resolve=False)

@@ -50,6 +50,16 @@ def check_training(config: DictConfig) -> None:
         base_lr(config.optimizer.lr, width=1)
 
 
+def check_start(init_from: str | None, init: str) -> None:
+    """Refuse to adapt nothing: a fine-tuning begins with a model."""
+    if init_from is None and init != "scratch":
+        raise ConfigError(
+            "init_from: needs a model to begin with: a run (init_from=runs/pretrain/...), the "
+            "folder of a published model, hf:owner/name, or a short name of `transfer presets "
+            "models`; to train a fresh one, give init=scratch, model= and tokenizer="
+        )
+
+
 def base_lr(lr: object, width: int) -> float:
     """Return `optimizer.lr`: a positive number, or such a number for a width: `1e-4*384/width`.
 

@@ -27,9 +27,6 @@ _COMPARES: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.LtE: operator.le,
 }
 
-_RULES = ("optimizer.lr", "tokenizer.size")
-"""Keys that may have a rule in place of a number, see `base_lr` and `SizedByText`."""
-
 _Class = tuple[str, ast.ClassDef]
 """A class and the module in which it is written."""
 
@@ -42,11 +39,16 @@ def check_values(node: Any, key: str = "") -> None:
     for name, value in node.items():
         place = f"{key}.{name}" if key else str(name)
         annotation = next(filter(None, (_annotation(*kind, str(name)) for kind in lineage)), None)
-        if annotation is not None and place not in _RULES and not isinstance(value, Mapping):
+        if annotation is not None and not _is_rule(place, value) and not isinstance(value, Mapping):
             value = convert(value, annotation[0], place)
             with raised_as(ConfigError, f"{key}: "):
                 _check(lineage, str(name), value)
         check_values(value, place)
+
+
+def _is_rule(place: str, value: Any) -> bool:
+    """Return whether a rule stands in place of a number, see `base_lr` and `SizedByText`."""
+    return place == "optimizer.lr" or (place == "tokenizer.size" and value == "auto")
 
 
 # --- the class ---------------------------------------------------------------------------------

@@ -42,6 +42,9 @@ _HOLD_OUT_OFFSET = 0.5
 Lines = Callable[[], Iterator[str]]
 Begins = Callable[[], Iterator[bool]]
 
+OF_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".xlsx")
+"""Endings of the files of a folder that are read as tables."""
+
 _SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
 """Of the files of text in a folder, before the suffix of a packed one."""
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from transfer_cli.config.build import build
 from transfer_cli.data import equal_texts, readers
-from transfer_cli.data.documents import check_disjoint, files_of_one_format
+from transfer_cli.data.documents import OF_TABLES, check_disjoint, files_of_one_format
 from transfer_cli.data.equal_texts import Keys, folded, keys_of, together, united
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Whole
@@ -198,9 +198,7 @@ class LabelledFiles(LabelledSource):
     read_as_trained: ClassVar[tuple[str, ...]] = ()
     """Options with which a run's own data were read, and with which other tables are."""
 
-    suffixes: ClassVar[tuple[str, ...]] = (
-        ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".xlsx",
-    )  # fmt: skip
+    suffixes: ClassVar[tuple[str, ...]] = OF_TABLES
     """Of the files of a folder that are read."""
 
     train: str | list[str]

@@ -26,7 +26,7 @@ from transfer_cli.commands.predict.reading import Columns, Input, Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.config.schema import PredictConfig
 from transfer_cli.data import readers
-from transfer_cli.data.documents import files_of_one_format
+from transfer_cli.data.documents import OF_TABLES, files_of_one_format
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, OnError
@@ -49,7 +49,6 @@ from transfer_cli.runs import atomic
 from transfer_cli.runs.atomic import check_inside, flush
 from transfer_cli.runs.locks import Lock
 from transfer_cli.tasks.base import Answer, Task
-from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.terminal import STOP_SIGNALS, handling
 from transfer_cli.training.workers import in_process_group
 
@@ -124,7 +123,7 @@ def _files(config: PredictConfig) -> list[str]:
     if not given or not all(isinstance(name, str) and name != "-" for name in given):
         raise ConfigError(f"input: expected files, a folder, a glob, or -, got {config.input}")
     with raised_as(DataError, "input: ", DataError):
-        paths = files_of_one_format(given, (*LabelledFiles.suffixes, ".txt"), config.format)
+        paths = files_of_one_format(given, (*OF_TABLES, ".txt"), config.format)
     return list(map(str, paths))
 
 
