@@ -320,7 +320,7 @@ def test_a_sweep_may_end_with_its_first_failure():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("preset", "jobs"), [("seeds", 5), ("lr", 7), ("few_label", 12), ("tutorial", 4)]
+    ("preset", "jobs"), [("seeds", 5), ("lr", 7), ("few_label", 12), ("tutorial", 5)]
 )
 def test_a_preset_makes_a_sweep_of_a_command(preset, jobs):
     configs, _, _ = run([f"sweep={preset}"], "finetune")
