@@ -41,7 +41,6 @@ def bert(tmp_path_factory):
 
 @pytest.fixture
 def table(tmp_path):
-    """Write the texts as a table."""
     rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(TEXTS)]
     (tmp_path / "texts.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return tmp_path / "texts.jsonl"

@@ -181,11 +181,12 @@ def test_there_are_forty_questions_with_the_noes_first():
     assert len(commands("how_do_i.md")) >= len(asked) - 1
 
 
-@pytest.mark.parametrize("words", commands("how_do_i.md"), ids=" ".join)
+COMPOSING = [words for words in commands("how_do_i.md") if words[0] not in ("presets", "report")]
+
+
+@pytest.mark.parametrize("words", COMPOSING, ids=" ".join)
 def test_every_command_that_answers_a_question_composes(words, transfer):
     Path("my.yaml").write_text("data: {train: reviews.csv}\n")
-    if words[0] in ("presets", "report"):
-        pytest.skip("it composes nothing")
     typed = [word for word in words if word not in ("plan", "-m")]
     # Of several values the first: what is shown is the config of one run.
     typed = [re.sub(r"=([^,{(\[]+),[^={]*$|=tag\(.*\)$", r"=\1", word) for word in typed]
