@@ -176,6 +176,12 @@ def between(
         raise error(f"{name} must be at most {most:,}, got {value}")
 
 
+def check_share(key: str, share: float) -> None:
+    """Raise `ValueError` unless an option is a share, between 0 and 1."""
+    if not 0 < share < 1:
+        raise ValueError(f"{key} is {share}, expected between 0 and 1.")
+
+
 def count_or_auto(key: str, value: int | str) -> None:
     """Refuse what is neither a number of 1 or more nor auto."""
     if isinstance(value, str) and value != "auto":

@@ -33,6 +33,9 @@ TYPED = {
     "adaptation=discriminative adaptation.layer_scale.factor=0": "factor",
     "adaptation=ewc adaptation.penalty.strength=-1": "strength",
     "data.train=nope.csv": "data.train: nope.csv", "init_from=nope": "init_from",
+    "data.validation_share=2": "validation_share", "objective.class_weight=x": "class_weight",
+    "optimizer.weight_decay=-1": "weight_decay", "optimizer.betas=[2,1]": "optimizer.betas",
+    "optimizer.betas=x": "optimizer.betas", "optimizer=sgd optimizer.momentum=-1": "momentum",
 }  # fmt: skip
 LINES = {
     **{f"{TASK} {words}": said for words, said in TYPED.items()},

@@ -48,6 +48,13 @@ def check_training(config: DictConfig) -> None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
     if "lr" in config.optimizer:
         base_lr(config.optimizer.lr, width=1)
+    for name in ("weight_decay", "eps", "momentum"):
+        value = config.optimizer.get(name)
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise ConfigError(f"optimizer.{name}: must be 0 or more, got {value}")
+    betas = config.optimizer.get("betas", (0, 0))
+    if isinstance(betas, int | float | str) or not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError(f"optimizer.betas: must be numbers of 0 or more and below 1, got {betas}")
 
 
 def check_start(init_from: str | None, init: str) -> None:

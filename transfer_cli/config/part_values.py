@@ -16,10 +16,18 @@ from typing import Any, Literal
 
 import transfer_cli
 from transfer_cli.config.build import TARGET, convert
-from transfer_cli.errors import ConfigError, above_zero, at_least, between, one_of, raised_as
+from transfer_cli.errors import (
+    ConfigError,
+    above_zero,
+    at_least,
+    between,
+    check_share,
+    one_of,
+    raised_as,
+)
 
 _CHECKS: dict[str, Callable[..., None]] = {
-    check.__name__: check for check in (above_zero, at_least, between, one_of)
+    check.__name__: check for check in (above_zero, at_least, between, check_share, one_of)
 }
 _PLAIN = {kind.__name__: kind for kind in (int, float, bool, str)}
 _COMPARES: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -110,6 +118,8 @@ def _plain(module: str, annotation: ast.expr) -> tuple[Any] | None:
             return (None,)
         case ast.Name(id=name) if name in _PLAIN:
             return (_PLAIN[name],)
+        case ast.Subscript(value=ast.Name(id="Mapping")):
+            return (Mapping,)
         case ast.Name(id=name):
             where, line = _written(module, name)
             return _plain(where, line.value) if isinstance(line, ast.Assign) else None

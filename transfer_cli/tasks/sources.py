@@ -29,7 +29,7 @@ from transfer_cli.data.equal_texts import Keys, folded, keys_of, together, unite
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Whole
 from transfer_cli.data.wanted import ANY, Wanted
-from transfer_cli.errors import DataError, listed, raised_as
+from transfer_cli.errors import DataError, check_share, listed, raised_as
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task
 
@@ -299,12 +299,6 @@ class LabelledFiles(LabelledSource):
         data = self.examples({INPUT: files}, own)
         part_of = {INPUT: Whole(listed(files, 1), len(data.splits[INPUT]), ()), **data.part_of}
         return replace(data, files={"train": files}, part_of=part_of)
-
-
-def check_share(key: str, share: float) -> None:
-    """Raise `ValueError` unless an option is a share, between 0 and 1."""
-    if not 0 < share < 1:
-        raise ValueError(f"{key} is {share}, expected between 0 and 1.")
 
 
 _MOST = 0.5

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from transfer_cli.data import catalog, readers
 from transfer_cli.data.labelled import Example, LabelledData
-from transfer_cli.errors import DataError, nearest
+from transfer_cli.errors import DataError, check_share, nearest
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.sources import LabelledSource, check_share
+from transfer_cli.tasks.sources import LabelledSource
 
 _FINE_NAMES = {
     "ABBR": "abb exp",
