@@ -46,13 +46,17 @@ def check_training(config: DictConfig) -> None:
     at_least("cost.pue:", config.cost.pue, 1, ConfigError)
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
-    if "lr" in config.optimizer:
-        base_lr(config.optimizer.lr, width=1)
+    _check_optimizer(config.optimizer)
+
+
+def _check_optimizer(options: DictConfig) -> None:
+    if "lr" in options:
+        base_lr(options.lr, width=1)
     for name in ("weight_decay", "eps", "momentum"):
-        value = config.optimizer.get(name)
+        value = options.get(name)
         if isinstance(value, int | float) and not 0 <= value < math.inf:
             raise ConfigError(f"optimizer.{name}: must be 0 or more, got {value}")
-    betas = config.optimizer.get("betas", (0, 0))
+    betas = options.get("betas", ())
     if isinstance(betas, int | float | str) or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(f"optimizer.betas: must be numbers of 0 or more and below 1, got {betas}")
 
