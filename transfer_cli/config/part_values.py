@@ -143,16 +143,24 @@ def _plain(module: str, annotation: ast.expr) -> tuple[Any] | None:
 def _check(lineage: tuple[_Class, ...], name: str, value: Any) -> None:
     """Raise ValueError as the constructors of a class and of those that it extends would."""
     for _, kind in lineage:
-        makers = [
-            line
-            for line in kind.body
-            if isinstance(line, ast.FunctionDef) and line.name in ("__init__", "__post_init__")
-        ]
+        makers, extends = _constructors(kind)
         for maker in makers:
             for line in maker.body:
                 _try(line, name, value)
-        if makers and "super()" not in "".join(map(ast.unparse, makers)):
+        if makers and not extends:
             return
+
+
+@cache
+def _constructors(kind: ast.ClassDef) -> tuple[list[ast.FunctionDef], bool]:
+    """Return the constructors of a class, and whether they call those that it extends."""
+    makers = [
+        line
+        for line in kind.body
+        if isinstance(line, ast.FunctionDef) and line.name in ("__init__", "__post_init__")
+    ]
+    names = (node for maker in makers for node in ast.walk(maker) if isinstance(node, ast.Name))
+    return makers, any(node.id == "super" for node in names)
 
 
 def _try(line: ast.stmt, name: str, value: Any) -> None:
