@@ -29,6 +29,7 @@ KINDS = {
     "replaced tokens": (
         f"{SAMPLE} data.length=32 objective=replaced_tokens objective.width=0.5 loop.micro_batch=3"
     ),
+    "ema": f"{TEXT} loop.average=ema optimizer.lr=5e-2",
     "strided": f"{SAMPLE} model.attention=strided model.window=8 model.attention_dropout=0.1",
     "fixed": f"{SAMPLE} model.attention=fixed model.window=8 model.depth=2 model.sparse=alternate",
     "student": (
@@ -44,6 +45,10 @@ KINDS = {
     "bucketed": f"{QUESTIONS} loop.bucket=true objective.class_weight=balanced",
     "forgetting": f"{QUESTIONS} forgetting.data=source",
     "stages": f"finetune {{adapting gradual_unfreezing}} {OFTEN}",
+    "last_k": (
+        f"{QUESTIONS} adaptation=gradual_unfreezing adaptation.plan.every='2 steps' "
+        f"{OFTEN} loop.average=last_k loop.average_last=2"
+    ),
     "penalty": f"finetune {{adapting ewc}} {OFTEN}",
     "streams": f"finetune {{adapting multitask}} {OFTEN}",
     "solved": (

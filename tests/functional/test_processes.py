@@ -201,7 +201,7 @@ def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer
 @pytest.mark.slow
 def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer):
     # The mix has a parameter that is a single number, of which there are no parts.
-    words = (*words[:-1], "objective=clm", "adaptation/edits=[scalar_mix]")
+    words = (*words[:-1], "objective=clm", "adaptation/edits=[scalar_mix]", "loop.average=ema")
     whole = apart(*words, "run.dir=whole", "devices=2", "parallel=fsdp")
     assert whole.returncode == 0, whole.stderr
     shutil.copytree("whole", "stopped")
@@ -227,7 +227,8 @@ TASK = f"{START} objective.dropout=0"
 
 ALIKE = {
     **dict.fromkeys(("pairs", "corrupted", "replaced tokens"), FRESH),
-    **dict.fromkeys(("strided", "fixed", "relations"), FRESH),
+    **dict.fromkeys(("strided", "fixed", "relations", "ema"), FRESH),
+    "last_k": TASK,
     "student": "",
     "masked words": "",
     "words": f"{START} 'objective.words={{{{place: the, person: of}}}}'",
@@ -236,7 +237,7 @@ ALIKE = {
 }
 """What is typed beyond for kinds of runs, so that no process draws dropout of its own."""
 
-SHARDED = ("replaced tokens", "student", "words", "masked words")
+SHARDED = ("ema", "last_k", "replaced tokens", "student", "words", "masked words")
 
 
 @pytest.mark.slow
@@ -258,7 +259,8 @@ def test_two_processes_train_what_one_does(kind, parallel, words_of, still, tran
     for path in paths:
         found = load_file(Path("two", path.relative_to("one")))
         assert_close(found, load_file(path), rtol=1e-4, atol=1e-5)
-    assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
+    for name in ("loss", "averaged/loss"):
+        assert losses("two", name) == pytest.approx(losses("one", name), rel=1e-4)
     files = [Path(run, "items.jsonl") for run in ("one", "two")]
     assert files[0].exists() == files[1].exists()
     if not files[0].exists():  # what learns from no examples has none
@@ -313,5 +315,5 @@ def test_every_preset_gives_the_weights_of_one_process(preset, parallel, words, 
     assert losses("two") == pytest.approx(losses("one"), abs=1e-6)
 
 
-def losses(run):
-    return [r["loss"] for r in read_metrics(Path(run) / "metrics.jsonl") if r["kind"] == "train"]
+def losses(run, name="loss"):
+    return [r[name] for r in read_metrics(Path(run) / "metrics.jsonl") if name in r]

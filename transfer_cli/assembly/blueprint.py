@@ -19,6 +19,7 @@ from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.plans import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
+    check_average,
     check_bounded_by_time,
     check_confidence,
     check_head,
@@ -278,6 +279,7 @@ def draw(
         nodes = edit_nodes(config.adaptation)
         network = _network(model, losses, start, data, nodes, adaptation.edits, config.seed)
     model.backbone.keep_residual(torch.bfloat16 if loop.bf16_residual else None)
+    check_average(loop.average, losses, validates="validation" in data.splits)
     check_stored(adaptation.store, network.model, network.losses)
     if _remembers(shape, data):
         check_memory(network.model, network.losses)
@@ -305,10 +307,9 @@ def draw(
         **network.losses[0].objective.described(objective_options(config.objective, "objective")),
         **decided,
     }
-    plan = Blueprint(
+    return _solvable(Blueprint(
         config, adaptation, start, data, network, course, objective, precision, sharded, kernels
-    )
-    return _solvable(plan)
+    ))  # fmt: skip
 
 
 def _vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:
@@ -413,6 +414,7 @@ def _solvable(plan: Blueprint) -> Blueprint:
         ),
         f"{plan.precision.kind} is too coarse (precision=fp32)": plan.precision.kind != "fp32",
         "no process has the whole head (parallel=ddp)": plan.sharded,
+        "each step is a solution of its own (loop.average=null)": plan.course.loop.average,
     }
     if isinstance(strengths, ListConfig) and plan.course.sizes.total_steps < len(strengths):
         text = f"a step is for one of {len(strengths)} weight decays (loop.steps={len(strengths)})"

@@ -16,6 +16,7 @@ from transfer_cli.assembly.losses import Asked, loss_key
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
+from transfer_cli.engine.averaging import AVERAGED
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.added import edits_in, unmergeable_edits
@@ -196,6 +197,24 @@ def check_stored(store: str, model: TransferModel, losses: Sequence[Loss]) -> No
             f"adaptation.store: trained leaves weights where init_from has them, and the "
             f"{parts[0]} is written with them; take adaptation.store=all"
         )
+
+
+def check_average(average: str | None, losses: Sequence[Loss], *, validates: bool) -> None:
+    """Refuse an average of weights where nothing decides on it, or where its name is taken."""
+    if average is None:
+        return
+    _refuse(
+        {
+            "the data have no validation split, by which it is kept or not (data.validation=...)": (
+                not validates
+            ),
+            f"its measures are called like a loss (+losses.NAME= other than {AVERAGED})": any(
+                loss.name == AVERAGED for loss in losses
+            ),
+        },
+        ", or leave loop.average out",
+        before="loop.average: ",
+    )
 
 
 def check_bounded_by_time(

@@ -97,6 +97,7 @@ def memory_parts(
         copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
             sizes[n] for n in blueprint.network.inherited
         )
+    kept = {"ema": 1, "last_k": loop.average_last}.get(loop.average or "", 0)
     shape = blueprint.model.backbone.shape
     share = -(-loop.batch // processes_of(config))
     if rows is None:
@@ -124,6 +125,7 @@ def memory_parts(
         "weights": sum(sizes.values()) // shards - half,
         "gradients": at_once // shards,
         "optimizer": moments * sum(sizes[name] for name in ever) // shards,
+        "averages": kept * sum(sizes[name] for name in ever) // shards,
         "copies of the start": copies // shards,
         f"{earlier} remembered positions": share * shape.depth * earlier * shape.width,
         f"{STATES} {rows} x {length} tokens": held,

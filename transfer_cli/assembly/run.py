@@ -1,7 +1,7 @@
 """Everything that a run consists of, put together from its config."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +31,13 @@ from transfer_cli.assembly.pretraining_task import (
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
+from transfer_cli.config.schema import LoopConfig
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
+from transfer_cli.engine.averaging import EMA, Average, LastK
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.compiling import compile_passes
 from transfer_cli.engine.cost import Flops, Tally, count
@@ -74,6 +76,7 @@ class TrainingRun:
         forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
         passing: The same where nothing trains.
+        average: Of the weights; None: it keeps none.
         states: What the states took that it keeps of a frozen backbone, here or where the cache
             has them from.
     """
@@ -89,6 +92,7 @@ class TrainingRun:
     micro_batch: int
     passing: int
     origins: Origins
+    average: Average | None
     states: Flops
 
     @property
@@ -212,6 +216,7 @@ def build_run(
         micro_batch=micro_batch,
         passing=passing,
         origins=origins,
+        average=_average(model, plan.course.ever_trains, loop),
         states=tally.of_passes(made for data in kept for made in data.passes(model)),
     )
 
@@ -278,6 +283,16 @@ def _parallel(
     several = len({loss.stream for loss in losses}) > 1
     some_unused = several or not all(loss.objective.reaches_all for loss in losses)
     return Replicated(model, some_unused=some_unused)
+
+
+def _average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Average | None:
+    """Return the average of weights that a run asks for."""
+    match loop.average:
+        case "ema":
+            return EMA(model, trains, loop.average_decay)
+        case "last_k":
+            return LastK(model, trains, loop.average_last)
+    return None
 
 
 def _lanes(plan: Blueprint, micro_batch: int) -> CarriedMemory | None:

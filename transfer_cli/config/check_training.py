@@ -5,6 +5,7 @@ import re
 
 from omegaconf import DictConfig
 
+from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.errors import ConfigError, at_least, between, count_or_auto, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
@@ -32,6 +33,7 @@ def check_training(config: DictConfig) -> None:
     }.items():
         if amount is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
+    _check_average(loop)
     between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
     if config.checkpoint.keep is not None:
         between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
@@ -59,6 +61,15 @@ def _check_optimizer(options: DictConfig) -> None:
     betas = options.get("betas", ())
     if isinstance(betas, int | float | str) or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(f"optimizer.betas: must be numbers of 0 or more and below 1, got {betas}")
+
+
+def _check_average(loop: DictConfig) -> None:
+    if not 0 < loop.average_decay < 1:
+        raise ConfigError(f"loop.average_decay: must be between 0 and 1, got {loop.average_decay}")
+    between("loop.average_last:", loop.average_last, 2, MAX_COUNT, ConfigError)
+    for key, kind in {"average_decay": "ema", "average_last": "last_k"}.items():
+        if loop[key] != getattr(LoopConfig, key) and loop.average != kind:
+            raise ConfigError(f"loop.{key}: is for loop.average={kind} alone; give that, too")
 
 
 def check_start(init_from: str | None, init: str) -> None:

@@ -43,7 +43,7 @@ CHOICES = {
     "predict format": "auto text jsonl csv tsv parquet xlsx",
     "embed format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
     "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
-    "loop.micro_batch": "auto ...",
+    "loop.micro_batch": "auto ...", "loop.average": "ema last_k",
 }  # fmt: skip
 """The words that a key takes, some of one command alone; with "..." it takes others, too.
 

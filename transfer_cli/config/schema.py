@@ -49,6 +49,12 @@ class LoopConfig:
     """The validation measure that decides which weights are best; auto: what runs are judged by."""
     patience: int | None = None
     """Evaluations without a better `monitor` after which the run ends; none: never."""
+    average: str | None = None
+    """An average of the weights, kept where it is better by validation: ema, last_k; none: none."""
+    average_decay: float = 0.999
+    """With average=ema: what a step leaves of the average; less at first, (1 + n) / (10 + n)."""
+    average_last: int = 5
+    """With average=last_k: of the weights at how many last validations it is the mean."""
     max_bad_steps: int = 10
     """Steps in a row with a gradient that is not finite, after which the run ends."""
     cache_features: bool = True

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transfer_cli.engine import distributed
+from transfer_cli.engine.averaging import PLAIN, Average, by_weights
 from transfer_cli.engine.loop import Progress, report_of
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
 from transfer_cli.engine.stages import Stages
@@ -163,7 +164,8 @@ def validation(
     patience: int | None,
     stages: Stages,
     on_measures: Callable[[int, dict[str, float]], None],
-    on_best: Callable[[int], None],
+    on_best: Callable[[int, str], None],
+    average: Average | None = None,
 ) -> Handlers:
     """Measure validation at intervals, at the end of stages with patience, and of the run.
 
@@ -171,9 +173,10 @@ def validation(
     are judged by), the step of the weights to keep and the number of evaluations since the best:
     Ignite's `EarlyStopping` has its own counter, and does not report the best value. Of equal
     values that of the lower loss is better. `stages` get every value: one may end early.
-    `on_measures` is called with the step and the measures, then `on_best` with the step if the
-    value is the best so far, or always with `keep_last`. The run ends after `patience` evaluations
-    without a better one.
+    `on_measures` is called with the step and the measures, then `on_best` with the step and which
+    weights to keep if the value is the best so far, or always with `keep_last`. The run ends after
+    `patience` evaluations without a better one. With an `average` its measures stand beside the
+    plain ones, and the better value counts, but for stages, which know nothing of it.
     """
 
     def is_time(engine: Engine, step: int) -> bool:
@@ -185,13 +188,8 @@ def validation(
             return
         measures = measure()
         metric = _monitored(monitor, measures)
-        # A correlation with equal answers is not defined, so not measured.
-        value, loss = measures.get(metric.name, metric.worst), measures.get(LOSS.name)
-        if math.isnan(value):
-            raise DivergedError(
-                f"step {step}: validation {metric.name} is not a number; try a lower optimizer.lr "
-                "or a longer schedule.warmup"
-            )
+        better, judged = _compared(metric, measures, step, average)
+        value, loss = judged[better]
         place = _place(metric, value, loss)
         is_best = progress.best is None or place < _place(metric, progress.best, progress.best_loss)
         if is_best:
@@ -204,8 +202,8 @@ def validation(
         progress.measures = {**measures, "step": float(step)}
         on_measures(step, measures)
         if is_kept:
-            on_best(step)
-        stages.observe(step, place)
+            on_best(step, better)
+        stages.observe(step, _place(metric, *judged[PLAIN]))
         if stages.exhausted:
             log.info("the last stage has ended early: ending")
             engine.terminate()
@@ -222,6 +220,27 @@ def _monitored(monitor: Metric | Sequence[Metric], measures: Mapping[str, float]
     if monitor.name not in measures:  # of a class, for example, that validation lacks
         raise unknown_metric("loop.monitor", monitor.name, measures)
     return monitor
+
+
+def _compared(
+    metric: Metric, measures: Mapping[str, float], step: int, average: Average | None
+) -> tuple[str, dict[str, tuple[float, float | None]]]:
+    """Return which weights are better, and the monitored value and the loss of each."""
+    each = {PLAIN: measures} if average is None else by_weights(measures)
+    judged: dict[str, tuple[float, float | None]] = {}
+    for weights, measured in each.items():
+        # A correlation with equal answers is not defined, so not measured.
+        value = measured.get(metric.name, metric.worst)
+        if math.isnan(value):
+            raise DivergedError(
+                f"step {step}: validation {metric.name} is not a number; try a lower optimizer.lr "
+                "or a longer schedule.warmup"
+            )
+        judged[weights] = value, measured.get(LOSS.name)
+    places = {weights: _place(metric, *values) for weights, values in judged.items()}
+    if average is not None:
+        average.note(step, each, places)
+    return min(places, key=places.__getitem__), judged  # of equal ones the plain, which come first
 
 
 def _place(metric: Metric, value: float, loss: float | None) -> tuple[float, ...]:

@@ -63,7 +63,7 @@ class CheckpointWriter:
         return {n: full_tensor(state[n]).cpu() for n in state if n not in self._run.leave_out}
 
     def save_best(self, step: int) -> None:
-        """Keep the weights as they are after a step, in place of the best so far."""
+        """Keep the weights as they are now, after a step, in place of the best so far."""
         if not self._takes_part:
             return
         tensors = self.tensors()
@@ -135,7 +135,7 @@ class CheckpointWriter:
 
     def fill(self, folder: Path, state: dict[str, Any]) -> None:
         """Fill model, optimizer and stages from a sharded or an unsharded checkpoint."""
-        step, in_parts = self._run.step, checkpoint.is_in_parts(folder)
+        step, average, in_parts = self._run.step, self._run.average, checkpoint.is_in_parts(folder)
         if in_parts or self._run.blueprint.sharded:
             from transfer_cli.engine.distributed import sharded
 
@@ -144,6 +144,8 @@ class CheckpointWriter:
             else:
                 state = {**state, "step": sharded.shard_state(state["step"], step)}
         step.load_state_dict(state["step"])
+        if average is not None:
+            average.load_state_dict(state["average"])
         if not in_parts:
             self._read_weights(folder)
 

@@ -111,8 +111,8 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     blocks: list[Renderable] = [
         Line(
             Piece("done:", "good"),
-            f" {results.seen.steps:,} steps in {seconds:,.0f} s; the best weights, of step "
-            f"{results.best_step:,}, score:",
+            f" {results.seen.steps:,} steps in {seconds:,.0f} s; the best weights, "
+            f"{_how_averaged(results)}of step {results.best_step:,}, score:",
         )
     ]
     for split, measures in results.measures.items():
@@ -145,6 +145,12 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     if results.failed:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
+
+
+def _how_averaged(results: Results) -> str:
+    """Return whether the averaged weights or the plain were kept, where there were both."""
+    average = results.more.get("average")
+    return "" if average is None else f"{average['kept']} (loop.average), "
 
 
 def by_class(results: Results, split: str) -> list[Renderable]:

@@ -24,6 +24,7 @@ from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
+from transfer_cli.engine.averaging import AVERAGED, PLAIN, by_weights
 from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.distributed.watch import is_lost_connection
 from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, samples
@@ -306,7 +307,7 @@ class Trainer:
         self._began = time.perf_counter()
         self._before = 0.0
         self._scorer = SplitScorer(run, self._progress)
-        self._last_validation: SplitScores | None = None
+        self._last_validation: dict[str, SplitScores] = {}
 
     def resume(self, typed: Sequence[str]) -> None:
         """Take up what the run directory holds, and train on; `typed` are the overrides for it."""
@@ -398,6 +399,8 @@ class Trainer:
                 yield handlers.advice(total, self._seconds_left, advise)
             if step.waited is not None:
                 yield handlers.pace(self._counters, self._say_pace)
+        if self._run.average is not None:
+            yield [(handlers.EACH_STEP, self._run.average.on_step)]
         if "validation" in self._run.data.splits:
             if self._keeps_last:
                 log.info(
@@ -414,7 +417,8 @@ class Trainer:
                 patience=loop.patience,
                 stages=step.stages,
                 on_measures=self._note_validation,
-                on_best=self._checkpoints.save_best,
+                on_best=self._save_best,
+                average=self._run.average,
             )
         yield handlers.checkpoints(
             self._save,
@@ -476,19 +480,42 @@ class Trainer:
         self._logger.write("validation", step, measures)
         self._logger.writer.add_text("validation/samples", self._scorer.samples(), step)
         log.info("step %d validation  %s", step, one_line(without_details(measures)))
+        if self._run.average is not None:
+            of_average = without_details(by_weights(measures)[AVERAGED])
+            log.info("step %d averaged    %s", step, one_line(of_average))
         hopeless = self._trial is not None and self._trial.is_hopeless(step, measures)
         if distributed.all_reduce_max(int(hopeless)):
             raise PrunedError(f"pruned at step {step}: earlier trials did better by then")
 
     def _validate(self) -> dict[str, float]:
-        """Return the measures of validation.
+        """Return the measures of validation, and of averaged weights beside those of the plain."""
+        measures, average = self._measured(PLAIN), self._run.average
+        if average is None:
+            return measures
+        average.on_validation()
+        with average.in_place():
+            averaged = self._measured(AVERAGED)
+        return measures | {f"{AVERAGED}/{name}": value for name, value in averaged.items()}
+
+    def _measured(self, weights: str) -> dict[str, float]:
+        """Return the measures of validation by the weights that the model has now.
 
         Those of the last step are kept: if its weights are the best, they are the run's.
         """
         if self._progress.step < self._blueprint.course.sizes.total_steps:
             return self._scorer.measures("validation")
-        self._last_validation = self._scorer.noted("validation")
-        return self._last_validation.scores.measures
+        self._last_validation[weights] = noted = self._scorer.noted("validation")
+        return noted.scores.measures
+
+    def _save_best(self, step: int, weights: str) -> None:
+        """Keep the plain or the averaged weights."""
+        average = self._run.average
+        if average is None:
+            self._checkpoints.save_best(step)
+            return
+        average.kept = weights
+        with average.in_place() if weights == AVERAGED else contextlib.nullcontext():
+            self._checkpoints.save_best(step)
 
     def _seconds(self) -> float:
         """Return how long all processes of the run have trained, one after the other."""
@@ -508,7 +535,7 @@ class Trainer:
             self._spending.write(self._directory, self._run.tally.counted())
 
     def _save(self) -> None:
-        progress = self._progress
+        progress, average = self._progress, self._run.average
         done = self._spending.add(self._run.tally.take())
         progress.flops += done.done
         progress.flops_real += done.real
@@ -520,6 +547,7 @@ class Trainer:
             "step": self._run.step.state_dict(),
             "progress": progress.state_dict(),
             "records": self._logger.mark(),
+            **({} if average is None else {"average": average.state_dict()}),
         }
         self._checkpoints.save(progress.step, state, with_best=progress.best is not None)
 
@@ -544,7 +572,9 @@ class Trainer:
                 "a shorter run may do more", progress.best_step, progress.step,
                 self._blueprint.course.loop.monitor,
             )  # fmt: skip
-        validation = self._last_validation if progress.best_step == progress.step else None
+        average = self._run.average
+        last = self._last_validation.get(PLAIN if average is None else average.kept)
+        validation = last if progress.best_step == progress.step else None
         run = with_fitted_answers(self._run, progress, validation)
         # What was known of validation was answered otherwise.
         final = final_measures(run, progress, validation if run is self._run else None)
@@ -614,6 +644,7 @@ class Trainer:
                 "context": _context_of(run.data.splits),
                 "fitted": {} if task is None else dict(task.fitted),
                 "training_labels": labels_in(run.data),
+                **({} if run.average is None else {"average": run.average.results()}),
                 **more,
                 "precision": self._blueprint.precision.kind,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],

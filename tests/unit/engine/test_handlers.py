@@ -11,6 +11,7 @@ from tests import tiny
 from tests.fake_runs import write_sweep
 from tests.records import read_metrics
 from transfer_cli.engine import handlers, metrics_logger
+from transfer_cli.engine.averaging import EMA
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import LOSS, Metric, require
@@ -33,10 +34,11 @@ def a_run(total=20):
 
 
 def validated(
-    run, values, *, every="2 steps", monitor="loss", metrics=METRICS, patience=None, keep_last=False
-):
+    run, values, *, every="2 steps", monitor="loss", metrics=METRICS, patience=None,
+    keep_last=False, average=None,
+):  # fmt: skip
     """Let the run measure these values in turn; return what was said about them."""
-    left, said = iter(values), {"measures": [], "best": []}
+    left, said = iter(values), {"measures": [], "best": [], "kept": []}
     handlers.attach(
         run.trainer,
         handlers.validation(
@@ -48,7 +50,8 @@ def validated(
             patience=patience,
             stages=run.step.stages,
             on_measures=lambda step, found: said["measures"].append((step, found)),
-            on_best=lambda step: said["best"].append(step),
+            on_best=lambda step, kept: (said["best"].append(step), said["kept"].append(kept)),
+            average=average,
         ),
     )
     return said
@@ -111,6 +114,46 @@ def test_the_best_is_kept_at_each_improvement_and_only_then(values, options, bes
 
     assert said["best"] == best
     assert (run.progress.best, run.progress.best_step, run.progress.waited) == progress
+
+
+@pytest.mark.parametrize(
+    ("pairs", "options", "kept", "ended"),
+    [
+        # Of both values the better; of equal ones the plain.
+        (((5, 6), (4, 3), (2, 2), (3, 4)), {}, "plain averaged plain", (2, 6, 1)),
+        (((5, 6), (5, 4), (6, 3), (7, 2)), {"patience": 1}, "plain averaged averaged averaged",
+         (2, 8, 0)),
+        (((5, 4), (5, 6)), {"keep_last": True}, "averaged plain", (4, 4, 1)),
+    ],
+)  # fmt: skip
+def test_the_better_of_plain_and_averaged_weights_is_kept(pairs, options, kept, ended):
+    run = a_run(total=2 * len(pairs))
+    average = EMA(run.step.model, frozenset(), 0.9)
+    values = [{"loss": plain, "averaged/loss": mean} for plain, mean in pairs]
+    said = validated(run, values, average=average, **options)
+
+    run.go()
+
+    assert said["kept"] == kept.split()
+    assert (run.progress.best, run.progress.best_step, run.progress.waited) == ended
+    best = [min((p[side], 2 * n) for n, p in enumerate(pairs, 1)) for side in (0, 1)]
+    assert [(average.best[w]["loss"], average.best[w]["step"]) for w in WEIGHTS] == best
+
+
+WEIGHTS = ("plain", "averaged")
+
+
+def test_stages_see_the_plain_weights_alone():
+    run = a_run(total=4)
+    seen = []
+    run.step.stages.observe = lambda step, place: seen.append(place)
+    average = EMA(run.step.model, frozenset(), 0.9)
+    values = [{"loss": 5.0, "averaged/loss": 1.0}, {"loss": 6.0, "averaged/loss": 2.0}]
+    validated(run, values, average=average)
+
+    run.go()
+
+    assert seen == [(5.0, 5.0), (6.0, 6.0)]
 
 
 def test_a_value_noted_without_its_loss_by_an_earlier_version_is_beaten_by_a_better_one_alone():
