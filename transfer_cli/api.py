@@ -30,7 +30,7 @@ from transfer_cli.config.flags import Request
 from transfer_cli.config.key_files import swept, with_files
 from transfer_cli.config.schema import GenerateConfig
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.records import Record
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import PAIR, TEXT
 from transfer_cli.engine.precision import device_and_precision
@@ -40,11 +40,14 @@ from transfer_cli.errors import (
     DataError,
     NotFiniteError,
     one_of,
+    raised_as,
 )
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.reports.collect import collect, read_run, run_of
 from transfer_cli.reports.contents import Run
+from transfer_cli.safe_files import UnreadableError, check_kinds
+from transfer_cli.tasks.base import Task
 
 
 def pretrain(**keys: Any) -> Run:
@@ -146,6 +149,7 @@ class LoadedModel:
         model: The torch module.
         tokenizer: What turns texts into its tokens.
         labels: The names of its classes or tags; of language models none.
+        task: What it was fine-tuned for; of language models none.
     """
 
     def __init__(
@@ -157,13 +161,14 @@ class LoadedModel:
         self.model: TransferModel = self._opened.model
         self.tokenizer: Tokenizer = self._opened.start.tokenizer
         self.labels: tuple[str, ...] = self._opened.start.description.labels
+        self.task: Task | None = self._opened.start.task
 
     @property
     def abilities(self) -> tuple[str, ...]:
         """Which of `predict`, `generate` and `embed` this model can do."""
         objective = self._opened.objective
         can = {
-            "predict": objective is not None and self._opened.start.task is not None,
+            "predict": objective is not None and self.task is not None,
             "generate": isinstance(objective, CausalLM),
             "embed": True,
         }
@@ -229,6 +234,8 @@ class LoadedModel:
         if unknown or "samples" in keys:
             raise ConfigError(f"{min(unknown or {'samples'})}: generate takes no such key here")
         config = GenerateConfig(prompt=prompt, **keys)
+        with raised_as(ConfigError, "generate: ", UnreadableError):
+            check_kinds(config)
         return Continuation(self._trained, self._precision, prompt, config)
 
     def embed(
@@ -245,10 +252,8 @@ class LoadedModel:
             pooling: How the last hidden states of a text's tokens become one, see `heads.pool`.
             normalize: Whether vectors have length 1; None: where the model's folder says so.
         """
-        examples = [Example(each[TEXT], pair=each.get(PAIR)) for each in _rows(texts)]
-        return SentenceVectors(self._opened, self._precision, pooling, normalize=normalize).of(
-            examples
-        )
+        vectors = SentenceVectors(self._opened, self._precision, pooling, normalize=normalize)
+        return vectors.of(text_examples(texts))
 
     @property
     def _trained(self) -> Trained:
@@ -259,6 +264,16 @@ class LoadedModel:
         if self._opened.objective is None:
             raise CheckpointError(f"{self._opened.path} has no head, so it answers nothing")
         return Ensemble([self._trained], self._precision, "auto")
+
+
+def text_examples(texts: Sequence[Any]) -> list[Example]:
+    """Return texts, or pairs of texts, without what a task would read beside them."""
+    examples = []
+    for number, fields in enumerate(_rows(texts), 1):
+        record = Record(number, fields)
+        pair = text_of(record, PAIR, "texts") if fields.get(PAIR) is not None else None
+        examples.append(Example(text_of(record, TEXT, "texts"), pair=pair))
+    return examples
 
 
 def _rows(texts: Any) -> list[Mapping[str, Any]]:
