@@ -9,7 +9,7 @@ FROM ${BASE}
 ARG TORCH_INDEX=
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch>=2.6,<3"
 
-ARG EXTRAS=search,report,hf,tables
+ARG EXTRAS=search,report,hf,tables,serve
 WORKDIR /opt/transfer
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY conf conf

@@ -22,16 +22,17 @@ from transfer_cli import cli, progress, terminal
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import Opened, Trained, open_to_look_into
 from transfer_cli.assembly.sentence_vectors import SentenceVectors
-from transfer_cli.commands.generate import continued
+from transfer_cli.commands.generate import Continuation
+from transfer_cli.commands.predict.reading import example_of
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.compose import composed
 from transfer_cli.config.flags import Request
 from transfer_cli.config.key_files import swept, with_files
 from transfer_cli.config.schema import GenerateConfig
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.records import Record
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.wanted import TEXT
+from transfer_cli.data.wanted import PAIR, TEXT
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import (
     CheckpointError,
@@ -39,13 +40,14 @@ from transfer_cli.errors import (
     DataError,
     NotFiniteError,
     one_of,
+    raised_as,
 )
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.reports.collect import collect, read_run, run_of
 from transfer_cli.reports.contents import Run
-
-_PAIR = "pair"
+from transfer_cli.safe_files import UnreadableError, check_kinds
+from transfer_cli.tasks.base import Task
 
 
 def pretrain(**keys: Any) -> Run:
@@ -147,6 +149,7 @@ class LoadedModel:
         model: The torch module.
         tokenizer: What turns texts into its tokens.
         labels: The names of its classes or tags; of language models none.
+        task: What it was fine-tuned for; of language models none.
     """
 
     def __init__(
@@ -158,6 +161,18 @@ class LoadedModel:
         self.model: TransferModel = self._opened.model
         self.tokenizer: Tokenizer = self._opened.start.tokenizer
         self.labels: tuple[str, ...] = self._opened.start.description.labels
+        self.task: Task | None = self._opened.start.task
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """Which of `predict`, `generate` and `embed` this model can do."""
+        objective = self._opened.objective
+        can = {
+            "predict": objective is not None and self.task is not None,
+            "generate": isinstance(objective, CausalLM),
+            "embed": True,
+        }
+        return tuple(name for name, it_can in can.items() if it_can)
 
     def predict(self, texts: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the answer to each text, as `transfer predict` writes it.
@@ -166,22 +181,29 @@ class LoadedModel:
             texts: Texts, pairs of texts, or mappings with the columns that the task reads.
 
         Returns:
-            For a classification `label`, its `probability` and the `probabilities` of all labels.
+            For a classification `label`, its `probability` and the `probabilities` of all labels;
+            of a text that is empty, or of which the model knows no token, a `warning`, too.
         """
-        task = self._ensemble.task
-        examples = []
-        for number, fields in enumerate(_rows(texts), 1):
-            column = task.text_column([*fields], "texts") or TEXT
-            pair = _PAIR if _PAIR in fields else None
-            examples.append(task.read(Record(number, fields), column, pair, "texts"))
-        with _aside():
-            answers = self._ensemble.together(examples)
-        rows = []
+        answers = self.answers(self.examples(texts))
         for number, answer in enumerate(answers, 1):
             if answer is None:
                 raise NotFiniteError(f"texts, line {number}: the answer")
-            rows.append(task.written(answer))
-        return rows
+        return [answer for answer in answers if answer is not None]
+
+    def examples(self, texts: Sequence[Any]) -> list[Any]:
+        """Return texts, as `predict` takes them, as what `answers` takes; no model is asked."""
+        ensemble = self._ensemble
+        return [
+            example_of(Record(number, fields), ensemble.task, ensemble.columns, "texts")
+            for number, fields in enumerate(_rows(texts), 1)
+        ]
+
+    def answers(self, examples: Sequence[Any]) -> list[dict[str, Any] | None]:
+        """Return the answer to each example, as `predict` does; None: one that is not finite."""
+        with _aside():
+            answers = self._ensemble.together(examples)
+        line = self._ensemble.task.line
+        return [None if answer is None else line(answer) for answer in answers]
 
     def evaluate(self, file: str | Path | None = None, **keys: Any) -> dict[str, dict[str, float]]:
         """Return measures by split and name: of a file of one's own, else of the run's own data.
@@ -199,15 +221,22 @@ class LoadedModel:
 
         `keys` are those of `transfer generate`, such as max_tokens, temperature, stop and seed.
         """
+        continuation = self.continuation(prompt, **keys)
+        with _aside():
+            continuation.run(lambda text: None)
+        return continuation.texts[0].text
+
+    def continuation(self, prompt: str, **keys: Any) -> Continuation:
+        """Return what `generate` makes before it is made; its `run` is told how to show it."""
         if not isinstance(self._opened.objective, CausalLM):
             raise CheckpointError(f"{self._opened.path} is no causal language model")
         unknown = keys.keys() - GenerateConfig.__dataclass_fields__.keys()
         if unknown or "samples" in keys:
             raise ConfigError(f"{min(unknown or {'samples'})}: generate takes no such key here")
         config = GenerateConfig(prompt=prompt, **keys)
-        with _aside():
-            _, texts, _ = continued(self._trained, self._precision, prompt, config)
-        return texts[0].text
+        with raised_as(ConfigError, "generate: ", UnreadableError):
+            check_kinds(config)
+        return Continuation(self._trained, self._precision, prompt, config)
 
     def embed(
         self,
@@ -223,10 +252,8 @@ class LoadedModel:
             pooling: How the last hidden states of a text's tokens become one, see `heads.pool`.
             normalize: Whether vectors have length 1; None: where the model's folder says so.
         """
-        examples = [Example(each[TEXT], pair=each.get(_PAIR)) for each in _rows(texts)]
-        return SentenceVectors(self._opened, self._precision, pooling, normalize=normalize).of(
-            examples
-        )
+        vectors = SentenceVectors(self._opened, self._precision, pooling, normalize=normalize)
+        return vectors.of(text_examples(texts))
 
     @property
     def _trained(self) -> Trained:
@@ -237,6 +264,16 @@ class LoadedModel:
         if self._opened.objective is None:
             raise CheckpointError(f"{self._opened.path} has no head, so it answers nothing")
         return Ensemble([self._trained], self._precision, "auto")
+
+
+def text_examples(texts: Sequence[Any]) -> list[Example]:
+    """Return texts, or pairs of texts, without what a task would read beside them."""
+    examples = []
+    for number, fields in enumerate(_rows(texts), 1):
+        record = Record(number, fields)
+        pair = text_of(record, PAIR, "texts") if fields.get(PAIR) is not None else None
+        examples.append(Example(text_of(record, TEXT, "texts"), pair=pair))
+    return examples
 
 
 def _rows(texts: Any) -> list[Mapping[str, Any]]:
@@ -251,9 +288,9 @@ def _fields(text: Any) -> Mapping[str, Any]:
     if isinstance(text, Mapping):
         return text
     texts = (text,) if isinstance(text, str) else text
-    if not isinstance(texts, Sequence) or len(texts) > len((TEXT, _PAIR)):
+    if not isinstance(texts, Sequence) or len(texts) > len((TEXT, PAIR)):
         raise DataError(f"texts: expected a text, a pair of texts or a mapping, got {text!r:.60}")
-    return dict(zip((TEXT, _PAIR), texts, strict=False))
+    return dict(zip((TEXT, PAIR), texts, strict=False))
 
 
 def _of_one_type(values: list[Any]) -> list[Any]:

@@ -146,15 +146,19 @@ def _show(
                 is_over = ended.wait(SECONDS_BETWEEN_DRAWINGS)
 
 
-def memory() -> str:
-    """Return the memory that this process has, and what it has of a GPU."""
+def resident_bytes() -> int:
+    """Return the memory that this process has."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        held = pages * resource.getpagesize()
+        return pages * resource.getpagesize()
     except OSError:  # not on Linux: the most that it has had, there in bytes
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def memory() -> str:
+    """Return the memory that this process has, and what it has of a GPU."""
     torch = sys.modules.get("torch")  # whoever has not imported it uses no GPU
-    text = f"{held / 2**20:,.0f} MiB"
+    text = f"{resident_bytes() / 2**20:,.0f} MiB"
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         text += f", GPU {torch.cuda.memory_reserved() / 2**20:,.0f} MiB"
     return text

@@ -134,7 +134,7 @@ def check_kinds(record: Any) -> None:
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         kinds = tuple(get_origin(kind) or kind for kind in kinds)
         kind = type(getattr(record, name))
-        if kind not in kinds and not (kind is int and float in kinds):
+        if Any not in kinds and kind not in kinds and not (kind is int and float in kinds):
             raise UnreadableError(f"its {name} is no {' or '.join(k.__name__ for k in kinds)}")
 
 

@@ -323,6 +323,8 @@ def command_lines(place):
                   [at, f"input={quoted(place / 'broken.jsonl')}", f"text={quoted(HOSTILE)}"]],
         "generate": [[start.replace("init_from", "run"), f"The {HOSTILE}", "max_tokens=3",
                       f"output={quoted(place / 'generated.jsonl')}"], [at, "x"]],
+        "serve": [[run, f"host={quoted(HOSTILE)}"],
+                  [run, "port=0", f"serve.token_file={quoted(unknown)}"]],
         "chat": [[at, f"persona={quoted(HOSTILE)}"]],
         "fill": [[at, f"{HOSTILE} [MASK]"], [start.replace("init_from", "run"), HOSTILE]],
         "score": [[start.replace("init_from", "run"), *table,
@@ -385,7 +387,7 @@ def test_control_characters_are_shown_escaped(place, command, transfer, monkeypa
         if command == "completion":  # a script, not a message
             continue
         assert "Traceback" not in ended.err
-    assert 0 in codes or command in ("fill", "chat"), codes
+    assert 0 in codes or command in ("fill", "chat", "serve"), codes
 
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect", "report", "plan", "generate"])

@@ -47,6 +47,9 @@ LINES = {
     "predict nope a.csv": "run",
     "predict . a.csv batch=0 timeout_minutes=0": "timeout_minutes",
     "export . new format=x": "format",
+    "serve . port=99999": "port",
+    "serve . serve.token_file=none.txt": "serve.token_file",
+    "serve nope": "run",
     "train": "finetune",
 }
 RUNNER = """

@@ -75,6 +75,7 @@ GIVEN = {
     "embed": ["run=RUN"],
     "export": ["run=RUN", "to=FOLDER"],
     "generate": ["run=RUN", "prompt=PROMPT"],
+    "serve": ["run=RUN"],
     "chat": ["run=RUN"],
     "fill": ["run=RUN", "text=TEXT"],
     "score": ["run=RUN", "data=agreement"],

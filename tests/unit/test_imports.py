@@ -20,6 +20,7 @@ FLOORS = {
     "training": 6, "analysis": 6,
     "commands": 7,
     "cli": 8, "__main__": 9, "api": 9,
+    "serving": 10,
 }  # fmt: skip
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

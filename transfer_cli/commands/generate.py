@@ -46,13 +46,17 @@ def generate(config: GenerateConfig) -> None:
     shows = config.output != STANDARD_OUTPUT
     streams = shows and config.samples == 1
     # Several texts, or those of a file, are not shown while they grow.
-    lead, texts, whole = continued(
-        trained, precision, prompt, config, flush_out if streams else _ignore
-    )
+    continuation = Continuation(trained, precision, prompt, config)
+    lead = "" if continuation.is_source else paint(fit(prompt), "note", sys.stdout)
+    with ExitStack() as line:
+        if streams:
+            flush_out(lead)
+            line.callback(flush_out, "\n")  # even where generating fails
+        continuation.run(lambda text: flush_out(fit(text)) if streams else None)
     if shows and not streams:
-        flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in texts))
+        flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in continuation.texts))
     if config.output is not None:
-        _write(config.output, prompt, texts, whole)
+        _write(config.output, prompt, continuation.texts, continuation.whole)
 
 
 def _check(config: GenerateConfig) -> None:
@@ -63,55 +67,61 @@ def _check(config: GenerateConfig) -> None:
         raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
 
 
-def _ignore(text: str) -> None:
-    """Show nothing while a text grows."""
+class Continuation:
+    """What a model goes on with after a text; a text or a key that cannot be is refused at once.
 
-
-def continued(
-    trained: Trained,
-    precision: Precision,
-    prompt: str,
-    config: GenerateConfig,
-    show: Callable[[str], None] = _ignore,
-) -> tuple[str, list[GeneratedText], str]:
-    """Return what is shown before the texts, the texts, and what ended those that nothing else did.
-
-    `show` is told the text while it grows.
+    Attributes:
+        texts: The texts so far, as many as `samples` says.
+        whole: What ends those that nothing else does.
     """
-    _check(config)
-    asked, shape = _asked(trained, prompt), trained.start.description.shape
-    memory = _memory(asked, shape, is_cached=config.cache)
-    most = _room(len(asked.tokens), config.max_tokens, None if memory else shape.positions)
-    stops = texts_of(config.stop, "stop")
-    texts = [GeneratedText(asked.layout, prompt, stops) for _ in range(config.samples)]
-    lead = "" if asked.is_source else paint(fit(prompt), "note", sys.stdout)
 
-    with ExitStack() as line, torch.inference_mode(), precision.context():
-        show(lead)
-        line.callback(show, "\n")  # even where generating fails
-        drawn = decoding.generate(
-            trained.model,
-            asked.tokens,
-            rows=config.samples,
-            max_new_tokens=most,
-            use_cache=config.cache,
-            sampling=sampling_of(config),
-            sampler=TokenSampler(config.seed, config.samples),
-            allowed_V=asked.layout.allowed_tokens(),
-            prefix=asked.prefix,
-            segment=int(asked.is_source),
-            memory=memory,
-        )
-        for tokens_B in drawn:
-            grown = [text.add(token) for text, token in zip(texts, tokens_B, strict=True)]
-            show(fit("".join(grown)))
-            if all(text.finish_reason for text in texts):
-                break
-        for text in texts:
-            show(fit(text.flush()))
-    if most < config.max_tokens and not all(text.finish_reason for text in texts):
-        log.info("the text ends here: the model's %d positions are used up", shape.positions)
-    return lead, texts, "max_tokens" if most == config.max_tokens else "positions"
+    def __init__(
+        self, trained: Trained, precision: Precision, prompt: str, config: GenerateConfig
+    ) -> None:
+        _check(config)
+        self._trained, self._precision, self._config = trained, precision, config
+        self._asked, shape = _asked(trained, prompt), trained.start.description.shape
+        self._memory = _memory(self._asked, shape, is_cached=config.cache)
+        positions = None if self._memory else shape.positions
+        self._most = _room(len(self._asked.tokens), config.max_tokens, positions)
+        stops = texts_of(config.stop, "stop")
+        self.texts = [
+            GeneratedText(self._asked.layout, prompt, stops) for _ in range(config.samples)
+        ]
+        self.whole = "max_tokens" if self._most == config.max_tokens else "positions"
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the text is one to be answered, and not one to go on with."""
+        return self._asked.is_source
+
+    def run(self, show: Callable[[str], object]) -> None:
+        """Generate the texts; `show` is told what is added to them."""
+        asked, config = self._asked, self._config
+        with torch.inference_mode(), self._precision.context():
+            drawn = decoding.generate(
+                self._trained.model,
+                asked.tokens,
+                rows=config.samples,
+                max_new_tokens=self._most,
+                use_cache=config.cache,
+                sampling=sampling_of(config),
+                sampler=TokenSampler(config.seed, config.samples),
+                allowed_V=asked.layout.allowed_tokens(),
+                prefix=asked.prefix,
+                segment=int(asked.is_source),
+                memory=self._memory,
+            )
+            for tokens_B in drawn:
+                grown = [text.add(token) for text, token in zip(self.texts, tokens_B, strict=True)]
+                show("".join(grown))
+                if all(text.finish_reason for text in self.texts):
+                    break
+            for text in self.texts:
+                show(text.flush())
+        if self.whole == "positions" and not all(text.finish_reason for text in self.texts):
+            positions = self._trained.start.description.shape.positions
+            log.info("the text ends here: the model's %d positions are used up", positions)
 
 
 def sampling_of(config: SamplingConfig) -> Sampling:

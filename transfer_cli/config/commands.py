@@ -226,6 +226,15 @@ ALL: dict[str, Command] = {
         ),
         typed="prompt", lists=("stop",),
     ),
+    "serve": Command(
+        summary="answer over HTTP: predict, generate and embed, and a page to type into",
+        function="transfer_cli.serving.command.serve",
+        places=(("run", "RUN ..."),), files="run", lists=("serve.origins",),
+        keys=(
+            "run", "port", "host", "device", "precision", "serve.wait_ms", "serve.timeout_seconds",
+            "serve.token_file",
+        ),
+    ),
     "chat": Command(
         summary="talk to a dialog model in the terminal",
         function="transfer_cli.commands.chat.chat",

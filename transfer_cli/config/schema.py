@@ -422,6 +422,43 @@ class GenerateConfig(SamplingConfig, DeviceConfig, ModelConfig):
 
 
 @dataclass
+class ServingConfig:
+    """What a server takes, how long it works on it, and whom it answers."""
+
+    wait_ms: float = 2.0
+    """Milliseconds that a text waits for others at most, to pass through the model together."""
+    batch: int = 128
+    """Texts of all requests that are answered together, at most; the model sorts them by length."""
+    queue: int = 4096
+    """Texts that wait at most; a request beyond is answered with 429."""
+    max_bytes: int = 4_000_000
+    """Of a request; a larger one is answered with 413."""
+    max_texts: int = 1000
+    """Of a request; one of more is answered with 422."""
+    max_characters: int = 100_000
+    """Of a text with its pair, context or choices; a longer one is answered with 422."""
+    timeout_seconds: float = 30.0
+    """After so long without an answer a request is answered with 504, and given up."""
+    token_file: str | None = None
+    """A file of one line: `Authorization: Bearer LINE` has to come with requests; none: nothing."""
+    origins: Any = None
+    """A list of web sites whose pages may ask, such as [https://example.com]; none: its own."""
+
+
+@dataclass
+class ServeConfig(DeviceConfig, ModelConfig):
+    """What `serve` takes."""
+
+    run: Any = MISSING
+    """A run or a published model, or several; a request names one, by default the first."""
+    host: str = "127.0.0.1"
+    """The address to listen at; 127.0.0.1: programs of this machine alone, 0.0.0.0: everybody."""
+    port: int = 8000
+    """Where to listen; 0: one that is free."""
+    serve: ServingConfig = field(default_factory=ServingConfig)
+
+
+@dataclass
 class ChatConfig(SamplingConfig, DeviceConfig, ModelConfig):
     """What `chat` takes."""
 
@@ -556,6 +593,7 @@ COMMANDS: dict[str, type] = {
     "predict": PredictConfig,
     "embed": EmbedConfig,
     "generate": GenerateConfig,
+    "serve": ServeConfig,
     "chat": ChatConfig,
     "fill": FillConfig,
     "score": ScoreConfig,

@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_cli.data.records import Record, text_of, value_of
 
-TEXT, LABEL = "text", "label"
+TEXT, PAIR, LABEL = "text", "pair", "label"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Wanted:
         """Return the same with the columns of another table where nothing was typed."""
         taken: dict[str, Any] = {
             what: name
-            for what in (TEXT, "pair", LABEL)
+            for what in (TEXT, PAIR, LABEL)
             if getattr(self, what) is None
             and (name := getattr(other, what)) is not None
             and {name, name.partition(".")[0]} & {*names}

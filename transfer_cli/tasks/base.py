@@ -352,6 +352,11 @@ class Task(ABC):
         """Return an answer as `predict` writes it in JSON: a value for each of `fields`."""
         return {name: value for name, value in answer.items() if name != WARNING}
 
+    def line(self, answer: Answer) -> dict[str, Any]:
+        """Return an answer as a line of `predict` has it: what is written, and its warning."""
+        warning = {WARNING: answer[WARNING]} if WARNING in answer else {}
+        return {**self.written(answer), **warning}
+
     @property
     def cell_names(self) -> tuple[str, ...]:
         """The columns of an answer in a table."""

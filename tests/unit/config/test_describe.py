@@ -217,7 +217,7 @@ def test_each_word_is_answered_once_and_keys_in_answers_are_keys(section, known)
 @pytest.mark.parametrize(
     ("word", "named"),
     [
-        ("train", "transfer finetune"), ("test", "transfer evaluate"), ("serve", "no server"),
+        ("train", "transfer finetune"), ("test", "transfer evaluate"), ("server", "transfer serve"),
         ("push", "transfer export"), ("quantize", "not quantized"), ("pretrian", "'pretrain'"),
         ("--epochs", "--help"),
     ],

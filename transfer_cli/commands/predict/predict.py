@@ -228,8 +228,7 @@ def _wanted(
 
 def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
     """Return the columns to read: those that were typed, now or for training, else the task's."""
-    is_typed = bool({asked.text or own.text, *asked.texts, *own.texts} & {*table.names})
-    column = None if is_typed else task.text_column(table.names, table.name)
+    column = reading.task_column(table.names, asked, own, task, table.name)
     return table.columns(asked, own) if column is None else Chosen(column, None, LABEL)
 
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.data import readers
+from transfer_cli.data.columns import choose
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError
 from transfer_cli.data.records import Record
 from transfer_cli.data.table import OpenTable, open_table, sound_rows, table_of_lines
-from transfer_cli.data.wanted import Chosen, Wanted
+from transfer_cli.data.wanted import ANY, LABEL, PAIR, TEXT, Chosen, Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 
@@ -77,6 +78,33 @@ class Columns:
             read = self.read
             kept = {key: value for key, value in record.fields.items() if key not in read}
         return Row(record.line, example, kept, sum(map(len, self.task.texts(example))))
+
+
+def task_column(
+    names: Sequence[str], asked: Wanted, own: Wanted, task: Task, name: str
+) -> str | None:
+    """Return the column that the task reads, unless one was typed, now or for training."""
+    is_typed = bool({asked.text or own.text, *asked.texts, *own.texts} & {*names})
+    return None if is_typed else task.text_column(names, name)
+
+
+def example_of(record: Record, task: Task, own: Wanted, name: str) -> Any:
+    """Return the example in a record that stands alone, whose columns are found as in a table.
+
+    Args:
+        own: The columns of the table that the model was trained on.
+        name: What the record is part of, in messages.
+    """
+    names = [*record.fields]
+    column = task_column(names, ANY, own, task, name)
+    if column is None:
+        asked = replace(ANY, join=own.join, labelled=False, keys="").or_like(own, names)
+        chosen = choose(names, [record.fields], asked, name)
+    else:
+        chosen = Chosen(column, None, LABEL)
+    if chosen.text == TEXT and chosen.pair is None and PAIR in names:
+        chosen = replace(chosen, pair=PAIR)
+    return Columns(chosen, keep=False, task=task).row_of(record, name).example
 
 
 def rows_of(table: OpenTable, columns: Columns, on_error: OnError) -> Iterator[Row]:

@@ -115,8 +115,7 @@ class JsonLines(Answers):
         return f"{begin}, ", f"{', ' if after else ''}{after}}}\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
-        warning = {WARNING: answer[WARNING]} if WARNING in answer else {}
-        return self._members({**self.task.written(answer), **warning})
+        return self._members(self.task.line(answer))
 
     def may_be_answer(self, written: str) -> bool:
         try:

@@ -1,0 +1,78 @@
+"""What waits for a model: what goes together, what is refused, and what is given up."""
+
+import asyncio
+import threading
+
+import pytest
+
+from transfer_cli.serving.batching import Kind, QueueFullError, Worker
+
+
+class Held:
+    """A model whose first pass waits, so that what is asked meanwhile is there at once."""
+
+    def __init__(self, most_waiting=100):
+        self.seen, self.go, self.begun = [], threading.Event(), threading.Event()
+        self.worker = Worker(0.0, most_waiting, lambda texts, seconds: None)
+        self.kind, self.other = Kind(self.work, 4), Kind(self.work, 1)
+
+    def work(self, texts):
+        self.begun.set()
+        assert self.go.wait(20)
+        self.seen.append([*texts])
+        if "bad" in texts:
+            raise ValueError("bad")
+        return [text.upper() for text in texts]
+
+    async def first(self):
+        """Ask for something, and return once the model is at it."""
+        job = self.worker.ask(self.kind, ["first"])
+        await asyncio.to_thread(self.begun.wait, 20)
+        return job.answers
+
+
+def test_what_waits_goes_together_up_to_a_size_and_by_kind():
+    async def ask(held):
+        first = await held.first()
+        asked = [("abc", held.kind), ("d", held.other), ("efg", held.kind), ("", held.kind)]
+        jobs = [held.worker.ask(kind, [*texts]) for texts, kind in asked]
+        held.go.set()
+        return await asyncio.gather(first, *(job.answers for job in jobs))
+
+    held = Held()
+
+    answers = asyncio.run(ask(held))
+
+    assert answers == [["FIRST"], [*"ABC"], ["D"], [*"EFG"], []]
+    assert held.seen == [["first"], [*"abce"], ["d"], [*"fg"]]
+
+
+def test_a_text_that_fails_fails_alone():
+    async def ask(held):
+        first = await held.first()
+        jobs = [held.worker.ask(held.kind, texts) for texts in (["a"], ["bad"], ["b", "c"])]
+        held.go.set()
+        return await asyncio.gather(first, *(j.answers for j in jobs), return_exceptions=True)
+
+    first, a, bad, others = asyncio.run(ask(Held()))
+
+    assert (first, a, others) == (["FIRST"], ["A"], ["B", "C"])
+    assert isinstance(bad, ValueError)
+
+
+def test_a_full_queue_refuses_and_forgets_what_nobody_waits_for():
+    async def ask(held):
+        first = await held.first()
+        job = held.worker.ask(held.kind, ["a", "b", "c"])
+        with pytest.raises(QueueFullError):
+            held.worker.ask(held.kind, ["d"])
+        job.answers.cancel()
+        other = held.worker.ask(held.kind, ["d"])
+        held.go.set()
+        return await asyncio.gather(first, other.answers)
+
+    held = Held(most_waiting=3)
+
+    assert asyncio.run(ask(held)) == [["FIRST"], ["D"]]
+    assert held.seen == [["first"], ["d"]]
+    assert held.worker.waiting == 0
