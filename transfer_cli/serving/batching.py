@@ -71,7 +71,8 @@ class Worker:
         self._waiting: deque[tuple[Job, int]] = deque()
         self._changed = threading.Condition()
         # As a daemon it keeps no process alive that has been told twice to end.
-        threading.Thread(target=self._run, name="model", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="model", daemon=True)
+        thread.start()
 
     @property
     def waiting(self) -> int:
