@@ -14,13 +14,14 @@ A row has these keys:
   those of a pretraining, `{loop}` those of either, less its model, `{adapting PRESET}` those of a
   fine-tuning by a preset, and any other the fixture of that name, called with what follows.
 - `rows`: more rows, which have what this one has, and more: by the words that are typed beyond,
-  what is said, or a mapping of keys; or a list of mappings with a case each.
+  what is said, or a mapping of keys; or a list of mappings with a case each. The first of them is
+  a quick test; the others are of its kind, and slow.
 - `code`: the exit code, 2 unless it is given.
 - `says`, `lacks`: words that stand or do not stand in what is printed: keys, names and figures, no
   sentences. Of a refusal that is its one line.
 - `environment`: variables that are set.
 - `input`: what stands in standard input, said as a file is.
-- `slow`: whether it is left out of the quick tests.
+- `slow`: whether it is left out of the quick tests, though it is the first of its kind.
 - `cure`: what is typed in addition, after which the command ends with 0 and `cured` is printed.
 
 A refusal is one line without a traceback, and leaves nothing behind, nor anything changed.
@@ -52,8 +53,8 @@ def rows():
     """Yield each row with the name of its table."""
     for table in sorted(TABLES.glob("*.yaml")):
         for written in yaml.safe_load(table.read_text(encoding="utf-8")):
-            for row in spread(written):
-                marks = [pytest.mark.slow] if row.pop("slow", False) else []
+            for number, row in enumerate(spread(written)):
+                marks = [pytest.mark.slow] if row.pop("slow", False) or number else []
                 yield pytest.param(table.stem, row, id=f"{table.stem}: {row['case']}", marks=marks)
 
 
