@@ -90,6 +90,9 @@ class Metric:
         return cls(**known)
 
 
+AVERAGED = "averaged"
+"""What averaged weights are called; names of measures of them at validations begin with that."""
+
 UNSEEN = "/unseen"
 """Ends the names of measures of those examples alone that do not stand in training."""
 

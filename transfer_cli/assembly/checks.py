@@ -16,9 +16,9 @@ from transfer_cli.assembly.losses import Asked, loss_key
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
-from transfer_cli.engine.averaging import AVERAGED
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError
+from transfer_cli.metrics import AVERAGED
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.block import BESIDE_BLOCK
@@ -200,21 +200,15 @@ def check_stored(store: str, model: TransferModel, losses: Sequence[Loss]) -> No
 
 
 def check_average(average: str | None, losses: Sequence[Loss], *, validates: bool) -> None:
-    """Refuse an average of weights where nothing decides on it, or where its name is taken."""
-    if average is None:
-        return
-    _refuse(
-        {
-            "the data have no validation split, by which it is kept or not (data.validation=...)": (
-                not validates
-            ),
-            f"its measures are called like a loss (+losses.NAME= other than {AVERAGED})": any(
-                loss.name == AVERAGED for loss in losses
-            ),
-        },
-        ", or leave loop.average out",
-        before="loop.average: ",
-    )
+    """Refuse an average of weights where nothing decides on it, or a loss has its name."""
+    reasons = {
+        "validation decides whether it is kept, and the data have none": not validates,
+        f"its measures begin with {AVERAGED}/, as those of losses.{AVERAGED} do": any(
+            loss.name == AVERAGED for loss in losses
+        ),
+    }
+    if average is not None:
+        _refuse(reasons, "; change that, or leave loop.average out", before="loop.average: ")
 
 
 def check_bounded_by_time(

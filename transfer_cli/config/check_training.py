@@ -33,7 +33,7 @@ def check_training(config: DictConfig) -> None:
     }.items():
         if amount is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
-    _check_average(loop)
+    _check_average(loop.average, decay=loop.average_decay, last=loop.average_last)
     between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
     if config.checkpoint.keep is not None:
         between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
@@ -63,12 +63,16 @@ def _check_optimizer(options: DictConfig) -> None:
         raise ConfigError(f"optimizer.betas: must be numbers of 0 or more and below 1, got {betas}")
 
 
-def _check_average(loop: DictConfig) -> None:
-    if not 0 < loop.average_decay < 1:
-        raise ConfigError(f"loop.average_decay: must be between 0 and 1, got {loop.average_decay}")
-    between("loop.average_last:", loop.average_last, 2, MAX_COUNT, ConfigError)
-    for key, kind in {"average_decay": "ema", "average_last": "last_k"}.items():
-        if loop[key] != getattr(LoopConfig, key) and loop.average != kind:
+def _check_average(average: str | None, *, decay: float, last: int) -> None:
+    if not 0 < decay < 1:
+        raise ConfigError(f"loop.average_decay: must be between 0 and 1, got {decay}")
+    between("loop.average_last:", last, 2, MAX_COUNT, ConfigError)
+    unread = {
+        ("average_decay", "ema"): decay != LoopConfig.average_decay,
+        ("average_last", "last_k"): last != LoopConfig.average_last,
+    }
+    for (key, kind), is_given in unread.items():
+        if is_given and average != kind:
             raise ConfigError(f"loop.{key}: is for loop.average={kind} alone; give that, too")
 
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-PLAIN, AVERAGED = "plain", "averaged"
-"""Which of both weights are meant; names of what the averaged ones score begin with the latter."""
+from transfer_cli.metrics import AVERAGED
+
+PLAIN = "plain"
+"""What the weights are called that `AVERAGED` ones stand beside."""
 
 
 class Average:
@@ -55,9 +57,8 @@ class Average:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the model compute with the average inside of the block."""
-        with torch.no_grad():
-            plain = [tensor.clone() for tensor in _local(self._tensors)]
-            self._fill(self._values())
+        plain = _local(self._copy())
+        self._fill(self._values())
         try:
             yield
         finally:
@@ -74,13 +75,6 @@ class Average:
     def _copy(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
-        return {
-            "steps": self._steps, "copies": list(self._copies), "places": dict(self._places),
-            "best": dict(self.best), "kept": self.kept,
-        }  # fmt: skip
-
     def note(
         self,
         step: int,
@@ -88,21 +82,24 @@ class Average:
         places: Mapping[str, tuple[float, ...]],
     ) -> None:
         """Note what both weights score, and at which places among others, the lower the better."""
-        for which, place in places.items():
-            if which not in self._places or place < self._places[which]:
-                self._places[which] = place
-                self.best[which] = {"step": step, **measures[which]}
+        for weights, place in places.items():
+            if weights not in self._places or place < self._places[weights]:
+                self._places[weights] = place
+                self.best[weights] = {"step": step, **measures[weights]}
 
-    def results(self) -> dict[str, Any]:
-        """Return which of both was kept, and the best validation of each."""
-        return {"kept": self.kept, **self.best}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {
+            "steps": self._steps, "copies": list(self._copies), "places": dict(self._places),
+            "best": dict(self.best), "kept": self.kept,
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off; of an unsharded run, a sharded one keeps shards."""
+        """Take up where `state_dict` left off."""
         self._steps, self.best, self.kept = int(state["steps"]), dict(state["best"]), state["kept"]
-        self._places = {which: tuple(place) for which, place in state["places"].items()}
+        self._places = {weights: tuple(place) for weights, place in state["places"].items()}
         self._copies = [
-            {name: _as_is(copy[name], tensor) for name, tensor in self._tensors.items()}
+            {name: copy[name].to(tensor.device) for name, tensor in self._tensors.items()}
             for copy in state["copies"]
         ]
 
@@ -160,22 +157,11 @@ def by_weights(measures: Mapping[str, float]) -> dict[str, dict[str, float]]:
     sides: dict[str, dict[str, float]] = {PLAIN: {}, AVERAGED: {}}
     for name, value in measures.items():
         side, _, rest = name.partition("/")
-        if side == AVERAGED:
-            sides[AVERAGED][rest] = value
-        else:
-            sides[PLAIN][name] = value
+        weights, measure = (AVERAGED, rest) if side == AVERAGED else (PLAIN, name)
+        sides[weights][measure] = value
     return sides
 
 
 def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the tensors; of sharded ones, the parts of this process, in the same memory."""
     return [t.to_local() if hasattr(t, "to_local") else t for t in tensors.values()]
-
-
-def _as_is(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor that was stored where `like` is, and sharded as that."""
-    if hasattr(like, "to_local") and not hasattr(tensor, "to_local"):
-        from transfer_cli.engine.distributed.sharded import shard_like
-
-        return shard_like(tensor, like)
-    return tensor.to(like.device)

@@ -143,6 +143,8 @@ class CheckpointWriter:
                 state = sharded.load(folder, self._run.model, state)
             else:
                 state = {**state, "step": sharded.shard_state(state["step"], step)}
+                if average is not None:
+                    state["average"] = sharded.shard_average(state["average"], self._run.model)
         step.load_state_dict(state["step"])
         if average is not None:
             average.load_state_dict(state["average"])

@@ -108,11 +108,13 @@ def pace_text(
 
 def say_results(command: str, path: Path, results: Results, seconds: float) -> None:
     """Print the final measures to standard output, and where to go from here."""
+    average = results.more.get("average")
+    how = f"{average['kept']} (loop.average), " if average else ""
     blocks: list[Renderable] = [
         Line(
             Piece("done:", "good"),
             f" {results.seen.steps:,} steps in {seconds:,.0f} s; the best weights, "
-            f"{_how_averaged(results)}of step {results.best_step:,}, score:",
+            f"{how}of step {results.best_step:,}, score:",
         )
     ]
     for split, measures in results.measures.items():
@@ -145,12 +147,6 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
     if results.failed:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
-
-
-def _how_averaged(results: Results) -> str:
-    """Return whether the averaged weights or the plain were kept, where there were both."""
-    average = results.more.get("average")
-    return "" if average is None else f"{average['kept']} (loop.average), "
 
 
 def by_class(results: Results, split: str) -> list[Renderable]:

@@ -24,7 +24,7 @@ from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
-from transfer_cli.engine.averaging import AVERAGED, PLAIN, by_weights
+from transfer_cli.engine.averaging import PLAIN, by_weights
 from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.distributed.watch import is_lost_connection
 from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, samples
@@ -32,7 +32,7 @@ from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
 from transfer_cli.errors import DivergedError, NotFiniteError, PrunedError, RunError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import LOSS, judge, without_details
+from transfer_cli.metrics import AVERAGED, LOSS, judge, without_details
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Loss
@@ -644,7 +644,11 @@ class Trainer:
                 "context": _context_of(run.data.splits),
                 "fitted": {} if task is None else dict(task.fitted),
                 "training_labels": labels_in(run.data),
-                **({} if run.average is None else {"average": run.average.results()}),
+                **(
+                    {}
+                    if run.average is None
+                    else {"average": {"kept": run.average.kept, **run.average.best}}
+                ),
                 **more,
                 "precision": self._blueprint.precision.kind,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],

@@ -165,6 +165,8 @@ def test_what_other_libraries_call_a_key_is_a_key(key, known):
         ("out", "export", " Did you mean 'to'?"),
         ("lora", "finetune", " Did you mean 'adaptation=lora'?"),
         ("bs", "finetune", " Did you mean 'loop.batch'?"),
+        ("ema", "pretrain", " Did you mean 'loop.average=ema'?"),
+        ("swa", "finetune", " Did you mean 'loop.average'?"),
         ("size", "finetune", ""),
         ("name", "finetune", " Did you mean 'data.name'?"),
         ("xyz.abc", "finetune", ""),

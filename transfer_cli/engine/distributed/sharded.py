@@ -180,6 +180,13 @@ def shard_state(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
     }
 
 
+def shard_average(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return the state of an average of unsharded weights as that of one of sharded weights."""
+    tensors = model.state_dict()
+    copies = [{n: shard_like(t, tensors[n]) for n, t in each.items()} for each in state["copies"]]
+    return {**state, "copies": copies}
+
+
 def _like(value: Any, parameter: Tensor | None) -> Any:
     """Return a shard of a tensor that has the parameter's shape, and anything else as it is."""
     if parameter is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
