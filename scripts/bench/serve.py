@@ -21,15 +21,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import measuring
 import predict
 import product
 from measuring import BenchmarkError, Goal, Report
 
-CLIENTS, TEXTS_OF_LARGE, ALONE = 32, 32, 30
+OURS = "transfer serve"
+CLIENTS, LARGE, ALONE = 32, 32, 30
 PATIENCE_S = 600.0
 
 
@@ -37,18 +39,14 @@ def peer(folder: str, port: str) -> None:
     """Serve a pipeline of transformers by FastAPI; run by the peers' interpreter."""
     import uvicorn
     from fastapi import FastAPI
-    from pydantic import BaseModel
     from transformers import pipeline
 
     label = pipeline("text-classification", model=folder, device="cpu")
     app = FastAPI()
 
-    class Asked(BaseModel):
-        texts: list[str]
-
     @app.post("/predict")
-    def answer(asked: Asked) -> dict[str, list[dict[str, object]]]:
-        return {"predictions": label(asked.texts, batch_size=predict.BATCH)}
+    def answer(asked: dict[str, list[str]]) -> dict[str, list[dict[str, object]]]:
+        return {"predictions": label(asked["texts"], batch_size=predict.BATCH)}
 
     uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")
 
@@ -91,9 +89,14 @@ async def ask(port: int, requests: Sequence[Sequence[str]], clients: int) -> lis
 
 def timed(port: int, requests: Sequence[Sequence[str]], clients: int) -> tuple[float, list[float]]:
     """Return the seconds of all requests together, and of each."""
-    began = time.perf_counter()
-    each = asyncio.run(ask(port, requests, clients))
+    began, each = time.perf_counter(), asyncio.run(ask(port, requests, clients))
     return time.perf_counter() - began, each
+
+
+def begun(words: Sequence[str], threads: int, **pipes: Any) -> subprocess.Popen:
+    """Start a process that computes with so many threads."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen(words, env=environment, **pipes)  # noqa: S603 - our own words
 
 
 def started(stack: ExitStack, words: Sequence[str], threads: int) -> tuple[int, int]:
@@ -101,30 +104,22 @@ def started(stack: ExitStack, words: Sequence[str], threads: int) -> tuple[int, 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(  # noqa: S603 - our own words
-        [*words[:-1], f"{words[-1]}{port}"], stdout=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-    )  # fmt: skip
+    process = begun([*words[:-1], f"{words[-1]}{port}"], threads, stdout=subprocess.DEVNULL)
     stack.callback(process.wait)
     stack.callback(process.terminate)
     ends = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends and process.poll() is None:
-        try:
+        with suppress(OSError, asyncio.IncompleteReadError):
             asyncio.run(ask(port, [["Who ?"]], 1))
-        except (OSError, asyncio.IncompleteReadError):
-            time.sleep(0.2)
-        else:
             return port, process.pid
+        time.sleep(0.2)
     raise BenchmarkError(f"{words[0]}: does not answer")
 
 
 def alone(stack: ExitStack, folder: Path, threads: int) -> Callable[[Sequence[str]], float]:
     """Return what gives the seconds in which the model alone answers texts."""
-    process = subprocess.Popen(  # noqa: S603 - our own words
-        [sys.executable, "-c", measuring.calling("serve", "model_alone"), str(folder)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-    )  # fmt: skip
+    words = [sys.executable, "-c", measuring.calling("serve", "model_alone"), str(folder)]
+    process = begun(words, threads, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stack.callback(process.kill)
 
     def seconds(texts: Sequence[str]) -> float:
@@ -141,7 +136,6 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     if asked.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
     questions = [question for _, question in product.trec(asked.data_dir)["test"]]
-    questions = questions[:64] if asked.quick else questions
     (folder / "texts.txt").write_text("".join(f"{each}\n" for each in questions), "utf-8")
     make = measuring.calling("predict", "make_folder")
 
@@ -152,42 +146,33 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
 
     model = made("model", predict.TRIAL if asked.quick else predict.SIZE, str(asked.weights or ""))
     ones = [[question] for question in questions]
-    large = [questions[n : n + TEXTS_OF_LARGE] for n in range(0, len(questions), TEXTS_OF_LARGE)]
+    large = [questions[n : n + LARGE] for n in range(0, len(questions), LARGE)]
+    ways = (("one a request", ones, CLIENTS), (f"{LARGE} a request", large, CLIENTS // 8))
     own = ["serve", model, "device=cpu", "precision=fp32", "port="]
     theirs = [asked.peers, "-c", measuring.calling("serve", "peer"), str(model), ""]
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
         seconds = alone(stack, model, asked.threads)
-        ports = {"transfer serve": started(stack, measuring.transfer(*own), asked.threads)[0],
+        ports = {OURS: started(stack, measuring.transfer(*own), asked.threads)[0],
                  "FastAPI, pipeline": started(stack, theirs, asked.threads)[0]}  # fmt: skip
         for number in range(asked.rounds):
-            one = statistics.median(seconds(texts) for texts in ones[:ALONE])
-            found.setdefault("load: ms a text", []).append(1000 * one)
+            one = 1000 * statistics.median(seconds(texts) for texts in ones[:ALONE])
             whole = len(questions) / seconds(questions)
-            found.setdefault("load: texts a second", []).append(whole)
+            values = {"load: ms a text": one, "load: texts a second": whole}
             for name in [*ports][:: -1 if number % 2 else 1]:
-                latency = statistics.median(timed(ports[name], ones[:ALONE], 1)[1])
-                single = len(questions) / timed(ports[name], ones, CLIENTS)[0]
-                many = len(questions) / timed(ports[name], large, CLIENTS // 8)[0]
-                values = {"ms a text": 1000 * latency, "ms above load": 1000 * (latency - one),
-                          "texts a second, one a request": single,
-                          f"texts a second, {TEXTS_OF_LARGE} a request": many,
-                          "one a request over load": single / whole,
-                          f"{TEXTS_OF_LARGE} a request over load": many / whole}  # fmt: skip
-                for what, value in values.items():
-                    found.setdefault(f"{name}: {what}", []).append(value)
+                took = 1000 * statistics.median(timed(ports[name], ones[:ALONE], 1)[1])
+                values |= {f"{name}: ms a text": took, f"{name}: ms above load": took - one}
+                for way, requests, clients in ways:
+                    rate = len(questions) / timed(ports[name], requests, clients)[0]
+                    values[f"{name}: texts a second, {way}"] = rate
+                    values[f"{name}: {way} over load"] = rate / whole
+            for what, value in values.items():
+                found.setdefault(what, []).append(value)
     medians = {name: statistics.median(values) for name, values in found.items()}
-    ours = "transfer serve"
-    goals = [Goal("p50 above load, ms", medians[f"{ours}: ms above load"], 15)]
-    goals += [
-        Goal(
-            f"texts a second over load, {way}",
-            medians[f"{ours}: {way} over load"],
-            0.9,
-            at_most=False,
-        )
-        for way in ("one a request", f"{TEXTS_OF_LARGE} a request")
-    ]
+    goals = [Goal("p50 above load, ms", medians[f"{OURS}: ms above load"], 15)]
+    for way, *_ in ways:
+        rate = medians[f"{OURS}: {way} over load"]
+        goals.append(Goal(f"texts a second over load, {way}", rate, 0.9, at_most=False))
     rows = [["what", "median"], *([name, f"{value:.3g}"] for name, value in medians.items())]
     yield Report(f"{len(questions)} questions, {CLIENTS} clients", (), goals, rows)
     if asked.soak:
@@ -208,8 +193,9 @@ def soak(model: Path, questions: Sequence[str], count: int, threads: int) -> Rep
             held = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
             rows.append([f"{(part + 1) * count // 10:,}", f"{held:.1f}"])
     growth = float(rows[-1][1]) / float(rows[1][1])
-    note = f"{count / (time.perf_counter() - began):.0f} requests a second"
-    return Report("soak", (), [Goal("memory at the end over a tenth", growth, 1.02)], rows, [note])
+    goal = Goal("memory at the end over a tenth", growth, 1.02)
+    took = time.perf_counter() - began
+    return Report("soak", (), [goal], rows, [f"{count / took:.0f} requests a second"])
 
 
 if __name__ == "__main__":

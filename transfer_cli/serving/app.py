@@ -34,8 +34,8 @@ from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import NotFiniteError, TransferError, listed, nearest
 from transfer_cli.safe_files import UnreadableError, parse_json
 from transfer_cli.serving.batching import Job, Kind, QueueFullError, Worker
+from transfer_cli.serving.counters import Metrics
 from transfer_cli.serving.interface import inputs_of, keys_of, openapi
-from transfer_cli.serving.metrics import Metrics
 
 T = TypeVar("T")
 

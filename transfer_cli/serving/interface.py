@@ -9,7 +9,7 @@ from transfer_cli.config.bounded_yaml import PARSER
 from transfer_cli.tasks.base import Task
 
 
-class Input(NamedTuple):
+class InputField(NamedTuple):
     """A text that people give; several where `is_list`."""
 
     name: str
@@ -18,30 +18,30 @@ class Input(NamedTuple):
     is_needed: bool = True
 
 
-_TEXT = Input("text", "Text")
+_TEXT = InputField("text", "Text")
 _INPUTS = {
     "choice": (
-        Input("context", "Context"),
-        Input("question", "Question", is_needed=False),
-        Input("choices", "Choices", is_list=True),
+        InputField("context", "Context"),
+        InputField("question", "Question", is_needed=False),
+        InputField("choices", "Choices", is_list=True),
     ),
     "dialog": (
-        Input("personality", "Personality", is_list=True, is_needed=False),
-        Input("history", "What was said", is_list=True),
-        Input("candidates", "Replies to choose from", is_list=True),
+        InputField("personality", "Personality", is_list=True, is_needed=False),
+        InputField("history", "What was said", is_list=True),
+        InputField("candidates", "Replies to choose from", is_list=True),
     ),
-    "span": (Input("question", "Question"), Input("context", "Text")),
+    "span": (InputField("question", "Question"), InputField("context", "Text")),
     "tagging": (_TEXT,),
     "text to text": (_TEXT,),
 }
 """By kind of task, where these are not a text and perhaps a second one."""
 
 
-def inputs_of(task: Task | None, abilities: Collection[str]) -> tuple[Input, ...]:
+def inputs_of(task: Task | None, abilities: Collection[str]) -> tuple[InputField, ...]:
     """Return what people give a model."""
     if task is None and "generate" in abilities:
-        return (Input("prompt", "Text to go on with"),)
-    pair = Input("pair", "Second text", is_needed=False)
+        return (InputField("prompt", "Text to go on with"),)
+    pair = InputField("pair", "Second text", is_needed=False)
     return _INPUTS.get("" if task is None else task.name, (_TEXT, pair))
 
 
