@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing, contextmanager
+from dataclasses import fields
 from functools import reduce
 from http.client import HTTPConnection
 from operator import getitem
@@ -29,6 +30,12 @@ from transfer_cli.serving.server import run
 HERE = "http://127.0.0.1"
 TOKEN = "a-token"  # noqa: S105 - of tests
 TEXTS = ["Who wrote it ?", "", "Where is the river of the north , and who are we ?", "Träume 🙂"]
+
+
+def environment(**more):
+    """Return variables with which a process finds the package."""
+    path = os.pathsep.join([str(conf_dir().parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, **more}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +72,7 @@ def running(service):
         thread = threading.Thread(target=run, args=(service, listening, 20.0))
         thread.start()
         try:
+            assert asked(listening.getsockname()[1], "GET", "/health")[0] == 200
             yield listening.getsockname()[1]
         finally:
             service.draining = True
@@ -167,9 +175,9 @@ def test_what_it_takes_and_gives_is_as_it_says(client):
     client = client()
     told = client.get("/openapi.json").json()
 
-    def schema(path, *place):
-        names = ("paths", path, "post", *place, "content", "application/json", "schema")
-        return reduce(getitem, names, told)
+    def schema(*place):
+        found = reduce(getitem, (*place, "content", "application/json", "schema"), told)
+        return {**found, "components": told["components"]}
 
     for path, body in {
         "/predict": {"texts": TEXTS},
@@ -177,10 +185,10 @@ def test_what_it_takes_and_gives_is_as_it_says(client):
         "/generate": {"prompt": "The", "model": "text", "max_tokens": 2},
     }.items():
         answer = client.post(path, json=body)
-        jsonschema.validate(body, schema(path, "requestBody"))
-        jsonschema.validate(answer.json(), schema(path, "responses", "200"))
+        jsonschema.validate(body, schema("paths", path, "post", "requestBody"))
+        jsonschema.validate(answer.json(), schema("paths", path, "post", "responses", "200"))
         refused = client.post(path, json={"texts": 3})
-        jsonschema.validate(refused.json(), schema(path, "responses", "422"))
+        jsonschema.validate(refused.json(), schema("components", "responses", "Error"))
     labels = client.get("/labels").json()
     assert (labels["model"], labels["models"]) == ("kinds", ["kinds", "text"])
     assert labels["labels"] == sorted(labels["labels"])
@@ -325,9 +333,10 @@ def end_well(port, end):
     """Ask for what has begun, and for more, while it ends."""
     line, rest = half_asked(port)
     end()
+    while asked(port, "GET", "/health")[0] != 503:  # a signal takes a moment
+        pass
     status, said = asked(port, "POST", "/predict", {"texts": ["a"]})
     assert (status, [*json.loads(said)]) == (503, ["error"])
-    assert asked(port, "GET", "/health")[0] == 503
     with line:
         line.sendall(rest)
         assert line.recv(99_999).startswith(b"HTTP/1.1 200")
@@ -343,10 +352,9 @@ def test_what_has_begun_is_answered_and_nothing_else_is_begun(service):
 @pytest.mark.slow
 def test_a_process_answers_until_a_signal_and_ends_well(finetuned, tmp_path):
     words = [sys.executable, "-m", "transfer_cli", "serve", finetuned, "port=0"]
-    path = os.pathsep.join([str(conf_dir().parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(),
     )  # fmt: skip
     port = int(re.search(r"http://127.0.0.1:(\d+)", process.stdout.readline())[1])
 
@@ -354,6 +362,42 @@ def test_a_process_answers_until_a_signal_and_ends_well(finetuned, tmp_path):
 
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def page_of(name):
+    return (conf_dir().parent / "docs" / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_three_commands_lead_from_a_table_to_an_answer(pretrained, questions, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    [typed] = re.findall(r"```bash\n(transfer finetune.+?)```", page_of("quickstart.md"), re.DOTALL)
+    for word, own in {"=minilm": f"={pretrained}", "=questions.csv": f"={questions}"}.items():
+        typed = typed.replace(word, own)
+    tool = tmp_path / "transfer"
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m transfer_cli "$@"\n')
+    tool.chmod(0o755)
+    script = f"{typed.replace('8001', str(port))}\necho; kill $!; wait $!; echo $?"
+
+    ended = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}"),
+    )  # fmt: skip
+
+    *_, answer, code = ended.stdout.splitlines()
+    assert json.loads(answer)["predictions"][0]["label"] in ("person", "place")
+    assert code == "0"
+
+
+def test_the_page_names_every_path_and_every_limit(service):
+    page = page_of("serving.md")
+
+    paths = {route.path for route in service().app.routes}
+    assert {"/", *re.findall(r"^\| (?:GET|POST) `(/[\w.]+)`", page, re.MULTILINE)} == paths
+    limits = {field.name for field in fields(ServingConfig)}
+    assert {*re.findall(r"serve\.(\w+)", page)} == limits
 
 
 @pytest.mark.slow
@@ -372,7 +416,7 @@ def test_a_thousand_clients_at_once_each_have_an_answer(service):
         answers = asyncio.run(ask_all(port))
         status, _ = asked(port, "POST", "/predict", {"texts": ["a"]})
 
-    assert {code for code, _ in answers} == {200, 429}
+    assert 200 in {code for code, _ in answers} <= {200, 429}
     assert all([*said] == ["predictions" if code == 200 else "error"] for code, said in answers)
     assert status == 200
 

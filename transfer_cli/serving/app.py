@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,12 +34,12 @@ from transfer_cli.data.records import Record, text_of
 from transfer_cli.errors import NotFiniteError, TransferError, listed, nearest
 from transfer_cli.safe_files import UnreadableError, parse_json
 from transfer_cli.serving.batching import Job, Kind, QueueFullError, Worker
-from transfer_cli.serving.interface import OF_GENERATE, inputs_of, openapi
-from transfer_cli.serving.metrics import Metrics
+from transfer_cli.serving.counters import Metrics
+from transfer_cli.serving.interface import inputs_of, keys_of, openapi
 
 T = TypeVar("T")
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _OPEN = ("/", "/health")
 """What needs no token: neither tells anything of a model."""
 
@@ -90,11 +89,11 @@ class Service:
     ) -> None:
         self.draining, self.in_flight = False, 0
         self._limits, self._token, self._origins = limits, token, origins
-        self._hosts = {*LOOPBACK, *(urlsplit(each).hostname for each in origins)}
+        self._hosts = {*LOOPBACK, *(each.partition("://")[2] for each in origins)}
         self._is_local = is_local
         self._metrics = Metrics()
         self._models = {name: self._served(name, model) for name, model in models.items()}
-        self._interface = openapi({name: model.task for name, model in models.items()})
+        self._interface = openapi(self.names)
 
     def _served(self, name: str, model: LoadedModel) -> Served:
         limits = self._limits
@@ -145,11 +144,11 @@ class Service:
         if self.draining and path not in ("/health", "/metrics"):
             said = {"Connection": "close", "Retry-After": "1"}
             return _error(503, "the server is being stopped", said)
-        host = urlsplit(f"//{headers.get('host', '')}").hostname
-        if self._is_local and host not in self._hosts:
+        host = headers.get("host", "")
+        if self._is_local and not self._hosts & {host, host.rpartition(":")[0]}:
             return _error(403, f"host: {host} is not this machine; ask at 127.0.0.1")
         origin = headers.get("origin")
-        is_own = origin is None or urlsplit(origin).netloc == headers.get("host")
+        is_own = origin is None or origin.partition("://")[2] == host
         if not is_own and origin not in self._origins:
             return _error(403, f"origin: pages of {origin} may not ask; see serve.origins")
         if self._token is not None and path not in _OPEN:
@@ -187,7 +186,8 @@ class Service:
         served, asked = await self._asked(request, "generate")
         prompt = text_of(Record(1, asked), "prompt", "the body")
         self._check_size(len(prompt), 0)
-        stream = _Stream(served.model.continuation(prompt, **_keys(asked)))
+        continuation = served.model.continuation(prompt, **self._keys(asked))
+        stream = _Stream(continuation, monotonic() + self._limits.timeout_seconds)
         job = self._begun(served, "generate", [stream])
         if asked.get("stream") is True:
             events = self._events(stream, job)
@@ -200,11 +200,9 @@ class Service:
 
     async def _events(self, stream: "_Stream", job: Job) -> AsyncIterator[str]:
         """Yield what is added to a text, and then how it ended."""
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + self._limits.timeout_seconds
         job.answers.add_done_callback(lambda _: stream.pieces.put_nowait(None))
         try:
-            while piece := await asyncio.wait_for(stream.pieces.get(), ends - loop.time()):
+            while piece := await asyncio.wait_for(stream.pieces.get(), stream.ends - monotonic()):
                 yield _event({"text": piece})
             job.answers.result()
             yield _event(stream.end, "end")
@@ -286,6 +284,14 @@ class Service:
             raise HTTPException(422, f"texts: {len(texts):,}, the most is {most:,}")
         return texts
 
+    def _keys(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `/generate` is told of a text."""
+        known = keys_of(self._interface, "/generate")
+        if wrong := next((key for key in asked if key not in known), None):
+            raise HTTPException(422, f"{wrong[:100]}: no such key.{nearest(wrong, known)}")
+        beside = ("prompt", "model", "stream")
+        return {key: value for key, value in asked.items() if key not in beside}
+
     def _check_size(self, characters: int, number: int) -> None:
         most = self._limits.max_characters
         if characters > most:
@@ -330,8 +336,8 @@ class _Guard:
 class _Stream:
     """A text that a model's thread makes, and an answer reads while it grows."""
 
-    def __init__(self, continuation: Continuation) -> None:
-        self.continuation = continuation
+    def __init__(self, continuation: Continuation, ends: float) -> None:
+        self.continuation, self.ends = continuation, ends
         self.pieces: asyncio.Queue[str | None] = asyncio.Queue()
         self.is_given_up = threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -347,18 +353,10 @@ class _Stream:
         self.continuation.run(self._show)
 
     def _show(self, text: str) -> None:
-        if self.is_given_up.is_set():
+        if self.is_given_up.is_set() or monotonic() > self.ends:
             raise TimeoutError
         if text:
             self._loop.call_soon_threadsafe(self.pieces.put_nowait, text)
-
-
-def _keys(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `/generate` is told of a text."""
-    keys = {key: value for key, value in asked.items() if key not in ("prompt", "model", "stream")}
-    if wrong := next((key for key in keys if key not in OF_GENERATE), None):
-        raise HTTPException(422, f"{wrong[:100]}: no such key.{nearest(wrong, OF_GENERATE)}")
-    return keys
 
 
 def _event(data: Mapping[str, Any], name: str = "") -> str:

@@ -1,8 +1,9 @@
 """What a server has done, as Prometheus reads it (text format 0.0.4)."""
 
+import json
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from transfer_cli.progress import resident_bytes
@@ -23,7 +24,7 @@ class Metrics:
     """Counts; told of requests in the thread of the event loop, of batches in those of models."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: dict[tuple[str, str], float] = defaultdict(int)
         self._buckets = [0] * (len(_BOUNDS) + 1)
         self._seconds = 0.0
         self._lock = threading.Lock()
@@ -38,13 +39,13 @@ class Metrics:
         """Count a pass through a model."""
         with self._lock:
             for name, more in {"texts": texts, "batches": 1, "model_seconds": seconds}.items():
-                self._counts[f"{name}_total", f'model="{model}"'] += more  # type: ignore[assignment]
+                self._counts[f"{name}_total", _labelled(model)] += more
 
     def text(self, waiting: Mapping[str, int], in_flight: int) -> str:
         """Return all of it, with what is so at the moment."""
         with self._lock:
             values = dict(self._counts)
-        values |= {("waiting_texts", f'model="{name}"'): count for name, count in waiting.items()}
+        values |= {("waiting_texts", _labelled(name)): count for name, count in waiting.items()}
         values |= {("requests_in_flight", ""): in_flight, ("resident_bytes", ""): resident_bytes()}
         lines = []
         for name, (kind, text) in _SAID.items():
@@ -63,3 +64,7 @@ class Metrics:
             yield f'{name}_bucket{{le="{bound}"}} {count}'
         yield f"{name}_sum {self._seconds}"
         yield f"{name}_count {count}"
+
+
+def _labelled(model: str) -> str:
+    return f"model={json.dumps(model, ensure_ascii=False)}"

@@ -1,0 +1,204 @@
+"""Compare `transfer serve` with the model it serves, and with FastAPI over a pipeline.
+
+    python scripts/bench/serve.py [--weights FOLDER] [--soak 100000]
+
+The model is that of `predict.py`: a BERT of 6 blocks of width 384 with random weights, or the one
+of `--weights`. In each round a process with the loaded model (`load(RUN).predict`), our server and
+the peer's take turns, on the same questions of TREC: one at a time, then all of them, for which
+clients at 127.0.0.1 ask one by one, or 32 to a request. The peer answers each request by itself, in
+a thread. `--soak` asks a server of a tiny model so often, and compares its memory after a tenth of
+the requests and at the end.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import measuring
+import predict
+import product
+from measuring import BenchmarkError, Goal, Report
+
+OURS = "transfer serve"
+CLIENTS, LARGE, ALONE = 32, 32, 30
+PATIENCE_S = 600.0
+
+
+def peer(folder: str, port: str) -> None:
+    """Serve a pipeline of transformers by FastAPI; run by the peers' interpreter."""
+    import uvicorn
+    from fastapi import FastAPI
+    from transformers import pipeline
+
+    label = pipeline("text-classification", model=folder, device="cpu")
+    app = FastAPI()
+
+    @app.post("/predict")
+    def answer(asked: dict[str, list[str]]) -> dict[str, list[dict[str, object]]]:
+        return {"predictions": label(asked["texts"], batch_size=predict.BATCH)}
+
+    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")
+
+
+def model_alone(folder: str) -> None:
+    """Answer texts of standard input, a JSON list a line; write the seconds."""
+    import transfer_cli
+
+    model = transfer_cli.load(folder, device="cpu", precision="fp32")
+    for line in sys.stdin:
+        texts = json.loads(line)
+        began = time.perf_counter()
+        model.predict(texts)
+        print(time.perf_counter() - began, flush=True)
+
+
+async def ask(port: int, requests: Sequence[Sequence[str]], clients: int) -> list[float]:
+    """Return the seconds of each request; so many clients ask, each on a connection that stays."""
+    seconds: list[float] = []
+    left = iter(requests)
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for texts in left:
+            body = json.dumps({"texts": texts}).encode()
+            head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+            began = time.perf_counter()
+            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            size = int(re.search(rb"(?i)content-length: (\d+)", answer)[1])
+            said = await reader.readexactly(size)
+            if not answer.startswith(b"HTTP/1.1 200"):
+                raise BenchmarkError(f"port {port}: {said[:200]!r}")
+            seconds.append(time.perf_counter() - began)
+        writer.close()
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return seconds
+
+
+def timed(port: int, requests: Sequence[Sequence[str]], clients: int) -> tuple[float, list[float]]:
+    """Return the seconds of all requests together, and of each."""
+    began, each = time.perf_counter(), asyncio.run(ask(port, requests, clients))
+    return time.perf_counter() - began, each
+
+
+def begun(words: Sequence[str], threads: int, **pipes: Any) -> subprocess.Popen:
+    """Start a process that computes with so many threads."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen(words, env=environment, **pipes)  # noqa: S603 - our own words
+
+
+def started(stack: ExitStack, words: Sequence[str], threads: int) -> tuple[int, int]:
+    """Start a server whose last word is its port; return port and process once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = begun([*words[:-1], f"{words[-1]}{port}"], threads, stdout=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends and process.poll() is None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            asyncio.run(ask(port, [["Who ?"]], 1))
+            return port, process.pid
+        time.sleep(0.2)
+    raise BenchmarkError(f"{words[0]}: does not answer")
+
+
+def alone(stack: ExitStack, folder: Path, threads: int) -> Callable[[Sequence[str]], float]:
+    """Return what gives the seconds in which the model alone answers texts."""
+    words = [sys.executable, "-c", measuring.calling("serve", "model_alone"), str(folder)]
+    process = begun(words, threads, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.callback(process.kill)
+
+    def seconds(texts: Sequence[str]) -> float:
+        process.stdin.write(f"{json.dumps(texts)}\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
+
+    seconds(["Who ?"])
+    return seconds
+
+
+def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+    """Measure both servers and the model alone, and perhaps a soak."""
+    if asked.peers is None:
+        raise BenchmarkError(measuring.NO_PEERS)
+    questions = [question for _, question in product.trec(asked.data_dir)["test"]]
+    (folder / "texts.txt").write_text("".join(f"{each}\n" for each in questions), "utf-8")
+    make = measuring.calling("predict", "make_folder")
+
+    def made(name: str, size: dict[str, int], weights: str) -> Path:
+        words = (folder / "texts.txt", json.dumps(size), weights, folder / name)
+        measuring.python(asked.peers, make, *words)
+        return folder / name
+
+    model = made("model", predict.TRIAL if asked.quick else predict.SIZE, str(asked.weights or ""))
+    ones = [[question] for question in questions]
+    large = [questions[n : n + LARGE] for n in range(0, len(questions), LARGE)]
+    ways = (("one a request", ones, CLIENTS), (f"{LARGE} a request", large, CLIENTS // 8))
+    own = ["serve", model, "device=cpu", "precision=fp32", "port="]
+    theirs = [asked.peers, "-c", measuring.calling("serve", "peer"), str(model), ""]
+    found: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        seconds = alone(stack, model, asked.threads)
+        ports = {OURS: started(stack, measuring.transfer(*own), asked.threads)[0],
+                 "FastAPI, pipeline": started(stack, theirs, asked.threads)[0]}  # fmt: skip
+        for number in range(asked.rounds):
+            one = 1000 * statistics.median(seconds(texts) for texts in ones[:ALONE])
+            whole = len(questions) / seconds(questions)
+            values = {"load: ms a text": one, "load: texts a second": whole}
+            for name in [*ports][:: -1 if number % 2 else 1]:
+                took = 1000 * statistics.median(timed(ports[name], ones[:ALONE], 1)[1])
+                values |= {f"{name}: ms a text": took, f"{name}: ms above load": took - one}
+                for way, requests, clients in ways:
+                    rate = len(questions) / timed(ports[name], requests, clients)[0]
+                    values[f"{name}: texts a second, {way}"] = rate
+                    values[f"{name}: {way} over load"] = rate / whole
+            for what, value in values.items():
+                found.setdefault(what, []).append(value)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    goals = [Goal("p50 above load, ms", medians[f"{OURS}: ms above load"], 15)]
+    for way, *_ in ways:
+        rate = medians[f"{OURS}: {way} over load"]
+        goals.append(Goal(f"texts a second over load, {way}", rate, 0.9, at_most=False))
+    rows = [["what", "median"], *([name, f"{value:.3g}"] for name, value in medians.items())]
+    yield Report(f"{len(questions)} questions, {CLIENTS} clients", (), goals, rows)
+    if asked.soak:
+        yield soak(made("tiny", predict.TRIAL, ""), questions, asked.soak, asked.threads)
+
+
+def soak(model: Path, questions: Sequence[str], count: int, threads: int) -> Report:
+    """Ask a server very often; compare its memory early and late."""
+    words = measuring.transfer("serve", model, "device=cpu", "precision=fp32", "port=")
+    requests = [[questions[n % len(questions)]] for n in range(count)]
+    rows = [["requests", "MiB"]]
+    with ExitStack() as stack:
+        port, process = started(stack, words, threads)
+        began = time.perf_counter()
+        for part in range(10):
+            asyncio.run(ask(port, requests[part * count // 10 : (part + 1) * count // 10], CLIENTS))
+            status = Path(f"/proc/{process}/status").read_text("ascii")
+            held = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+            rows.append([f"{(part + 1) * count // 10:,}", f"{held:.1f}"])
+    growth = float(rows[-1][1]) / float(rows[1][1])
+    goal = Goal("memory at the end over a tenth", growth, 1.02)
+    took = time.perf_counter() - began
+    return Report("soak", (), [goal], rows, [f"{count / took:.0f} requests a second"])
+
+
+if __name__ == "__main__":
+    weights = {"type": Path, "help": "folder of a published BERT"}
+    often = {"type": int, "default": 0, "metavar": "N", "help": "requests to soak a server with"}
+    measuring.main(__doc__, measure, {"--weights": weights, "--soak": often}, rounds=5)
