@@ -44,6 +44,7 @@ CHOICES = {
     "embed format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
     "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
     "loop.micro_batch": "auto ...", "loop.average": "ema last_k",
+    "logger": "tensorboard trackio wandb mlflow",
 }  # fmt: skip
 """The words that a key takes, some of one command alone; with "..." it takes others, too.
 
@@ -336,14 +337,14 @@ ABOUT = {
             "transfer_cli.commands.plan.plan",
             ("plan.steps",),
             (),
-            ("lr_find.", "run.", "cost."),
+            ("lr_find.", "run.", "cost.", "logger"),
         ),
         (
             "lr-find",
             "transfer_cli.commands.lr_find.find",
             ("lr_find.start", "lr_find.end"),
             ("sweep/",),
-            ("plan.", "sweep.", "cost."),
+            ("plan.", "sweep.", "cost.", "logger"),
         ),
     )
 }

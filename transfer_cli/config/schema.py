@@ -277,6 +277,8 @@ class TrainConfig(DeviceConfig, SharedConfig):
     loop: LoopConfig = field(default_factory=LoopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    logger: Any = "tensorboard"
+    """Who shows the curves: tensorboard, trackio, wandb, mlflow, a list of these; null: nobody."""
     cost: CostConfig = field(default_factory=CostConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
