@@ -275,6 +275,12 @@ ALL: dict[str, Command] = {
         places=(("run", "RUN"), ("to", "FOLDER")),
         keys=("run", "to", "format", "family", "head", "base"),
     ),
+    "push": Command(
+        summary="put a run on the Hugging Face hub, with its card",
+        function="transfer_cli.commands.push.push",
+        places=(("run", "RUN"), ("repository", "owner/name")),
+        keys=("run", "repository", "private", "dry", "base"),
+    ),
     "report": Command(
         summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
         usage="""\
