@@ -48,8 +48,8 @@ class MetricsLogger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._trackers.finish(failed=kind is not None)
         self.close()
+        self._trackers.finish(failed=kind is not None)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of one step; `kind` is train, validation, or what is measured once."""
