@@ -143,9 +143,10 @@ def pip_install(extra: str) -> str:
     """Return the command that installs the packages of an extra of this one."""
     try:
         wanted = [package.partition("; ") for package in metadata.requires("transfer-cli") or ()]
-    except metadata.PackageNotFoundError:  # used from a checkout
-        return f"pip install '.[{extra}]'"
-    return shlex.join(["pip", "install", *(name for name, _, of in wanted if f'"{extra}"' in of)])
+    except metadata.PackageNotFoundError:
+        wanted = []
+    names = [name for name, _, of in wanted if f'"{extra}"' in of]
+    return shlex.join(["pip", "install", *(names or [f".[{extra}]"])])  # else used from a checkout
 
 
 def one_of(

@@ -16,6 +16,8 @@ TEXT = "pretrain data=text data.train=a.csv"
 TYPED = {
     "foo=1": "foo", "loop.epoch=1": "loop.epoch", "wandb=1": "wandb",
     "model=tinny": "model=tinny", "edits=nope": "adaptation/edits=nope",
+    "logger=wnadb": "logger: 'wnadb'", "logger=[trackio,wnadb]": "'wandb'?",
+    "logger=wandb": "pip install",
     "loop.batch=x": "loop.batch", "loop.batch=0": "loop.batch", "loop.minutes=0": "loop.minutes",
     "seed=x": "seed", "precision=fp8": "precision", "init=scrtch": "init",
     "devices=all": "devices", "timeout_minutes=0": "timeout_minutes", "restarts=-1": "restarts",
@@ -55,6 +57,7 @@ LINES = {
 RUNNER = """
 import contextlib, io, json, sys
 from transfer_cli.cli import main
+sys.modules["wandb"] = None  # as where it is not installed
 ends = []
 for words in json.load(sys.stdin):
     with contextlib.redirect_stderr(io.StringIO()) as said:

@@ -74,6 +74,7 @@ GIVEN = {
     "predict": ["run=RUN"],
     "embed": ["run=RUN"],
     "export": ["run=RUN", "to=FOLDER"],
+    "push": ["run=RUN", "repository=owner/name"],
     "generate": ["run=RUN", "prompt=PROMPT"],
     "serve": ["run=RUN"],
     "chat": ["run=RUN"],

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
@@ -116,8 +116,10 @@ def _check_choices(config: DictConfig, command: str) -> None:
         node = OmegaConf.select(config, section) if section else config
         is_plain = node is not None and dataclasses.is_dataclass(OmegaConf.get_type(node))
         value = node.get(name) if is_plain and of in ([], [command]) else None
-        if value is not None and "..." not in words:
-            one_of(spoken, str(value).lower() if value in (True, False) else value, words.split())
+        if value is None or "..." in words:
+            continue
+        for word in value if isinstance(value, ListConfig) else [value]:
+            one_of(spoken, str(word).lower() if word in (True, False) else word, words.split())
 
 
 def _refuse_undeclared(node: DictConfig, key: str) -> None:

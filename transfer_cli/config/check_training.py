@@ -2,12 +2,22 @@
 
 import math
 import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
 
 from omegaconf import DictConfig
 
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.variables import MOST_THREADS
-from transfer_cli.errors import ConfigError, at_least, between, count_or_auto, raised_as
+from transfer_cli.errors import (
+    ConfigError,
+    at_least,
+    between,
+    count_or_auto,
+    pip_install,
+    raised_as,
+)
 from transfer_cli.lengths import MAX_COUNT, Length
 
 _FOR_WIDTH = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?) ?\* ?([0-9]+) ?/ ?width")
@@ -49,6 +59,7 @@ def check_training(config: DictConfig) -> None:
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
     _check_optimizer(config.optimizer)
+    _check_loggers(loggers_of(config.logger))
 
 
 def _check_optimizer(options: DictConfig) -> None:
@@ -74,6 +85,20 @@ def _check_average(average: str | None, *, decay: float, last: int) -> None:
     for (key, kind), is_given in unread.items():
         if is_given and average != kind:
             raise ConfigError(f"loop.{key}: is for loop.average={kind} alone; give that, too")
+
+
+def _check_loggers(names: Iterable[str]) -> None:
+    """Refuse those whose packages are not installed."""
+    for name in names:
+        package = find_spec(name)
+        if package is None or package.origin is None:  # or it is a folder that happens to be here
+            raise ConfigError(f"logger: {name} needs its package: {pip_install(name)}")
+
+
+def loggers_of(logger: Any) -> tuple[str, ...]:
+    """Return the names that `logger` has: of one, of several, or of none."""
+    names = [] if logger is None else [logger] if isinstance(logger, str) else logger
+    return tuple(dict.fromkeys(names))
 
 
 def check_start(init_from: str | None, init: str) -> None:

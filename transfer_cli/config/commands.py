@@ -44,6 +44,7 @@ CHOICES = {
     "embed format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
     "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
     "loop.micro_batch": "auto ...", "loop.average": "ema last_k",
+    "logger": "tensorboard trackio wandb mlflow",
 }  # fmt: skip
 """The words that a key takes, some of one command alone; with "..." it takes others, too.
 
@@ -274,6 +275,12 @@ ALL: dict[str, Command] = {
         places=(("run", "RUN"), ("to", "FOLDER")),
         keys=("run", "to", "format", "family", "head", "base"),
     ),
+    "push": Command(
+        summary="put a run on the Hugging Face hub, with its card",
+        function="transfer_cli.commands.push.push",
+        places=(("run", "RUN"), ("repository", "owner/name")),
+        keys=("run", "repository", "private", "dry", "base"),
+    ),
     "report": Command(
         summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
         usage="""\
@@ -336,14 +343,14 @@ ABOUT = {
             "transfer_cli.commands.plan.plan",
             ("plan.steps",),
             (),
-            ("lr_find.", "run.", "cost."),
+            ("lr_find.", "run.", "cost.", "logger"),
         ),
         (
             "lr-find",
             "transfer_cli.commands.lr_find.find",
             ("lr_find.start", "lr_find.end"),
             ("sweep/",),
-            ("plan.", "sweep.", "cost."),
+            ("plan.", "sweep.", "cost.", "logger"),
         ),
     )
 }

@@ -176,7 +176,10 @@ def _declared(command: str, name: str, key: Key) -> Schema:
     if words.endswith("..."):
         return _any_of(kinds)
     meant = [{"true": True, "false": False}.get(word, word) for word in words.split()]
-    return {"enum": [*meant, *([None] if "None" in key.kind.split(" | ") else [])]}
+    one: Schema = {
+        "enum": [*meant, *([None] if {"None", "Any"} & {*key.kind.split(" | ")} else [])]
+    }
+    return _any_of([one, {"type": "array", "items": one}]) if key.kind == "Any" else one
 
 
 def _default(text: str) -> Schema:

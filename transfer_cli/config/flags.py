@@ -82,6 +82,7 @@ _FLAGS: Flags = {
     "--plugin": REPEATED,
     "--config": REPEATED,
     "--job": {},
+    "--dry --dry-run": SWITCH,
     **{f"--{key}": {} for key in _AS_KEYS},
 }
 
@@ -164,6 +165,8 @@ def _keys_of(typed: argparse.Namespace) -> Iterator[str]:
     for key in _AS_KEYS:
         if (value := getattr(typed, key)) is not None:
             yield f"{key}={value}"
+    if typed.dry:
+        yield "dry=true"
 
 
 def _declared(word: str) -> str:

@@ -83,6 +83,7 @@ ROLES = {
     "checkpoint.keep": Role.EXTENDS,
     "run.dir": Role.NAMES_RUN | Role.PLACE,
     "run.root": Role.NAMES_RUN | Role.PLACE,
+    "logger": Role.EXTENDS,
     "cost": Role.EXTENDS,
     "source": Role.SETTING,
     "forgetting": NOTHING,

@@ -277,6 +277,8 @@ class TrainConfig(DeviceConfig, SharedConfig):
     loop: LoopConfig = field(default_factory=LoopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    logger: Any = "tensorboard"
+    """Who shows the curves: tensorboard, trackio, wandb, mlflow, a list of these; null: nobody."""
     cost: CostConfig = field(default_factory=CostConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
@@ -569,6 +571,20 @@ class ExportConfig(ModelConfig):
 
 
 @dataclass
+class PushConfig(ModelConfig):
+    """What `push` takes."""
+
+    run: str = MISSING
+    """A run directory, or a folder that `export` wrote."""
+    repository: str = MISSING
+    """Where it goes, `owner/name`: on the hub of HF_ENDPOINT, with the token in HF_TOKEN."""
+    private: bool = True
+    """Whether a new repository is yours alone; one that is there already stays as it is."""
+    dry: bool = False
+    """Show what would go, and send nothing; typed as --dry, too."""
+
+
+@dataclass
 class PrepareConfig(SharedConfig):
     """What `prepare` takes."""
 
@@ -599,6 +615,7 @@ COMMANDS: dict[str, type] = {
     "score": ScoreConfig,
     "analyze": AnalyzeConfig,
     "export": ExportConfig,
+    "push": PushConfig,
     "prepare": PrepareConfig,
     "inspect": InspectConfig,
 }

@@ -1,20 +1,22 @@
-"""The records of a run: `metrics.jsonl`, `speed.jsonl` and TensorBoard's files."""
+"""The records of a run: `metrics.jsonl`, `speed.jsonl`, TensorBoard's files; trackers get them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Self
 
+from transfer_cli.engine.trackers import Trackers
 from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.sweep import name_in_sweep
-from transfer_cli.runs.tensorboard import SummaryWriter, event_files
+from transfer_cli.runs.sweep import keys_in_sweep, name_in_sweep
+from transfer_cli.runs.tensorboard import FINAL, SummaryWriter, event_files
 
 _CURVES = ("train", "validation")
 
 
 class MetricsLogger:
-    """Writes metrics to `metrics.jsonl`, and those of several steps to TensorBoard by their names.
+    """Writes metrics to `metrics.jsonl`, and those of several steps to `loggers` by their names.
 
-    What is measured once stands among the run's final measures there (`add_hparams`).
+    What is measured once stands among the run's final measures there (`write_final`).
 
     Numbers that depend on the clock go to `speed.jsonl`: a resumed run then has the same
     `metrics.jsonl` as one without a break. Ignite's `TensorboardLogger` writes in a thread, where a
@@ -22,14 +24,32 @@ class MetricsLogger:
 
     Args:
         purge_step: TensorBoard drops its records of this step and later ones.
+        loggers: `tensorboard`, and trackers by their names.
+        config: What trackers show as the config of the run.
     """
 
-    def __init__(self, run: RunDirectory, purge_step: int | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        purge_step: int | None = None,
+        loggers: Iterable[str] = ("tensorboard",),
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         self._run = run
-        earlier = event_files(run.tensorboard)
-        # TensorBoard calls a run by its folder, and "3" says nothing of the third job of a sweep.
-        folder = earlier[-1].parent if earlier else run.tensorboard / name_in_sweep(run.path)
-        self.writer = SummaryWriter(folder, purge_step=purge_step)
+        self.writer: SummaryWriter | NoMetricsLogger = NoMetricsLogger()
+        if "tensorboard" in loggers:
+            earlier = event_files(run.tensorboard)
+            # TensorBoard calls a run by its folder, and "3" says nothing of a sweep's third job.
+            folder = earlier[-1].parent if earlier else run.tensorboard / name_in_sweep(run.path)
+            self.writer = SummaryWriter(folder, purge_step=purge_step)
+        self._trackers = Trackers(loggers, run, config or {})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+        self._trackers.finish(failed=kind is not None)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of one step; `kind` is train, validation, or what is measured once."""
@@ -38,6 +58,13 @@ class MetricsLogger:
     def write_speed(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write numbers that depend on the clock."""
         self._write(self._run.speed, kind, step, values)
+
+    def write_final(
+        self, hparams: Mapping[str, str | float], measures: Mapping[str, float], step: int
+    ) -> None:
+        """Show hyper-parameters and final measures."""
+        self.writer.add_hparams(hparams, measures, step, keys_in_sweep(self._run.path))
+        self._trackers.log({f"{FINAL}/{name}": value for name, value in measures.items()}, step)
 
     def mark(self) -> dict[str, int]:
         """Flush all files to the disk; return their sizes in bytes, by name."""
@@ -54,20 +81,29 @@ class MetricsLogger:
 
     def _write(self, path: Path, kind: str, step: int, values: Mapping[str, float]) -> None:
         append_json(path, {"kind": kind, "step": step, **values})
-        for name, value in values.items() if kind in _CURVES else ():
-            self.writer.add_scalar(f"{kind}/{name}", value, step)
+        if kind in _CURVES:
+            points = {f"{kind}/{name}": value for name, value in values.items()}
+            for name, value in points.items():
+                self.writer.add_scalar(name, value, step)
+            self._trackers.log(points, step)
 
 
 class NoMetricsLogger:
-    """A `MetricsLogger` for processes that write nothing."""
+    """A `MetricsLogger` for processes that write nothing, and the writer of one without curves."""
 
     def __init__(self) -> None:
         self.writer = self
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
     def _nothing(self, *_: object) -> dict[str, int]:
         return {}
 
-    write = write_speed = add_text = mark = close = _nothing
+    write = write_speed = add_text = add_scalar = add_hparams = mark = close = _nothing
 
 
 def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:

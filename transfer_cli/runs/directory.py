@@ -14,6 +14,7 @@ RUN/
   model/            weights, model.json, tokenizer.json: all that the next run needs; their hashes
   parts/NAME/       the same of a model that trained inside it, such as ELECTRA's generator
   analyses/         what was found out about the run later: NAME.json, pictures beside it
+  trackers.json     what each tracker calls the run
   .lock             held by the command that writes here
 ```
 
@@ -48,6 +49,7 @@ _FILES = (
     "config.yaml", "overrides.txt", "plan.txt", "presets.json", "environment.json", "origins.json",
     "status.json", "results.json", "timing.json", "metrics.jsonl", "speed.jsonl",
     "weights.safetensors", "model.json", "tokenizer.json", "meta.json", "items.jsonl",
+    "trackers.json",
 )  # fmt: skip
 _PUBLISHED = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 """What a published model may be called, `owner/name` or `name`."""
@@ -78,6 +80,7 @@ class RunDirectory:
         self.model = path / MODEL
         self.parts = path / PARTS
         self.analyses = path / "analyses"
+        self.trackers = path / "trackers.json"
         self._lock: Lock | None = None
 
     # --- whose it is ---------------------------------------------------------------------------
@@ -182,7 +185,7 @@ class RunDirectory:
         return [
             self.overrides, self.plan, self.presets, self.environment, self.origins, self.results,
             self.timing, self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints,
-            self.model, self.parts, self.analyses,
+            self.model, self.parts, self.analyses, self.trackers,
         ]  # fmt: skip
 
     def _holds_no_more_than_a_start(self) -> bool:

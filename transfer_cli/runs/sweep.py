@@ -183,10 +183,15 @@ def keys_in_sweep(run: Path) -> list[str]:
     return [word.lstrip("+~").partition("=")[0] for word in _own_overrides(run)]
 
 
+def sweep_of(run: Path) -> Path | None:
+    """Return the folder of the sweep that a run is a job of; None outside of one."""
+    is_job = run.name.isdecimal() and SweepDirectory.is_at(run.parent)
+    return run.parent if is_job else None
+
+
 def _own_overrides(run: Path) -> tuple[str, ...]:
-    if not run.name.isdecimal() or not SweepDirectory.is_at(run.parent):
-        return ()
-    job = SweepDirectory(run.parent).job(int(run.name))
+    sweep = sweep_of(run)
+    job = None if sweep is None else SweepDirectory(sweep).job(int(run.name))
     return () if job is None else job.overrides
 
 

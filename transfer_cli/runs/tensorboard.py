@@ -25,7 +25,7 @@ _VERSION = "brain.Event:2"
 
 _PREFIX = "events.out.tfevents."
 
-_FINAL = "weights_kept"
+FINAL = "weights_kept"
 """The group of what is measured once; it comes after those of curves, `train` and `validation`."""
 
 
@@ -74,7 +74,7 @@ class SummaryWriter:
         The measures are curves of one point, `weights_kept/NAME`, in this very folder. The
         library's `SummaryWriter` would make a folder of its own for them: another run.
         """
-        shown = {f"{_FINAL}/{name}": value for name, value in measures.items()}
+        shown = {f"{FINAL}/{name}": value for name, value in measures.items()}
         for part in summary.hparams(dict(hparams), shown):
             for value in part.value:
                 plugin = value.metadata.plugin_data

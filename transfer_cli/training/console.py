@@ -144,6 +144,8 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
         then = f"predict {as_typed('run', path)} input=FILE"
     curves = f"tensorboard --logdir {shlex.quote(str(path))}"
     lines = {"files": path, "curves": curves, "next": CommandLine.of_this_command().then(then)}
+    if not (path / "tensorboard").is_dir():
+        del lines["curves"]
     if results.failed:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))

@@ -18,10 +18,11 @@ from transfer_cli.assembly.flops_estimate import least_seconds
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.batch import IGNORE
+from transfer_cli.config.check_training import loggers_of
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.literal import as_typed
-from transfer_cli.config.stored import as_yaml
+from transfer_cli.config.stored import as_yaml, plain_values
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.averaging import PLAIN, by_weights
@@ -42,7 +43,6 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.results import Cost, Parameters, Results, Seen
-from transfer_cli.runs.sweep import keys_in_sweep
 from transfer_cli.sweeps.trial import trial_of
 from transfer_cli.tasks.base import by_example
 from transfer_cli.training.checkpoints import CheckpointWriter
@@ -324,8 +324,12 @@ class Trainer:
         start_step = self._progress.step
         try:
             if self._main:
-                self._logger = MetricsLogger(self._directory, start_step + 1 if resuming else None)
-            with contextlib.closing(self._logger):
+                self._logger = MetricsLogger(
+                    self._directory, start_step + 1 if resuming else None,
+                    loggers_of(self._config.logger),
+                    {**plain_values(self._config), "presets": self._directory.read_presets()},
+                )  # fmt: skip
+            with self._logger:
                 write, plan = self._logger.writer.add_text, plan_page(self._blueprint)
                 write("config", f"```yaml\n{as_yaml(self._config)}```", start_step)
                 write("plan", f"```\n{plan}\n```", start_step)
@@ -603,8 +607,7 @@ class Trainer:
             for name, value in (forgetting or {}).get("after", {}).items()
         }
         chosen = hyperparameters(self._config, results.presets)
-        swept = keys_in_sweep(self._directory.path)
-        self._logger.writer.add_hparams(chosen, shown, progress.step, swept)
+        self._logger.write_final(chosen, shown, progress.step)
         write_json(self._directory.timing, self._timing(seconds))
         results.write(self._directory.results)
         checkpoints.tidy(progress.step)

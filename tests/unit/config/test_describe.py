@@ -181,7 +181,7 @@ def test_only_keys_of_the_command_are_named(name, command, said):
 
 
 TYPED = """
-class_weights ema wandb logger report_to push_to_hub quantization load_in_8bit threshold lora_r
+class_weights ema wandb loggers report_to push_to_hub quantization load_in_8bit threshold lora_r
 lora_alpha learning_rate lr batch_size epochs num_train_epochs output_dir
 gradient_accumulation_steps fp16 bf16 early_stopping max_length warmup_ratio seed_everything
 model_name_or_path train_file freeze dropout optim scheduler eval_steps save_steps
@@ -220,7 +220,7 @@ def test_each_word_is_answered_once_and_keys_in_answers_are_keys(section, known)
     ("word", "named"),
     [
         ("train", "transfer finetune"), ("test", "transfer evaluate"), ("server", "transfer serve"),
-        ("push", "transfer export"), ("quantize", "not quantized"), ("pretrian", "'pretrain'"),
+        ("publish", "transfer push"), ("quantize", "not quantized"), ("pretrian", "'pretrain'"),
         ("--epochs", "--help"),
     ],
 )  # fmt: skip
