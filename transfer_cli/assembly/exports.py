@@ -1,7 +1,6 @@
 """What a model is exported as: the one answer of `plan`, of a run's first lines and of `export`."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.family import SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.onnx_modules import graph_of
-from transfer_cli.interop.targets import GRAPHS, Ours, target_of
+from transfer_cli.interop.targets import GRAPHS, Ours, Texts, target_of
 from transfer_cli.model.added import added_parameters, lasting_parameters
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -63,7 +62,7 @@ def ours_of(
     heads: Mapping[str, Tensor] | None = None,
     *,
     head: bool,
-    texts: Literal["lines", "labelled", "published"] | None = None,
+    texts: Texts | None = None,
     length: int = 0,
 ) -> Ours:
     """Return a model as `target_of` and `write_folder` ask for it.
@@ -104,9 +103,7 @@ def ours_of(
     )
 
 
-def _texts_of(
-    description: ModelDescription, task: Task | None
-) -> Literal["lines", "labelled", "published"]:
+def _texts_of(description: ModelDescription, task: Task | None) -> Texts:
     if task is not None or description.pairs:
         return "labelled"
     is_causal = description.shape.direction == "causal"
@@ -121,17 +118,21 @@ def in_units(
 
     Others know no mean to add, and no temperature.
     """
-    found = dict(tensors)
-    mean, scale = (
-        objective.unit_of(task) if isinstance(objective, SequenceObjective) else (0.0, 1.0)
-    )
-    scale /= 1.0 if task is None else task.temperature
+    found, (mean, scale) = dict(tensors), unit_of(objective, task)
     layer = "heads.tags" if "heads.tags.weight" in found else "heads.class.linear"
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     # On the meta device a product would import torch's compiler.
     if (mean, scale) != (0.0, 1.0) and weight in found and not found[weight].is_meta:
         found[weight], found[bias] = found[weight] * scale, found[bias] * scale + mean
     return found
+
+
+def unit_of(objective: Objective | None, task: Task | None) -> tuple[float, float]:
+    """Return what is added to outputs for that, and what they are multiplied by before."""
+    mean, scale = (
+        objective.unit_of(task) if isinstance(objective, SequenceObjective) else (0.0, 1.0)
+    )
+    return mean, scale / (1.0 if task is None else task.temperature)
 
 
 def published_head(

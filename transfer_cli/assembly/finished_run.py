@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from transfer_cli.assembly.init_from import Pretrained, open_pretrained, with_parts
+from transfer_cli.assembly.init_from import Pretrained, open_to_answer, with_parts
 from transfer_cli.assembly.model import block_length
 from transfer_cli.config.build import build
 from transfer_cli.config.literal import as_typed
@@ -16,6 +16,7 @@ from transfer_cli.config.stored import read_stored
 from transfer_cli.data.wanted import Wanted, typed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop.graph_folder import is_graph
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -83,15 +84,22 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
         base: The folder of the model that the run refers to, if it has moved.
     """
     place = Path(path).expanduser()
-    if not (place_of(path).startswith(HUB) or is_published(place)):
+    if not (place_of(path).startswith(HUB) or is_published(place) or is_graph(place)):
         run = RunDirectory.open(RunDirectory.folder_of(place), "run")
         if run.path == place and not (run.model / WEIGHTS).exists():
             raise CheckpointError(
                 f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
                 f"{as_typed('resume', run.path)}"
             )
-    start = open_pretrained(path, key="run", base=base)
+    start = open_to_answer(path, key="run", base=base)
     planned, objective = objective_of(start), objective_of(start)
+    if start.graph is not None:
+        if not start.graph.has_head:
+            raise CheckpointError(
+                f"run: {path} is an ONNX graph without a head, which answers nothing (embed takes "
+                "it); export the run with head=true"
+            )
+        return Trained(**vars(_placed(path, start, objective, {}, precision)))
     tensors = with_parts(start, planned)
     with without_weights():  # a head of absurd size is refused before there is one
         load_trained(start, planned, tensors)
@@ -107,7 +115,10 @@ def open_to_look_into(
         path: What `init_from` takes: a run, one of its checkpoints, a published model.
         base: The folder of the model that it refers to, if it has moved.
     """
-    start = open_pretrained(path, key=key, base=base)
+    start = open_to_answer(path, key=key, base=base)
+    if start.graph is not None:
+        own = objective_of(start) if start.graph.has_head else None
+        return _placed(path, start, own, {}, precision)
     tensors, planned, objective = start.tensors(), objective_of(start), objective_of(start)
     with without_weights():
         _, report = start.filled(tensors, planned)
@@ -135,7 +146,7 @@ def _placed(
 def config_of(start: Pretrained) -> DictConfig | None:
     """Return the config of the run that a model belongs to; None where there is none beside it."""
     run = RunDirectory(start.folder.parent)
-    if start.published is not None or not RunDirectory.holds_run(run.path):
+    if not (start.has_run and RunDirectory.holds_run(run.path)):
         return None
     return read_stored(run.config, run.read_command(), "run")
 
@@ -143,6 +154,8 @@ def config_of(start: Pretrained) -> DictConfig | None:
 def longest_input(start: Pretrained, config: DictConfig | None) -> int:
     """Return how many tokens of a text a model reads: what was cut in training is cut after it."""
     positions = start.description.shape.positions
+    if start.graph is not None:
+        return start.graph.length
     if start.published is not None:
         return min(start.published.length or positions, positions)
     length = None if config is None else config.data.get("length")

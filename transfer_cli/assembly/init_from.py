@@ -1,5 +1,6 @@
 """A model to start from: what `init_from` names."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from transfer_cli.data.tokenizer_recipes import (
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
+from transfer_cli.interop.graph_folder import GraphFolder, is_graph, open_graph
+from transfer_cli.interop.onnx_graph import GRAPH
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD, BackboneShape
 from transfer_cli.model.borrowing import as_head
@@ -51,6 +54,7 @@ from transfer_cli.model.weights import (
     without_values,
 )
 from transfer_cli.objectives.base import Loss, Objective
+from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import CHECKPOINTS, HUB, PARTS, TOKENIZER, find_model
 from transfer_cli.seeds import derive
@@ -72,6 +76,7 @@ class Pretrained:
         base: Where the user says that the weights are that this model does not store.
         layers: The numbers of the blocks that are picked of it, which its description then has
             alone; None: all.
+        graph: The ONNX graph that stands for its weights.
     """
 
     weights: Path
@@ -81,6 +86,12 @@ class Pretrained:
     base: str | None = None
     published: Published | None = None
     layers: tuple[int, ...] | None = None
+    graph: GraphFolder | None = None
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it is of a run, whose files lie beside it."""
+        return self.published is None and self.graph is None
 
     @cached_property
     def task(self) -> Task | None:
@@ -171,6 +182,8 @@ class Pretrained:
 
         A list of files has their hash already; a published model has none.
         """
+        if self.graph is not None:
+            return hashlib.blake2b((self.folder / GRAPH).read_bytes()).hexdigest()
         listed = checkpoint.hash_of(WEIGHTS, self.weights)
         base = self.description.base
         return weights_hash(tensors) if listed is None else f"{listed}{base.hash if base else ''}"
@@ -179,6 +192,9 @@ class Pretrained:
         self, tensors: Mapping[str, Tensor], objective: Objective | None = None
     ) -> tuple[TransferModel, LoadReport]:
         """Return the model of the description, filled; without an objective, it has no head."""
+        if self.graph is not None:
+            names = [] if objective is None else [objective.head or objective.token_head or HEAD]
+            return self.graph.model(names), LoadReport((), (), ())
         used = [] if objective is None else [Loss("main", objective)]
         model = build_model(self.description.shape, self.description.vocabulary, used, seed=0)
         if objective is not None:
@@ -276,6 +292,16 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     """
     path = place_of(path)
     place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
+    if is_graph(place):
+        raise CheckpointError(
+            f"{key}: {place} holds an ONNX graph, which answers (predict, evaluate, load), and no "
+            "weights to go on with; take the run itself, or its export with format=hf"
+        )
+    if (place / "model.gguf").is_file():
+        raise CheckpointError(
+            f"{key}: {place} holds a GGUF file, which llama.cpp reads; take the run itself, or its "
+            "export with format=hf"
+        )
     if is_published(place):
         found = open_folder(place, key)
         return Pretrained(place, place, found.description, found.tokenizer, base, published=found)
@@ -289,6 +315,15 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
             "put the original back"
         )
     return Pretrained(weights, folder, description, tokenizer, base)
+
+
+def open_to_answer(path: str, key: str, base: str | None = None) -> Pretrained:
+    """Return the model at `path`, which may be an ONNX graph, to be run as it is."""
+    place = Path(path).expanduser()
+    if not is_graph(place):
+        return open_pretrained(path, key, base)
+    graph = open_graph(place, key)
+    return Pretrained(place, place, graph.description, graph.tokenizer, graph=graph)
 
 
 def verify_model(folder: Path, *names: str) -> None:

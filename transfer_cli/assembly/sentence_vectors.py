@@ -49,6 +49,11 @@ class SentenceVectors:
         if pooling not in (*get_args(Pooling), "auto"):
             known = ", ".join(get_args(Pooling))
             raise ConfigError(f"pooling: {pooling!r} is none; there are auto, {known}")
+        if opened.start.graph is not None and opened.start.graph.has_head:
+            raise ConfigError(
+                f"run: {opened.path} is an ONNX graph that gives answers, and vectors are made of "
+                "hidden states; export the run with head=false"
+            )
         modules = SentenceModules("mean", normalize=False, length=None, lowercase=False)
         if pooling == "auto":
             modules = sentence_modules(opened.start.folder) or modules

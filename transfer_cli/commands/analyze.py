@@ -142,6 +142,10 @@ def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -
             )
 
     def made(opened: Opened, other: Subject | None = None) -> Subject:
+        if opened.start.graph is not None:
+            raise ConfigError(
+                f"run: {opened.path} is an ONNX graph, into which no analysis looks; take the run"
+            )
         shown = material_of(config, opened, whose=first)
         return Subject(opened, shown, asked, precision, config.batch, config.seed, other)
 

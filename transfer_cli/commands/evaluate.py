@@ -53,6 +53,8 @@ _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
 """What `split` may be but the name of one: sets, of which the first that the data have is scored.
 Some labelled data have splits of their own, such as MNLI's `mismatched`."""
 
+VALIDATION = "validation"
+
 _OF_INPUT = (
     "text", "pair", "label", "delimiter", "encoding", "header", "quotes", "sheet", "format",
     "errors",
@@ -237,12 +239,28 @@ def _scores(
     return found
 
 
+def on_validation(
+    trained: Trained, models: Mapping[str, TransferModel], precision: Precision
+) -> dict[str, dict[str, float]]:
+    """Return the measures of models that answer as a run does, on its own validation split."""
+    own, run = trained.config, RunDirectory(trained.start.folder.parent)
+    kind: Any = TextData if trained.start.task is None else TaskData
+    source = datasets.of_kind(datasets.source_of(own.data), kind)
+    place, asked = DataPlace(own.data_dir, own.seed), ((VALIDATION,),)
+    split = _encoded(source, place, trained, asked, Origins(run, "refuse"))[VALIDATION]
+    batch = batch_of("auto", trained.model, precision.device)
+    return {
+        name: score(model, trained.objective, split, batch=batch, precision=precision).measures
+        for name, model in models.items()
+    }
+
+
 def data_source(config: EvaluateConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:
     """Return the data to score on and its place: `data`, else the run's own."""
     kind: Any = TextData if trained.start.task is None else TaskData
     own, data_dir = trained.config, config.data_dir
     if config.data is None:
-        if trained.start.published is not None:
+        if not trained.start.has_run:
             raise ConfigError(f"data: {config.run} brings no data along; name some to score it on")
         typed = CommandLine.of_this_command().overrides
         data_dir = datasets.data_dir_of(own.data_dir, data_dir, typed)

@@ -41,7 +41,8 @@ CHOICES = {
     "objective.pooling": "auto cls_first cls_last mean max concat",
     "embed pooling": "auto cls_first cls_last mean max concat",
     "predict format": "auto text jsonl csv tsv parquet xlsx",
-    "embed format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx",
+    "embed format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx peft gguf",
+    "quantize": "int8",
     "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
     "loop.micro_batch": "auto ...", "loop.average": "ema last_k",
     "logger": "tensorboard trackio wandb mlflow",
@@ -273,7 +274,7 @@ ALL: dict[str, Command] = {
         summary="write a run as a folder that other libraries load",
         function="transfer_cli.commands.export.export.export",
         places=(("run", "RUN"), ("to", "FOLDER")),
-        keys=("run", "to", "format", "family", "head", "base"),
+        keys=("run", "to", "format", "quantize", "family", "head", "base"),
     ),
     "push": Command(
         summary="put a run on the Hugging Face hub, with its card",

@@ -563,7 +563,9 @@ class ExportConfig(ModelConfig):
     part: str | None = None
     """A model that trained inside the run's own: generator, of objective=replaced_tokens."""
     format: str = "hf"
-    """hf: a folder that Hugging Face's libraries load; onnx: a graph for ONNX runtimes."""
+    """hf: a folder for transformers; onnx: a graph; peft: LoRA's updates; gguf: for llama.cpp."""
+    quantize: str | None = None
+    """int8: 8 bits a weight, with format=onnx; what it costs is measured on validation."""
     family: str | None = None
     """The `model_type` of the published family to write; null: the model's own, or what fits."""
     head: bool = True

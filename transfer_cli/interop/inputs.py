@@ -5,7 +5,6 @@ file with the tokenizers library gets the tokens that the run reads.
 """
 
 import itertools
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,7 @@ from transfer_cli.data.encoded_task import Truncate, encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
-from transfer_cli.interop.files import dump_json
-from transfer_cli.interop.vocabulary import BEGIN, special_numbers
+from transfer_cli.interop.vocabulary import BEGIN
 from transfer_cli.seeds import derive
 
 CUT = {"direction": "Right", "stride": 0}
@@ -70,14 +68,6 @@ class Inputs:
                 },
             },
         }
-
-    def write(self, path: Path, tokenizer: Tokenizer) -> None:
-        """Write a tokenizer's file, with what it says about inputs."""
-        tokenizer.save(path)
-        numbers = special_numbers(tokenizer)
-        names = dict(zip(numbers, tokenizer.pieces(list(numbers.values())), strict=True))
-        data = json.loads(path.read_text(encoding="utf-8"))
-        dump_json(path, data | self.settings(names, numbers))
 
     def _template(self, layout: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
         parts, segment = [], 0

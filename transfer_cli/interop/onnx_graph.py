@@ -6,7 +6,7 @@ Legend: B batch, T positions, V vocabulary.
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.encoded_task import SHORTEST, Truncate
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import dump_json
-from transfer_cli.interop.inputs import Direction, Inputs
 from transfer_cli.interop.onnx_modules import Graph, graph_of
-from transfer_cli.interop.vocabulary import FILE, SPECIAL_TOKENS, layouts_of
+from transfer_cli.interop.targets import Ours
+from transfer_cli.interop.vocabulary import SPECIAL_TOKENS, layouts_of
 from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
@@ -43,27 +41,28 @@ CHECKED = ((1, 1), (3, 1), (1, 5), (3, 5), (4, 64), (1, 1024))
 def write_onnx(
     model: TransferModel,
     objective: Objective | None,
-    tokenizer: Tokenizer,
+    ours: Ours,
     folder: Path,
     *,
-    length: int | None = None,
     layout: str | None = None,
+    again: Mapping[str, Any] | None = None,
 ) -> float:
-    """Write `model.onnx`, `tokenizer.json` and `onnx.json`; return the largest difference found.
+    """Write `model.onnx` and `onnx.json`; return the largest difference found.
 
     The graph takes `input_ids` and `attention_mask` (1 at real tokens, 0 at padding), of a model
     with several segments also `token_type_ids`; each is `[batch, length]` int64, padded on the
     right, any batch and any length up to the model's positions. It gives float32: of a classifier
     `logits` `[batch, labels]`, of a language model `logits` `[batch, length, vocabulary]`, of a
-    head of tokens `logits` `[batch, length, outputs]`, of a model without a head `hidden` `[batch,
-    length, width]`. Edits that can be merged are merged into their matrices. Weights of more than
-    1.5 GB are in a file of their own, `model.onnx.data`.
+    head of tokens `logits` `[batch, length, outputs]`, of answers in a text `start_logits` and
+    `end_logits` `[batch, length]`, of a model without a head `last_hidden_state` `[batch, length,
+    width]`: names that optimum has. Edits that can be merged are merged into their matrices.
+    Weights of more than 1.5 GB are in a file of their own, `model.onnx.data`.
 
     `onnx.json` holds what else a program must know to use it:
 
     =============  =========================================================================
     `inputs`       names, in order
-    `output`       name
+    `output`       name, or of answers in a text the two names
     `labels`       names of the classes, in the order of their logits; [] without classes
     `positions`    longest input that the graph takes, in tokens, special ones included
     `length`       longest input of the run, which cuts longer texts to it
@@ -74,16 +73,17 @@ def write_onnx(
     `layout`       a text A among its special tokens, for example "cls A sep"
     `pair_layout`  the same for two texts A and B: B and what follows it are segment 1, all before
                    it is segment 0; null for a language model
+    `again`        what this program reads the folder with, see `graph_folder`
     =============  =========================================================================
 
     The tokenizers library does what the last four say by itself, where `tokenizer.json` holds them:
     `Tokenizer.from_file(...).encode(text)`, with `encode_special_tokens = True`, since a special
-    token's name in a text is plain text. A language model's file holds none of them.
+    token's name in a text is plain text. A language model's file cuts nothing.
 
     Args:
         model: On the CPU, in float32. It is in evaluation mode afterwards, otherwise unchanged.
         objective: Bound; None to write hidden states.
-        length: The longest input of the run; None: as many as the model has positions.
+        ours: Its tokenizer, and the longest input of the run.
         layout: See the table. None: that of labelled texts, or for a language model that of lines
             to pretrain on.
     """
@@ -100,45 +100,59 @@ def write_onnx(
             _export(graph, model.backbone.shape.positions, folder / GRAPH)
     finally:
         unmerge(model, merged)
-    largest = compare(folder / GRAPH, graph.output, model, objective)
-    direction: Direction = "causal" if model.backbone.causal else "bidirectional"
+    largest = compare(folder / GRAPH, graph.outputs, model, objective)
+    direction = "causal" if model.backbone.causal else "bidirectional"
+    tokenizer, cut = ours.tokenizer, ours.truncate
     usual, pair = layouts_of("labelled" if graph.with_pairs else "lines", direction, tokenizer)
-    shape = model.backbone.shape
-    length = length or shape.positions
-    task = objective.info.task if objective else None
-    cut: Truncate = "longest_first" if task is None else task.truncate
-    if graph.with_pairs and length >= SHORTEST:
-        inputs = Inputs(length, usual, pair, segments=model.backbone.num_segments > 1, truncate=cut)
-        inputs.write(folder / FILE, tokenizer)
-        inputs.check(folder / FILE, tokenizer, direction, "format=onnx")
-    else:
-        tokenizer.save(folder / FILE)
     facts = {
         "inputs": list(graph.inputs),
-        "output": graph.output,
+        "output": graph.outputs[0] if len(graph.outputs) == 1 else graph.outputs,
         "labels": list(objective.info.labels if objective else ()),
-        "positions": shape.positions,
-        "length": length,
+        "positions": ours.shape.positions,
+        "length": ours.length,
         "cut": {"side": "right", "strategy": "only_first" if cut == "first" else cut},
         "pad": tokenizer.pad,
         "special": {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS},
         "layout": usual if layout is None else layout,
         "pair_layout": pair if graph.with_pairs else None,
+        "again": again,
     }
     dump_json(folder / FACTS, facts)
     return largest
 
 
+def graph_size(folder: Path) -> int:
+    """Return how many bytes a graph has, with its weights."""
+    return sum(file.stat().st_size for file in folder.glob(f"{GRAPH}*"))
+
+
+def quantize(path: Path) -> None:
+    """Put whole numbers of 8 bits for the weights of a graph, a scale for each column.
+
+    What they multiply is rounded as it comes (onnxruntime's dynamic quantization).
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(path)
+    # It turns matrices round, which the sizes noted by torch's exporter then contradict.
+    del graph.graph.value_info[:]
+    with _quiet():
+        quantize_dynamic(graph, path, weight_type=QuantType.QInt8, per_channel=True)
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter's warnings about its own inside: a user cannot act on them."""
-    before = logging.root.manager.disable
+    before, handlers = logging.root.manager.disable, [*logging.root.handlers]
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)
+        logging.root.handlers[:] = handlers  # onnxruntime's quantization adds one
 
 
 def _export(graph: Graph, positions: int, path: Path) -> None:
@@ -156,7 +170,7 @@ def _export(graph: Graph, positions: int, path: Path) -> None:
             graph,
             example,
             input_names=graph.inputs,
-            output_names=[graph.output],
+            output_names=[*graph.outputs],
             dynamic_shapes=(sizes,) * len(example),
             dynamo=True,
             verbose=False,
@@ -178,14 +192,28 @@ def _forget_origin(model: Any) -> None:
         part.metadata_props.clear()
 
 
-def compare(path: Path, output: str, model: TransferModel, objective: Objective | None) -> float:
-    """Return the largest difference between the outputs of a graph and of its model."""
+def session_of(path: Path) -> Any:
+    """Return what computes a graph, with as many threads as torch has."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def outputs_of(session: Any, names: Sequence[str], given: Mapping[str, Tensor]) -> Tensor:
+    """Return what a graph gives; those of several outputs are the last dimension."""
+    found = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in given.items()})
+    parts = [torch.from_numpy(part) for part in found]
+    return parts[0] if len(parts) == 1 else torch.stack(parts, -1)
+
+
+def compare(
+    path: Path, names: Sequence[str], model: TransferModel, objective: Objective | None
+) -> float:
+    """Return the largest difference between the outputs of a graph and of its model."""
+    session = session_of(path)
     positions = model.backbone.shape.positions
     largest = 0.0
     for rows, length in sorted({(rows, min(length, positions)) for rows, length in CHECKED}):
@@ -193,11 +221,9 @@ def compare(path: Path, output: str, model: TransferModel, objective: Objective 
         given = {"input_ids": batch["tokens"], "attention_mask": batch["mask"].long()}
         if "segment" in batch:
             given["token_type_ids"] = batch["segment"]
-        (computed,) = session.run(
-            [output], {name: tensor.numpy() for name, tensor in given.items()}
-        )
         expected = _output(model, objective, batch)
-        largest = max(largest, _difference(torch.from_numpy(computed), expected, batch["mask"]))
+        found = outputs_of(session, names, given)
+        largest = max(largest, _difference(found, expected, batch["mask"]))
     return largest
 
 

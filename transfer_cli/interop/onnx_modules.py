@@ -16,11 +16,14 @@ from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import POOLER, SequenceObjective
 
+HIDDEN = "last_hidden_state"
+"""The output of a model without a head."""
+
 
 class Graph(nn.Module):
     """Hidden states; subclasses compute logits from them."""
 
-    output = "hidden"
+    outputs: tuple[str, ...] = (HIDDEN,)
     with_pairs = True
     """Whether an input may be two texts."""
 
@@ -38,14 +41,14 @@ class Graph(nn.Module):
 
     def forward(
         self, tokens_BT: Tensor, attention_BT: Tensor, segment_BT: Tensor | None = None
-    ) -> Tensor:
-        """Return the output."""
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Return the output, or several."""
         mask_BT = attention_BT != 0
         # `padded` as found in the example would be a constant of the graph.
         states = self.backbone(tokens_BT, mask_BT, segment_BT, padded=True)
         return self.read(self.readout(states), mask_BT)
 
-    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the output, from the hidden states that the heads read."""
         return top_BTD
 
@@ -53,7 +56,7 @@ class Graph(nn.Module):
 class _LanguageModelGraph(Graph):
     """Logits of the vocabulary at every position, `[B, T, V]`."""
 
-    output = "logits"
+    outputs = ("logits",)
     with_pairs = False
 
     def __init__(self, model: TransferModel) -> None:
@@ -72,7 +75,7 @@ class _ClassifierGraph(Graph):
     To the exporter that is a constant, and the graph would take batches of that size only.
     """
 
-    output = "logits"
+    outputs = ("logits",)
 
     def __init__(self, model: TransferModel, objective: SequenceObjective) -> None:
         super().__init__(model)
@@ -93,18 +96,17 @@ class _ClassifierGraph(Graph):
 
 
 class _TokenGraph(Graph):
-    """What a head says of each token, `[B, T, C]`."""
-
-    output = "logits"
+    """What a head says of each token, `[B, T, C]`; of two outputs, each `[B, T]`."""
 
     def __init__(self, model: TransferModel, head: str) -> None:
         super().__init__(model)
         self.head = model.heads[head]
+        self.outputs = ("start_logits", "end_logits") if head == "span" else ("logits",)
 
-    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Return `[B, T, C]`."""
+    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return the outputs."""
         logits_BTC: Tensor = self.head(top_BTD)
-        return logits_BTC
+        return logits_BTC.unbind(-1) if len(self.outputs) > 1 else logits_BTC
 
 
 def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:

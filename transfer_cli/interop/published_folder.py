@@ -45,7 +45,7 @@ _PROBLEMS = (None, "single_label_classification", "multi_label_classification", 
 _SPARE = 50
 """For speed, tables of tokens are padded by less than one of so many rows (Phi: 905 of 51,200)."""
 _ADAPTER = "adapter_config.json"
-_PEFT_CLASSES = {
+PEFT_CLASSES = {
     "SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification",
     "QUESTION_ANS": "ForQuestionAnswering", "CAUSAL_LM": "ForCausalLM",
 }  # fmt: skip
@@ -140,7 +140,7 @@ def _adapter(folder: Path, key: str) -> CheckpointError:
     said = f"{key}: {folder} holds an adapter of the model {str(base)[:100]!r} ({_ADAPTER})"
     if not isinstance(kind, str) or not isinstance(base, str) or kind in _PROMPTS:
         return CheckpointError(f"{said}, and nothing that can be merged into it; give that model")
-    auto = f"AutoPeftModel{_PEFT_CLASSES.get(str(settings.get('task_type')), '')}"
+    auto = f"AutoPeftModel{PEFT_CLASSES.get(str(settings.get('task_type')), '')}"
     code = (
         f"from peft import {auto} as A; from transformers import AutoTokenizer as T; "
         f"A.from_pretrained({json.dumps(str(folder))}).merge_and_unload()"

@@ -1,6 +1,7 @@
 """A model of ours as a folder that Hugging Face's libraries load."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop import files, vocabulary
-from transfer_cli.interop.family import LANGUAGE_MODEL
+from transfer_cli.interop.families import families
+from transfer_cli.interop.family import LANGUAGE_MODEL, Family
 from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.published_folder import open_folder
@@ -43,29 +45,12 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     if classifier is not None and pad == tokenizer.cls:
         pad = len(tensors[TOKENS])
         tensors[TOKENS] = torch.nn.functional.pad(tensors[TOKENS], (0, 0, 0, 1))
-    given = dict(target.constants)
-    for rule in target.rules:
-        parts = rule.conversion.give(tensors[rule.ours].detach().cpu(), len(rule.theirs))
-        given |= zip(rule.theirs, (part.contiguous() for part in parts), strict=True)
+    given = published_tensors(tensors, target)
     save_file(given, folder / files.WEIGHTS, metadata={"format": "pt"})
     readable_like(folder / files.WEIGHTS, folder)
-    config = {
-        "architectures": [target.architecture],
-        "model_type": target.family.model_type,
-        "dtype": "float32",
-        "vocab_size": len(tensors[TOKENS]),
-        **target.config,
-        "pad_token_id": pad,
-        "bos_token_id": tokenizer.cls,
-        "eos_token_id": tokenizer.sep,
-    }
-    if ours.labels:
-        config["id2label"] = {str(number): label for number, label in enumerate(ours.labels)}
-        config["label2id"] = {label: number for number, label in enumerate(ours.labels)}
-    if classifier is not None and classifier.problem_type is not None:
-        config["problem_type"] = classifier.problem_type
-    files.dump_json(folder / CONFIG, config)
-    _write_tokenizer(ours, folder, pad, mask_lstrip=target.family.mask_lstrip)
+    config = {"architectures": [target.architecture], **target.config}
+    _write_config(ours, folder, target.family, config, len(tensors[TOKENS]), pad)
+    write_tokenizer(ours, folder, pad, mask_lstrip=target.family.mask_lstrip)
     used = {rule.ours for rule in target.rules}
     again = open_folder(folder, "to").tensors()
     same = {n for n in again if n in tensors and torch.equal(again[n], tensors[n].float())}
@@ -75,6 +60,61 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         )
     left_out = ours.tensors.keys() - used - same - ({CLASS_BIAS} if folds_bias else set())
     return WrittenFolder(target, ours.labels, tuple(sorted(left_out)))
+
+
+def published_tensors(tensors: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
+    """Return tensors of ours by their names in a published model."""
+    given = dict(target.constants)
+    for rule in target.rules:
+        parts = rule.conversion.give(tensors[rule.ours].detach().cpu(), len(rule.theirs))
+        given |= zip(rule.theirs, (part.contiguous() for part in parts), strict=True)
+    return given
+
+
+def write_beside_graph(ours: Ours, folder: Path, own: Family | None) -> str:
+    """Write `config.json` and the tokenizer's files beside a graph, as optimum looks for them.
+
+    Returns what the hub calls its task.
+
+    The config is that of the family which the model has, `own` first; where none has its shape, it
+    names one that reads in its direction, with the sizes. The graph alone is computed.
+    """
+    known, shape = families(), ours.shape
+    fitting = [f for f in known.values() if not f.misfits(shape, ours.tokenizer)]
+    if own is not None or fitting:
+        family = own or fitting[0]
+        config = family.config(shape)
+    else:
+        family = known["gpt2" if shape.direction == "causal" else "bert"]
+        sizes = ("width", "heads", "depth", "positions")
+        config = {family.key_of(name): getattr(shape, name) for name in sizes}
+    head = family.heads(shape).get(ours.head or "")
+    architecture = head.architecture if head else family.base_model
+    rows, pad = ours.tokenizer.size, ours.tokenizer.pad
+    _write_config(ours, folder, family, {"architectures": [architecture], **config}, rows, pad)
+    write_tokenizer(ours, folder, pad, mask_lstrip=False)
+    return head.pipeline if head else "feature-extraction"
+
+
+def _write_config(
+    ours: Ours, folder: Path, family: Family, config: Mapping[str, Any], rows: int, pad: int
+) -> None:
+    tokenizer, classifier = ours.tokenizer, ours.classifier
+    content = {
+        **config,
+        "model_type": family.model_type,
+        "dtype": "float32",
+        "vocab_size": rows,
+        "pad_token_id": pad,
+        "bos_token_id": tokenizer.cls,
+        "eos_token_id": tokenizer.sep,
+    }
+    if ours.labels:
+        content["id2label"] = {str(number): label for number, label in enumerate(ours.labels)}
+        content["label2id"] = {label: number for number, label in enumerate(ours.labels)}
+    if classifier is not None and classifier.problem_type is not None:
+        content["problem_type"] = classifier.problem_type
+    files.dump_json(folder / CONFIG, content)
 
 
 def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
@@ -92,7 +132,7 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
     tensors[NORM_BIAS] = (norm.double() + shift).to(norm.dtype)
 
 
-def _write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
+def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
     """Write the tokenizer, with the layout of special tokens that the model was trained with."""
     tokenizer, path = ours.tokenizer, folder / vocabulary.FILE
     tokenizer.save(path)

@@ -19,12 +19,16 @@ from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.sequence import SequenceObjective
 
+LM_BIAS = "heads.lm.bias"
 CLASS_BIAS = "heads.class.linear.bias"
 NORM_BIAS = "backbone.final_norm.bias"
 """Where the bias of a causal family's classifier is put, which has none there."""
 
 GRAPHS = ". format=onnx takes any model"
 """The cure where no family fits."""
+
+
+Texts = Literal["lines", "labelled", "published"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Ours:
     tokenizer: Tokenizer
     head: str | None
     classifier: SequenceObjective | None
-    texts: Literal["lines", "labelled", "published"]
+    texts: Texts
     length: int
     labels: tuple[str, ...] = ()
     added: Mapping[str, Added] = field(default_factory=dict)
@@ -142,7 +146,8 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
         theirs = {rule.ours for rule in head.rules} if head else set()
         if ours_there and ours_there != theirs:
             names = ", ".join(sorted(ours_there ^ theirs))
-            wrong.append(f"the language-model head ({names}; head=false leaves it out)")
+            cure = "model.output_bias=false pretrains without; " if names == LM_BIAS else ""
+            wrong.append(f"the language-model head ({names}; {cure}head=false leaves it out)")
         return wrong
     if ours.classifier is not None:
         wrong += _classifier_misfits(family, ours, ours.classifier)

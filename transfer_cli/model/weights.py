@@ -321,10 +321,15 @@ def write_description(description: ModelDescription, folder: Path) -> None:
 def read_description(folder: Path) -> ModelDescription:
     """Read `model.json`."""
     path = folder / DESCRIPTION
+    return description_in(path, lambda: read_json(path))
+
+
+def description_in(path: Path, read: Callable[[], dict[str, Any]]) -> ModelDescription:
+    """Return the description that is read of a file."""
     try:
-        return _description(with_new_names(read_json(path)))
+        return _description(with_new_names(read()))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{folder} holds no model: {DESCRIPTION} is missing") from error
+        raise CheckpointError(f"{path.parent} holds no model: {path.name} is missing") from error
     except KeyError as error:
         raise CheckpointError(f"{path} is damaged: it has no {error}") from error
     except (OSError, ValueError, TypeError, ConfigError) as error:

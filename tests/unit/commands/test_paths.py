@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from transfer_cli.commands.export.export import rendered
+from transfer_cli.commands.export.export import Card, rendered
 from transfer_cli.commands.info import info
 from transfer_cli.commands.paths import check_paths
 from transfer_cli.commands.presets import chosen_by, copy, presets
@@ -114,11 +114,11 @@ def card(**changes):
         "how": {},
         "measures": {},
         "by_label": {},
-        "labels": (),
         "command": "",
-        "left_out": (),
     }
-    return rendered(**{"title": "x", "task": "fill-mask", "architecture": "X", **empty, **changes})
+    of_model = {"labels": (), "left_out": (), "task": "fill-mask", "architecture": "X"}
+    of_model |= {name: changes.pop(name) for name in [*of_model] if name in changes}
+    return rendered(card=Card("x", **of_model), **{"title": "x", **empty, **changes})
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import torch
 from tests import tiny
 from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.batch import Batch
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.onnx_graph import compare, write_onnx
+from transfer_cli.interop.targets import Ours
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -131,17 +131,21 @@ def run(folder, batch):
     return session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0]
 
 
+def ours_of(model):
+    """Return what is asked of a model beside the graph."""
+    shape = model.backbone.shape
+    return Ours(shape, {}, TOKENIZER, None, None, "labelled", shape.positions)
+
+
 def check(case, folder, capfd):
     model = case.model()
     before = tiny.weights_of(model)
 
-    largest = write_onnx(model, case.objective, TOKENIZER, folder)
+    largest = write_onnx(model, case.objective, ours_of(model), folder)
 
     assert capfd.readouterr() == ("", "")
     assert 0 <= largest < 1e-4
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "model.onnx", "onnx.json", "tokenizer.json"
-    ]  # fmt: skip
+    assert sorted(file.name for file in folder.iterdir()) == ["model.onnx", "onnx.json"]
     assert tiny.same(before, model.state_dict())
     check_outputs(folder, model, case.objective)
 
@@ -169,7 +173,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("onnx")
     case = Case(Classification(), {**BERT, "pooler": "tanh"})
     model = case.model()
-    write_onnx(model, case.objective, TOKENIZER, folder)
+    write_onnx(model, case.objective, ours_of(model), folder)
     return folder, model, case.objective
 
 
@@ -203,7 +207,6 @@ def test_what_lies_beside_the_graph_says_how_to_use_it(written):
     assert (facts["layout"], facts["pair_layout"]) == ("cls A sep", "cls A sep B sep")
     assert facts["positions"] == 32
     assert facts["pad"] == facts["special"]["pad"] == TOKENIZER.pad
-    assert LibraryTokenizer.load(folder / "tokenizer.json").hash == TOKENIZER.hash
 
 
 @pytest.mark.slow
@@ -228,11 +231,11 @@ def test_the_graph_holds_no_line_of_our_source(written):
 )
 def test_another_output_than_the_models_is_refused(written, monkeypatch, spoil, message):
     folder, model, objective = written
-    assert compare(folder / "model.onnx", "logits", model, objective) < 1e-4
+    assert compare(folder / "model.onnx", ["logits"], model, objective) < 1e-4
     spoil_outputs(monkeypatch, spoil)
 
     with pytest.raises(CheckpointError, match=message):
-        compare(folder / "model.onnx", "logits", model, objective)
+        compare(folder / "model.onnx", ["logits"], model, objective)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
@@ -240,7 +243,7 @@ def test_a_missing_package_is_named_with_its_cure(package, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(ConfigError) as caught:
-        write_onnx(Case().model(), None, TOKENIZER, tmp_path)
+        write_onnx(Case().model(), None, None, tmp_path)
 
     assert str(caught.value) == (
         f"format=onnx needs the packages onnx, onnxscript and onnxruntime: {pip_install('onnx')}"

@@ -25,7 +25,7 @@ from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.saving import Ours, write_folder
-from transfer_cli.interop.vocabulary import LAYOUTS, read_tokenizer
+from transfer_cli.interop.vocabulary import LAYOUTS, read_tokenizer, special_numbers
 from transfer_cli.model.added import Added, added_parameters
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
@@ -177,7 +177,7 @@ def test_both_heads_of_pretraining_predict_the_same(
     [
         (replace(CAUSAL, residual="tutorial"), "GPT-2: residual=tutorial, not pre"),
         (replace(CAUSAL, position_kind="sinusoidal", segments=2), "position_kind=sinusoidal"),
-        (replace(CAUSAL, output_bias=True), "heads.lm.bias; head=false leaves it out"),
+        (replace(CAUSAL, output_bias=True), "heads.lm.bias; model.output_bias=false"),
         (replace(MASKED, direction="causal"), "residual=post, not pre"),
         (replace(MASKED, residual="pre", embedding_norm=True), "BERT: residual=pre, not post"),
         (replace(MASKED, residual="pre", embedding_width=7, tie_output=False), "residual=pre"),
@@ -314,11 +314,20 @@ TOKENIZERS = {
 }
 
 
+def save(made, path, tokenizer):
+    """Write a tokenizer's file with what it says about inputs; return its content."""
+    tokenizer.save(path)
+    numbers = special_numbers(tokenizer)
+    names = dict(zip(numbers, tokenizer.pieces(list(numbers.values())), strict=True))
+    content = json.loads(path.read_text()) | made.settings(names, numbers)
+    path.write_text(json.dumps(content))
+    return content
+
+
 def written(tmp_path, tokenizer, direction="bidirectional", length=9, **changes):
     path = tmp_path / "tokenizer.json"
     made = Inputs(length, *LAYOUTS["labelled", direction], segments=True)
-    made.write(path, tokenizer)
-    content = json.loads(path.read_text())
+    content = save(made, path, tokenizer)
     for key, value in changes.items():
         part, _, name = key.partition("__")
         content[part][name] = value
@@ -339,7 +348,7 @@ def test_what_is_written_is_what_a_run_reads(tmp_path, kind, direction, length):
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
 def test_which_text_is_cut_is_written_too(tmp_path, direction, truncate):
     made = Inputs(9, *LAYOUTS["labelled", direction], segments=True, truncate=truncate)
-    made.write(tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"])
+    save(made, tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"])
 
     made.check(tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"], direction, "to")
 

@@ -5,27 +5,45 @@ import logging
 import re
 import shlex
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from transfer_cli.assembly.exports import in_units, ours_of, published_head
-from transfer_cli.assembly.finished_run import config_of, load_trained, longest_input, objective_of
+from transfer_cli.assembly.exports import in_units, ours_of, published_head, unit_of
+from transfer_cli.assembly.finished_run import (
+    config_of,
+    load_trained,
+    longest_input,
+    objective_of,
+    open_trained,
+)
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.commands.evaluate import on_validation
 from transfer_cli.commands.paths import check_new
+from transfer_cli.config.models import place_of
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import ExportConfig
-from transfer_cli.errors import CheckpointError, ConfigError, StoppedError, listed
-from transfer_cli.interop.saving import WrittenFolder, write_folder
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import CheckpointError, ConfigError, StoppedError, TransferError, listed
+from transfer_cli.interop.saving import write_beside_graph, write_folder, write_tokenizer
+from transfer_cli.interop.targets import Ours, Texts
+from transfer_cli.interop.vocabulary import FILE
 from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.added import merge
+from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import check_finite
+from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
+from transfer_cli.reports import formats
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.class_scores import (
     FEW,
@@ -55,12 +73,18 @@ log = logging.getLogger(__name__)
 
 def export(config: ExportConfig) -> None:
     """Write the model of `run` to the new folder `to`, whole or not at all."""
-    if config.family is not None and config.format != "hf":
+    if config.family is not None and config.format == "onnx":
         raise ConfigError(f"family: format={config.format} writes none; leave family= out")
+    if config.quantize is not None and config.format != "onnx":
+        raise ConfigError(
+            f"quantize: format={config.format} writes float32; type format=onnx, or leave it out"
+        )
     to = Path(config.to).expanduser()
     check_new(to)
     start = open_pretrained(_place(config.run, config.part), "run", config.base)
-    write = _write_hf if config.format == "hf" else _write_onnx
+    write = {"hf": _write_hf, "onnx": _write_onnx, "gguf": _write_gguf, "peft": _write_peft}[
+        config.format
+    ]
     try:
         with (
             handling(STOP_SIGNALS, _stop),
@@ -100,8 +124,8 @@ def _place(run: str, part: str | None) -> str:
     return str(parts / part)
 
 
-def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
-    """Write a folder as Hugging Face's libraries do; return what to say about it."""
+def _merged(config: ExportConfig, start: Pretrained) -> Ours:
+    """Return a model with what can be merged in its weights."""
     tensors = start.tensors()
     model, _ = start.filled(tensors)
     merge(model)
@@ -116,10 +140,60 @@ def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str
         length=_length(start),
     )
     check_finite(ours.tensors, start.weights)  # a product of finite numbers may be none
+    return ours
+
+
+def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Write a file for llama.cpp; return what to say about it."""
+    from transfer_cli.interop.gguf_file import FILE_NAME, write_gguf
+
+    own = start.published.family.model_type if start.published else None
+    family = config.family or own
+    target = write_gguf(_merged(config, start), folder, family, Path(config.to).name)
+    return {
+        "written": f"{Path(config.to) / FILE_NAME}, float32; llama-quantize makes it smaller",
+        "loads as": f"{target.family.name}, in llama.cpp",
+    }
+
+
+def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Write what was added to a published model; return what to say about it."""
+    from transfer_cli.interop.peft_folder import write_adapter
+
+    run = config_of(start)
+    place = None if run is None else run.get("init_from")
+    base = None if place is None else open_pretrained(str(config.base or place), "base")
+    if place is None or base is None or base.published is None:
+        raise ConfigError(
+            "format: peft is for a run that adapted a published model (init_from), onto which "
+            "others load it; take format=hf"
+        )
+    objective = objective_of(start) if _has_head(start) else None
+    model, _ = start.filled(start.tensors(), objective)
+    ours = ours_of(
+        start.description, start.tokenizer, start.task, model, head=True, length=_length(start)
+    )
+    name = place_of(str(place)).removeprefix(HUB)
+    family = config.family or base.published.family.model_type
+    target = write_adapter(model, ours, base.tensors(), name, folder, family)
+    write_tokenizer(ours, folder, ours.tokenizer.pad, mask_lstrip=target.family.mask_lstrip)
+    loaded = f"peft.PeftModel.from_pretrained(BASE, {config.to!r})"
+    labels = f", num_labels={len(ours.labels)}" if ours.labels else ""
+    base_code = f"transformers.{target.architecture}.from_pretrained({name!r}{labels})"
+    return {"written": config.to, "loads as": f"{loaded}, with BASE = {base_code}"}
+
+
+def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Write a folder as Hugging Face's libraries do; return what to say about it."""
+    ours = _merged(config, start)
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
-    card = card_of(start, written, config.to, ours.length)
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    target = written.target
+    card = Card(
+        f"{target.family.name} ({target.architecture})", target.pipeline, target.architecture,
+        written.labels, written.left_out,
+    )  # fmt: skip
+    (folder / "README.md").write_text(card_of(start, card, config.to, ours.length), "utf-8")
     facts = {
         "written": config.to,
         "loads as": written.target.describe(),
@@ -135,7 +209,7 @@ def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str
 
 def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write an ONNX graph; return what to say about it."""
-    from transfer_cli.interop.onnx_graph import write_onnx
+    from transfer_cli.interop.onnx_graph import GRAPH, graph_size, quantize, write_onnx
 
     objective, tensors = None, start.tensors()
     if config.head and _has_head(start):
@@ -149,19 +223,73 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     usual = "A" if causal else "cls A sep"
     is_text = start.task is None and start.lines != "end"
     layout = usual if start.published is not None or is_text else None
-    largest = write_onnx(
-        model.eval(), objective, start.tokenizer, folder, length=_length(start), layout=layout
-    )
+    own = start.published.family if start.published else None
+    ours = _ours_of_graph(start, model, objective)
+    task = write_beside_graph(ours, folder, own)
+    again = _again(start, ours, objective, LibraryTokenizer.load(folder / FILE))
+    largest = write_onnx(model.eval(), objective, ours, folder, layout=layout, again=again)
     facts = {
         "written": config.to,
         "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
+        "card": f"{Path(config.to) / 'README.md'}: fill in its license",
     }
     left_out: tuple[str, ...] = ()
     if isinstance(objective, SequenceObjective):
         left_out = objective.left_out_of_exports(start.task)
+    losses: dict[str, str] = {}
+    if config.quantize is not None:
+        sizes = [graph_size(folder)]
+        quantize(folder / GRAPH)
+        sizes.append(graph_size(folder))
+        facts["size"] = " before, ".join(map(formats.size, sizes)) + f" by {config.quantize}"
+        losses = _measured(config, start, folder)
+        facts["measured"] = "; ".join(f"{name} {losses[name]}" for name in losses)
+    kind = f"ONNX graph, {config.quantize or 'float32'}"
+    card = Card(kind, task, "", ours.labels, left_out, losses)
+    (folder / "README.md").write_text(card_of(start, card, config.to, ours.length), "utf-8")
     if left_out:
         facts["left out"] = ", ".join(left_out)
     return facts
+
+
+def _ours_of_graph(start: Pretrained, model: TransferModel, objective: Objective | None) -> Ours:
+    of_lines: Texts | None = None if start.published is None else "published"
+    ours = ours_of(
+        start.description, start.tokenizer, start.task, model,
+        head=objective is not None, length=_length(start),
+        texts=of_lines if isinstance(objective, LanguageModel) else "labelled",
+    )  # fmt: skip
+    return replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
+
+
+def _again(
+    start: Pretrained, ours: Ours, objective: Objective | None, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return what `open_graph` reads."""
+    mean, scale = (0.0, 1.0) if objective is None else unit_of(objective, start.task)
+    found = replace(start.description, tokenizer_hash=tokenizer.hash, edits={}, base=None)
+    if start.published is not None:
+        found = replace(found, lines=start.lines, pairs=not start.reads_lines)
+    return {
+        "model": asdict(found), "segments": ours.shape.segments, "mean": mean, "scale": scale
+    }  # fmt: skip
+
+
+def _measured(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Return each measure on the run's own validation, of the run and of the graph."""
+    precision = Precision("fp32", torch.device("cpu"))
+    try:
+        if not start.has_run:
+            raise ConfigError("a published model brings no data")
+        trained = open_trained(_place(config.run, config.part), precision, config.base)
+        graph = open_trained(str(folder), precision)
+        models = {"run": trained.model, "graph": graph.model}
+        one, other = on_validation(trained, models, precision).values()
+    except TransferError as error:
+        log.warning("quantize: what it costs is not measured: %s", error)
+        return {"not measured": "see the warning"}
+    whole = (name for name in one if "/" not in name)
+    return {name: f"{one[name]:.4g} -> {other[name]:.4g}" for name in whole}
 
 
 def _length(start: Pretrained) -> int:
@@ -209,34 +337,48 @@ _FILTERS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def card_of(start: Pretrained, written: WrittenFolder, to: str, length: int) -> str:
+@dataclass(frozen=True)
+class Card:
+    """What a card says beside the training.
+
+    Args:
+        task: What the hub calls it.
+        architecture: The class that loads it; "" for an ONNX graph.
+        losses: Each measure before and after quantization.
+    """
+
+    kind: str
+    task: str
+    architecture: str
+    labels: Sequence[str]
+    left_out: Sequence[str]
+    losses: Mapping[str, str] = field(default_factory=dict)
+
+
+def card_of(start: Pretrained, card: Card, to: str, length: int) -> str:
     """Return the card of a model that reads `length` tokens of a text.
 
     How it was trained only the directory of a run can say.
     """
-    target = written.target
     shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
-        "kind of model": f"{target.family.name} ({target.architecture})",
+        "kind of model": card.kind,
         "size": f"{shape.depth} blocks of width {shape.width}, {vocabulary:,} tokens, "
         f"{shape.positions} positions",
-        "numbers": "float32",
+        "numbers": "int8" if card.losses else "float32",
         "longest input": f"{length:,} tokens, special ones included; a longer text loses its end, "
-        + ("never a choice" if target.pipeline == "multiple-choice" else "of two the longer first"),
+        + ("never a choice" if card.task == "multiple-choice" else "of two the longer first"),
     }
     run = RunDirectory(start.folder.parent)
-    results = None if start.published else _results(run)
+    results = _results(run) if start.has_run else None
     return rendered(
         title=Path(to).name,
-        task=target.pipeline,
-        architecture=target.architecture,
+        card=card,
         what=what,
-        labels=written.labels,
         how=_training(run, results) if results else {},
         command=_command(run, results) if results else "",
         measures=results.measures if results else {},
         by_label=_by_label(results) if results else {},
-        left_out=written.left_out,
     )
 
 

@@ -1,0 +1,162 @@
+"""The folder of an ONNX export, read again: a model whose passes are those of its graph.
+
+Legend: B batch, T positions, N outputs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
+from transfer_cli.interop.onnx_graph import FACTS, GRAPH, outputs_of, session_of
+from transfer_cli.interop.onnx_modules import HIDDEN
+from transfer_cli.interop.vocabulary import FILE
+from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.heads import Pooling
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import ModelDescription, description_in
+from transfer_cli.safe_files import UnreadableError, read_json
+
+
+@dataclass(frozen=True)
+class GraphFolder:
+    """A graph, and what it was made of.
+
+    Args:
+        description: Of the model; its edits are in the graph.
+        segments: How many it tells apart.
+        length: How many tokens of a text it reads.
+        outputs: Their names.
+        mean: What was added to the head's outputs, and
+        scale: what they were multiplied by before, to be answers that need nothing else.
+    """
+
+    folder: Path
+    description: ModelDescription
+    tokenizer: Tokenizer
+    segments: int
+    length: int
+    outputs: tuple[str, ...]
+    mean: float
+    scale: float
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it answers; else it gives hidden states."""
+        return self.outputs != (HIDDEN,)
+
+    def model(self, heads: Sequence[str]) -> TransferModel:
+        """Return the graph as a model, with heads of these names."""
+        backbone = cast("Backbone", _GraphBackbone(self))
+        return TransferModel(backbone, {name: _Given() for name in heads})
+
+
+def is_graph(folder: Path) -> bool:
+    """Return whether `export format=onnx` wrote a folder."""
+    return (folder / FACTS).is_file()
+
+
+def open_graph(folder: Path, key: str) -> GraphFolder:
+    """Return what lies in a folder, without loading the graph."""
+    path = folder / FACTS
+    with raised_as(CheckpointError, f"{key}: {path}: ", OSError, ValueError, UnreadableError):
+        facts = read_json(path)
+    again = facts.get("again")
+    if not isinstance(again, dict) or not isinstance(again.get("model"), dict):
+        raise CheckpointError(
+            f"{key}: {path} does not say what the graph was trained for (again), as earlier "
+            "versions did not; export the run anew"
+        )
+    output = facts.get("output")
+    names: list[Any] = output if isinstance(output, list) else [output]
+    numbers = [facts.get("length"), again.get("segments"), again.get("mean"), again.get("scale")]
+    if not all(isinstance(n, str) for n in names) or not all(
+        isinstance(n, int | float) for n in numbers
+    ):
+        raise CheckpointError(f"{key}: {path} is damaged; export the run anew")
+    description = description_in(path, lambda: again["model"])
+    tokenizer = LibraryTokenizer.load(folder / FILE)
+    if tokenizer.hash != description.tokenizer_hash:
+        raise CheckpointError(f"{key}: {folder / FILE} is another tokenizer than that of the graph")
+    length, segments, mean, scale = cast("list[Any]", numbers)
+    return GraphFolder(
+        folder, description, tokenizer, segments, length, tuple(names), mean, scale
+    )  # fmt: skip
+
+
+class _GraphBackbone(nn.Module):
+    """Stands for a backbone: what it returns as the last hidden states are the graph's outputs."""
+
+    shape: BackboneShape
+
+    def __init__(self, found: GraphFolder) -> None:
+        super().__init__()
+        self.shape, self.vocabulary = found.description.shape, found.description.vocabulary
+        self.causal, self.num_segments = self.shape.direction == "causal", found.segments
+        self.token_embedding = nn.Embedding(0, 1)  # heads are given it, and these read nothing
+        self._found = found
+        self._session = _session(found.folder / GRAPH)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        mask_BT: Tensor,
+        segment_BT: Tensor | None = None,
+        *,
+        padded: bool = True,
+        packing: Any = None,
+        layers: Any = None,
+        **others: Any,
+    ) -> list[Tensor]:
+        """See `Backbone.forward`; a text's own output stands at each of its positions."""
+        if asked := [name.rpartition("_")[0] for name, it in others.items() if it is not None]:
+            raise CheckpointError(
+                f"run: {self._found.folder} holds an ONNX graph, which reads whole texts alone (it "
+                f"has no {asked[0]}); take the run itself, or its export with format=hf"
+            )
+        given = {"input_ids": tokens_BT, "attention_mask": mask_BT.long()}
+        if self.num_segments > 1:
+            zeros_BT = torch.zeros_like(tokens_BT)
+            given["token_type_ids"] = zeros_BT if segment_BT is None else segment_BT
+        outputs = outputs_of(self._session, self._found.outputs, given).to(tokens_BT.device)
+        if (self._found.mean, self._found.scale) != (0, 1):
+            outputs = (outputs - self._found.mean) / self._found.scale
+        if outputs.dim() < 3:
+            outputs = outputs[:, None].expand(-1, tokens_BT.shape[1], -1)
+        return [outputs if packing is None else packing.pack(outputs)] * len(layers or (0,))
+
+
+class _Given(nn.Module):
+    """Stands for any head: the answers are there."""
+
+    pooling: Pooling = "cls_first"
+
+    def forward(self, outputs: Tensor, *others: Any) -> Tensor:
+        """Return the outputs."""
+        return outputs
+
+    def summed_loss(
+        self, logits_NV: Tensor, table: Tensor, target_N: Tensor, on_logits: Any = None
+    ) -> Tensor:
+        """Return the cross-entropy, summed."""
+        if on_logits is not None:
+            on_logits(logits_NV, slice(None))
+        return F.cross_entropy(logits_NV.float(), target_N, reduction="sum")
+
+
+def _session(path: Path) -> Any:
+    """Return what computes a graph, with as many threads as torch has."""
+    if find_spec("onnxruntime") is None:
+        raise ConfigError(f"run: {path} needs the package onnxruntime: {pip_install('onnx')}")
+    try:
+        return session_of(path)
+    except Exception as error:  # it has no class of its own that all of its errors are of
+        raise CheckpointError(f"run: {path} is no ONNX graph that runs: {error}") from error
