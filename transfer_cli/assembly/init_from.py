@@ -30,8 +30,7 @@ from transfer_cli.data.tokenizer_recipes import (
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
-from transfer_cli.interop.graph_folder import GraphFolder, is_graph, open_graph
-from transfer_cli.interop.onnx_graph import GRAPH
+from transfer_cli.interop.graph_folder import GRAPH, GraphFolder, is_graph, open_graph
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD, BackboneShape
 from transfer_cli.model.borrowing import as_head

@@ -27,7 +27,7 @@ _FAMILIES = {
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLITS = {
+_SPLITS: Mapping[tuple[tuple[str, str | None], ...], str] = {
     (("ByteLevel", None),): "gpt-2",
     (("Digits", None), ("ByteLevel", None)): "smollm",
     (("Split", rf"{_WORDS}\p{{N}}{{1,3}}{_REST}"), ("ByteLevel", None)): "llama-bpe",
@@ -69,7 +69,11 @@ def write_gguf(ours: Ours, folder: Path, family: str | None, name: str) -> Targe
     writer.write_tensors_to_file()
     writer.close()
     again = {each.name: each.data for each in gguf.GGUFReader(path).tensors}
-    damaged = [n for n, tensor in tensors.items() if not np.array_equal(again.get(n), tensor)]
+    damaged = [
+        name
+        for name, tensor in tensors.items()
+        if name not in again or not np.array_equal(again[name], tensor)
+    ]
     if damaged or len(again) != len(tensors):
         raise CheckpointError(f"to: {FILE_NAME} was not written as it is ({damaged[:1]})")
     return target

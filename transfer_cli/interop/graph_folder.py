@@ -3,7 +3,7 @@
 Legend: B batch, T positions, N outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,14 +16,18 @@ from torch import Tensor, nn
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
-from transfer_cli.interop.onnx_graph import FACTS, GRAPH, outputs_of, session_of
-from transfer_cli.interop.onnx_modules import HIDDEN
 from transfer_cli.interop.vocabulary import FILE
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription, description_in
 from transfer_cli.safe_files import UnreadableError, read_json
+
+GRAPH = "model.onnx"
+FACTS = "onnx.json"
+
+HIDDEN = "last_hidden_state"
+"""The output of a model without a head."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,23 @@ class _Given(nn.Module):
         if on_logits is not None:
             on_logits(logits_NV, slice(None))
         return F.cross_entropy(logits_NV.float(), target_N, reduction="sum")
+
+
+def session_of(path: Path) -> Any:
+    """Return what computes a graph, with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def outputs_of(session: Any, names: Sequence[str], given: Mapping[str, Tensor]) -> Tensor:
+    """Return what a graph gives; those of several outputs are the last dimension."""
+    found = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in given.items()})
+    parts = [torch.from_numpy(part) for part in found]
+    return parts[0] if len(parts) == 1 else torch.stack(parts, -1)
 
 
 def _session(path: Path) -> Any:

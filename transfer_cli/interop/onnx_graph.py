@@ -17,6 +17,7 @@ from torch import Tensor
 from transfer_cli.batch import Batch
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import dump_json
+from transfer_cli.interop.graph_folder import FACTS, GRAPH, outputs_of, session_of
 from transfer_cli.interop.onnx_modules import Graph, graph_of
 from transfer_cli.interop.targets import Ours
 from transfer_cli.interop.vocabulary import SPECIAL_TOKENS, layouts_of
@@ -26,8 +27,6 @@ from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
 
-GRAPH = "model.onnx"
-FACTS = "onnx.json"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 TOLERANCE = 1e-4
@@ -190,23 +189,6 @@ def _forget_origin(model: Any) -> None:
     values = (*model.graph.inputs, *model.graph.initializers.values(), *outputs)
     for part in (*nodes, *values, model.graph, model):
         part.metadata_props.clear()
-
-
-def session_of(path: Path) -> Any:
-    """Return what computes a graph, with as many threads as torch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def outputs_of(session: Any, names: Sequence[str], given: Mapping[str, Tensor]) -> Tensor:
-    """Return what a graph gives; those of several outputs are the last dimension."""
-    found = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in given.items()})
-    parts = [torch.from_numpy(part) for part in found]
-    return parts[0] if len(parts) == 1 else torch.stack(parts, -1)
 
 
 def compare(

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
+from transfer_cli.interop.graph_folder import HIDDEN
 from transfer_cli.model.added import added_modules
 from transfer_cli.model.heads import BatchNorm, Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import POOLER, SequenceObjective
-
-HIDDEN = "last_hidden_state"
-"""The output of a model without a head."""
 
 
 class Graph(nn.Module):

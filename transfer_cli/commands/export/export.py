@@ -209,7 +209,8 @@ def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str
 
 def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write an ONNX graph; return what to say about it."""
-    from transfer_cli.interop.onnx_graph import GRAPH, graph_size, quantize, write_onnx
+    from transfer_cli.interop.graph_folder import GRAPH
+    from transfer_cli.interop.onnx_graph import graph_size, quantize, write_onnx
 
     objective, tensors = None, start.tensors()
     if config.head and _has_head(start):
