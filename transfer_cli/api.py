@@ -166,11 +166,11 @@ class LoadedModel:
     @property
     def abilities(self) -> tuple[str, ...]:
         """Which of `predict`, `generate` and `embed` this model can do."""
-        objective = self._opened.objective
+        objective, graph = self._opened.objective, self._opened.start.graph
         can = {
             "predict": objective is not None and self.task is not None,
-            "generate": isinstance(objective, CausalLM),
-            "embed": True,
+            "generate": isinstance(objective, CausalLM) and graph is None,
+            "embed": graph is None or not graph.has_head,
         }
         return tuple(name for name, it_can in can.items() if it_can)
 

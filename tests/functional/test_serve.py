@@ -112,6 +112,18 @@ def test_each_kind_of_task_answers_as_predict_does(kind, task_run, transfer, tmp
         assert each == {name: line[name] for name in each}
 
 
+@pytest.mark.slow
+def test_a_graph_of_onnx_answers_as_its_run_and_says_what_it_cannot(models, finetuned, transfer):
+    transfer("export", finetuned, "graph", "format=onnx").ok()
+    client = TestClient(Service({"g": transfer_cli.load("graph")}, ServingConfig()).app, HERE)
+
+    found = client.post("/predict", json={"texts": TEXTS}).json()["predictions"]
+
+    for each, own in zip(found, models["kinds"].predict(TEXTS), strict=True):
+        assert each["probabilities"] == pytest.approx(own["probabilities"], abs=1e-5)
+    assert client.get("/labels").json()["abilities"] == ["predict"]
+
+
 def test_requests_that_come_together_pass_through_the_model_together(service, models):
     async def ask(port, text):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
