@@ -6,8 +6,7 @@ The model is that of `predict.py`: a BERT of 6 blocks of width 384 with random w
 of `--weights`. In each round a process with the loaded model (`load(RUN).predict`), our server and
 the peer's take turns, on the same questions of TREC: one at a time, then all of them, for which
 clients at 127.0.0.1 ask one by one, or 32 to a request. The peer answers each request by itself, in
-a thread. `--soak` asks a server of a tiny model so often, and compares its memory after a tenth of
-the requests and at the end.
+a thread. `--soak` asks a server of a tiny model so often, and compares its memory early and late.
 """
 
 import argparse
@@ -186,16 +185,14 @@ def soak(model: Path, questions: Sequence[str], count: int, threads: int) -> Rep
     rows = [["requests", "MiB"]]
     with ExitStack() as stack:
         port, process = started(stack, words, threads)
-        began = time.perf_counter()
         for part in range(10):
             asyncio.run(ask(port, requests[part * count // 10 : (part + 1) * count // 10], CLIENTS))
             status = Path(f"/proc/{process}/status").read_text("ascii")
             held = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
             rows.append([f"{(part + 1) * count // 10:,}", f"{held:.1f}"])
     growth = float(rows[-1][1]) / float(rows[1][1])
-    goal = Goal("memory at the end over a tenth", growth, 1.02)
-    took = time.perf_counter() - began
-    return Report("soak", (), [goal], rows, [f"{count / took:.0f} requests a second"])
+    goal = Goal("memory at the end over that after a tenth", growth, 1.02)
+    return Report("soak", (), [goal], rows)
 
 
 if __name__ == "__main__":
