@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiny
 from tests.killing import Commands, Moment
 from tests.long.compare_runs import differences
 from tests.records import read_metrics
+from transfer_cli.runs import checkpoint
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -75,6 +77,25 @@ def test_killed_at_some_moment_it_ends_as_if_it_was_not(commands, words, whole, 
     killed_and_typed_again(commands, tmp_path, words, moment)
 
     assert_same(tmp_path / "run", run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("average", "copies"), [("ema", ()), ("last_k", ("loop.average_last=2",))])
+def test_killed_twice_its_average_is_as_if_it_was_not(commands, words, tmp_path, average, copies):
+    words = (*words, f"loop.average={average}", *copies)
+    (tmp_path / "whole").mkdir()
+    ended, run = undisturbed(commands, tmp_path / "whole", words)
+    moments = (Moment(operation=round(share * ended.operations)) for share in (0.6, 0.25))
+
+    killed_and_typed_again(commands, tmp_path / "again", words, *moments)
+
+    assert_same(tmp_path / "again" / "run", run)
+    whole, again = (
+        checkpoint.read_state(folder / "checkpoints" / "step-00000007")["average"]["copies"]
+        for folder in (run, tmp_path / "again" / "run")
+    )
+    assert len(whole) == len(again) == 1 + len(copies)
+    assert all(map(tiny.same, whole, again))
 
 
 @pytest.mark.slow
