@@ -546,7 +546,7 @@ def folder(tmp_path, monkeypatch):
         ("transfer pretrain precision=b", "precision=bf16"),
         ("transfer predict resume=", "resume=true resume=false"),
         ("transfer predict format=t", "format=text format=tsv"),
-        ("transfer export format=", "format=hf format=onnx"),
+        ("transfer export format=", "format=hf format=onnx format=peft format=gguf"),
         ("transfer finetune resume.", "resume.strict="),
         ("transfer finetune data=table data.lab", "data.label= data.labelled="),
         ("transfer finetune data=trec6 data.lab", "data.labelled="),
