@@ -33,6 +33,7 @@ WRITERS = {
     "commands/presets.py": NEW,
     "commands/lr_find.py": NEW,
     "commands/predict/predict.py": "beside what was typed: `_opened` asks `check_inside`",
+    "commands/push.py": "an export in a folder for temporary files, which goes with the command",
     "data/fetch.py": OWN,
     "data/known_files.py": OWN,
     "data/library_tokenizer.py": NEW,
