@@ -323,6 +323,7 @@ def command_lines(place):
                   [at, f"input={quoted(place / 'broken.jsonl')}", f"text={quoted(HOSTILE)}"]],
         "generate": [[start.replace("init_from", "run"), f"The {HOSTILE}", "max_tokens=3",
                       f"output={quoted(place / 'generated.jsonl')}"], [at, "x"]],
+        "push": [[run, "owner/name", "--dry"], [run, quoted(HOSTILE), "--dry"]],
         "serve": [[run, f"host={quoted(HOSTILE)}"],
                   [run, "port=0", f"serve.token_file={quoted(unknown)}"]],
         "chat": [[at, f"persona={quoted(HOSTILE)}"]],

@@ -409,7 +409,7 @@ def test_the_page_names_every_path_and_every_limit(service):
     paths = {route.path for route in service().app.routes}
     assert {"/", *re.findall(r"^\| (?:GET|POST) `(/[\w.]+)`", page, re.MULTILINE)} == paths
     limits = {field.name for field in fields(ServingConfig)}
-    assert {*re.findall(r"serve\.(\w+)", page)} == limits
+    assert {*re.findall(r"`serve\.(\w+)", page)} == limits
 
 
 @pytest.mark.slow

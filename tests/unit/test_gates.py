@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 52,
     "lines of the example's tagger": 135,
-    "lines of tests": 63_967,
+    "lines of tests": 63_972,
     "lines of scripts": 5_814,
     "lines of documentation": 5_587,
 }

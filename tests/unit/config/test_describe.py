@@ -220,7 +220,7 @@ def test_each_word_is_answered_once_and_keys_in_answers_are_keys(section, known)
     ("word", "named"),
     [
         ("train", "transfer finetune"), ("test", "transfer evaluate"), ("server", "transfer serve"),
-        ("publish", "transfer push"), ("quantize", "not quantized"), ("pretrian", "'pretrain'"),
+        ("publish", "transfer push"), ("quantize", "transfer export"), ("pretrian", "'pretrain'"),
         ("--epochs", "--help"),
     ],
 )  # fmt: skip
