@@ -48,7 +48,7 @@ def start(*words, cache):
 
 
 def entries(cache):
-    return {path.parent.name: path.stat().st_mtime_ns for path in cache.glob("*/*/seal.json")}
+    return {path.parent.name: path.stat().st_mtime_ns for path in cache.glob("*/[!.]*/seal.json")}
 
 
 def test_prepare_says_how_many_files_came_and_a_run_takes_them(transfer, folder, tiny, loop):
