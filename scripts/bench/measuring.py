@@ -248,7 +248,7 @@ class Worker:
         command += [variant.module, variant.function, json.dumps(dict(variant.options))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variant.env}
         with theirs, os.fdopen(handle, "wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own words
+            self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**environment, _GATE: str(theirs.fileno())}, pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -361,7 +361,7 @@ def once(command: Command, *, threads: int = 2) -> Turn:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **command.env}
     with tempfile.TemporaryFile() as log:
         clock, began = _Clock(), time.perf_counter()
-        process = subprocess.Popen(  # noqa: S603 - our own words
+        process = subprocess.Popen(
             list(command.words), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
         reached = command.until is not None and _wait_for(command.until, process.pid)
@@ -404,7 +404,7 @@ def calling(module: str, function: str) -> str:
 
 def python(interpreter: str, code: str, *words: object, **env: str) -> str:
     """Return what a piece of Python prints."""
-    ended = subprocess.run(  # noqa: S603 - our own words
+    ended = subprocess.run(
         [interpreter, "-c", code, *map(str, words)], env={**os.environ, **env},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

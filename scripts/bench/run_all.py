@@ -33,9 +33,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
         print(f"running {name}", flush=True)
         began = time.perf_counter()
         case = [sys.executable, measuring.FOLDER / f"{name}.py", *words]
-        ended = subprocess.run(  # noqa: S603 - our own words
-            list(map(str, case)), check=False, stdout=subprocess.DEVNULL
-        )
+        ended = subprocess.run(list(map(str, case)), check=False, stdout=subprocess.DEVNULL)
         seconds = f"{time.perf_counter() - began:.0f}"
         if ended.returncode:
             rows.append([name, FAILED, "", "", "", seconds])

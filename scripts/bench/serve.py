@@ -95,7 +95,7 @@ def timed(port: int, requests: Sequence[Sequence[str]], clients: int) -> tuple[f
 def begun(words: Sequence[str], threads: int, **pipes: Any) -> subprocess.Popen:
     """Start a process that computes with so many threads."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    return subprocess.Popen(words, env=environment, **pipes)  # noqa: S603 - our own words
+    return subprocess.Popen(words, env=environment, **pipes)
 
 
 def started(stack: ExitStack, words: Sequence[str], threads: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ def repositories(monkeypatch):
         known = {"ENDPOINT": address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
         for name, value in known.items():
             monkeypatch.setattr(constants, name, value)
-        monkeypatch.setenv("HF_TOKEN", hub.TOKEN)
+        monkeypatch.setenv("HF_TOKEN", hub.BEARER)
         yield there
 
 
@@ -133,13 +133,13 @@ def test_a_public_repository_is_not_taken_for_a_private_one(transfer, finetuned,
     ("words", "token", "parts"),
     [
         (["{run}", "owner/mine"], "hf_wrong", ["repository: ", "HF_TOKEN"]),
-        (["{run}", "other/mine"], hub.TOKEN, ["repository: other/mine", "right to write"]),
-        (["{run}", "mine"], hub.TOKEN, ["repository: 'mine'", "owner/name"]),
-        (["{run}", "owner/a/b"], hub.TOKEN, ["repository: ", "owner/name"]),
-        (["{run}", "owner/--"], hub.TOKEN, ["repository: ", "owner/name"]),
-        (["nope", "owner/mine"], hub.TOKEN, ["run: ", "nope"]),
-        (["empty", "owner/mine"], hub.TOKEN, ["run: empty"]),
-        (["{run}"], hub.TOKEN, ["repository: "]),
+        (["{run}", "other/mine"], hub.BEARER, ["repository: other/mine", "right to write"]),
+        (["{run}", "mine"], hub.BEARER, ["repository: 'mine'", "owner/name"]),
+        (["{run}", "owner/a/b"], hub.BEARER, ["repository: ", "owner/name"]),
+        (["{run}", "owner/--"], hub.BEARER, ["repository: ", "owner/name"]),
+        (["nope", "owner/mine"], hub.BEARER, ["run: ", "nope"]),
+        (["empty", "owner/mine"], hub.BEARER, ["run: empty"]),
+        (["{run}"], hub.BEARER, ["repository: "]),
     ],
 )
 def test_what_cannot_be_pushed_is_one_line_and_leaves_nothing(
@@ -159,6 +159,6 @@ def test_what_cannot_be_pushed_is_one_line_and_leaves_nothing(
 def test_without_a_network_it_is_one_line(transfer, finetuned, monkeypatch, offline):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    monkeypatch.setenv("HF_TOKEN", hub.TOKEN)
+    monkeypatch.setenv("HF_TOKEN", hub.BEARER)
 
     transfer("push", finetuned, "owner/mine").refusal("repository: owner/mine")

