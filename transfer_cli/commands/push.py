@@ -135,6 +135,8 @@ def _export(config: PushConfig, place: Path, folder: Path) -> None:
     """Export a run, its measures as `model-index` in the head of its card."""
     from transfer_cli.commands.export.export import export  # torch: a wrong name needs none
 
+    with silent():
+        export(ExportConfig(run=config.run, to=str(folder), base=config.base))
     run = RunDirectory(place.parent if place.name == MODEL else place)
     try:
         results = Results.read(run.results)
@@ -143,8 +145,6 @@ def _export(config: PushConfig, place: Path, folder: Path) -> None:
         log.warning("run: %s has no results, so the card will name no measures", place)
     if results.failed:
         log.warning("run: %s has learnt next to nothing: %s", place, in_one_line(results.failed))
-    with silent():
-        export(ExportConfig(run=config.run, to=str(folder), base=config.base))
     card = (folder / CARD).read_text(encoding="utf-8")
     name = json.dumps(folder.name)
     card = re.sub(
