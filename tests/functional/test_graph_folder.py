@@ -97,7 +97,7 @@ def test_a_published_models_graph_is_read_in_its_own_way(family, transfer, tmp_p
     transfer("export", "run=published", "to=graph", "format=onnx").ok()
     config = [json.loads(Path(f, "config.json").read_text()) for f in ("published", "graph")]
     assert config[0]["model_type"] == config[1]["model_type"]
-    Path("in.txt").write_text("The capital of France is Paris .\n" * 9)
+    Path("in.txt").write_text("The capital of France is Paris .\n" * 200)
     words = {
         "bert": ("fill", "The [MASK] of"), "roberta": ("fill", "The <mask> of"),
         "gpt2": ("evaluate", "data=text", "data.train=in.txt", "split=train"),
@@ -108,7 +108,7 @@ def test_a_published_models_graph_is_read_in_its_own_way(family, transfer, tmp_p
         for place in ("published", "graph")
     ]
 
-    numbers = [[float(w) for w in words if w[:1].isdigit() and w.isprintable()] for words in found]
+    numbers = [[float(w.replace(",", "")) for w in words if w[:1].isdigit()] for words in found]
     assert numbers[1] == pytest.approx(numbers[0], rel=1e-4)
 
 
@@ -174,6 +174,7 @@ def test_what_lies_beside_the_graph_is_named_as_elsewhere(graph):
     assert json.loads((graph / "tokenizer_config.json").read_text())["model_max_length"] == 64
 
 
+@pytest.mark.slow
 def test_eight_bits_are_smaller_and_what_they_cost_is_measured(classifier, questions, transfer):
     transfer("export", f"run={classifier}", "to=whole", "format=onnx").ok()
 

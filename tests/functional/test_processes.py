@@ -220,6 +220,14 @@ def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer)
         assert (Path("same") / file).read_bytes() == (Path("whole") / file).read_bytes(), file
     assert values("one") == pytest.approx(values("whole"), rel=1e-4, abs=1e-6)
 
+    shutil.rmtree("one/checkpoints/step-00000006")
+    Path("one/status.json").write_text('{"status": "stopped"}')
+    two = apart("pretrain", "resume=one", "devices=2", "parallel=fsdp")
+
+    assert two.returncode == 0, two.stderr
+    assert "going on after step 4" in two.stderr
+    assert values("one") == pytest.approx(values("whole"), rel=1e-4, abs=1e-6)
+
 
 FRESH = "model.dropout=0 model.attention_dropout=0"
 START = "init_from={still}"

@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 70_711,
+    "lines of the package": 70_701,
     "files of the package": 370,
     "modules to read for engine.step": 42,
     "lines to read for engine.step": 7_515,
@@ -14,16 +14,16 @@ BOUNDS = {
     "modules to read for reports.page": 28,
     "lines to read for reports.page": 4_957,
     "modules to read for assembly.blueprint": 116,
-    "lines to read for assembly.blueprint": 23_558,
+    "lines to read for assembly.blueprint": 23_562,
     "modules to read for training.train": 175,
-    "lines to read for training.train": 33_797,
+    "lines to read for training.train": 33_802,
     "modules to read for commands.predict.predict": 99,
     "lines to read for commands.predict.predict": 21_636,
     "circles of imports": 0,
     "signatures with a config": 52,
     "lines of the example's tagger": 135,
-    "lines of tests": 63_972,
-    "lines of scripts": 5_814,
+    "lines of tests": 63_981,
+    "lines of scripts": 5_810,
     "lines of documentation": 5_587,
 }
 

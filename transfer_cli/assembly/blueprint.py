@@ -288,16 +288,10 @@ def draw(
     loop = replace(loop, batch=min(loop.batch, data.counts["main"]))
     kernels = ""
     if loop.compile == "auto":
-        eager = why_eager(
-            precision.device,
-            missing_for(precision.device),
-            lengths_vary=not _in_blocks(shape, data),
-            sharded=sharded,
-            steps=sizes.total_steps,
+        is_compiled, kernels = _kernels(
+            precision.device, sizes.total_steps, sharded=sharded, varies=not _in_blocks(shape, data)
         )
-        loop = replace(loop, compile=not eager)
-        if precision.device.type == "cuda":
-            kernels = f"{f'eager, as {eager}' if eager else 'compiled'} (loop.compile=auto)"
+        loop = replace(loop, compile=is_compiled)
     config = with_values(config, {"loop.compile": loop.compile, **_vocabulary(config, data, start)})
     course = _course(config, loop, sizes, network, adaptation)
     decided = _finalize_options(network, course)
@@ -307,9 +301,19 @@ def draw(
         **network.losses[0].objective.described(objective_options(config.objective, "objective")),
         **decided,
     }
-    return _solvable(Blueprint(
+    plan = Blueprint(
         config, adaptation, start, data, network, course, objective, precision, sharded, kernels
-    ))  # fmt: skip
+    )
+    return _solvable(plan)
+
+
+def _kernels(device: torch.device, steps: int, *, sharded: bool, varies: bool) -> tuple[bool, str]:
+    """Return whether passes are compiled with `loop.compile=auto`, and on a GPU what is said."""
+    eager = why_eager(
+        device, missing_for(device), lengths_vary=varies, sharded=sharded, steps=steps
+    )
+    said = f"{f'eager, as {eager}' if eager else 'compiled'} (loop.compile=auto)"
+    return not eager, said if device.type == "cuda" else ""
 
 
 def _vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:

@@ -166,20 +166,20 @@ def _index(results: Results, name: str, card: str) -> dict[str, Any]:
     task = yaml.safe_load(card.split("\n---\n")[0]).get("pipeline_tag", "other")
     data = results.presets.get("data", "data")
     units = {metric.name: f"{metric.name} ({metric.unit})" for metric in results.metrics}
-    found = [
+    splits = [
         {
             "task": {"type": task},
             "dataset": {"name": data, "type": data, "split": split},
             "metrics": [
                 {"type": measure, "name": units.get(measure, measure), "value": float(value)}
-                for measure, value in without_details(measured).items()
+                for measure, value in without_details(measures).items()
                 if f"{split}/{measure}" in results.by_name
             ],
         }
-        for split, measured in results.measures.items()
+        for split, measures in results.measures.items()
     ]
-    found = [each for each in found if each["metrics"]]
-    return {"model-index": [{"name": name, "results": found}]} if found else {}
+    measured = [split for split in splits if split["metrics"]]
+    return {"model-index": [{"name": name, "results": measured}]} if measured else {}
 
 
 # --- what is said ------------------------------------------------------------------------------

@@ -94,15 +94,16 @@ class _MLflow:
         mlflow = importlib.import_module("mlflow")
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         if run.identity is not None:
-            mlflow.start_run(run_id=run.identity)
+            active = mlflow.start_run(run_id=run.identity)
         else:
-            mlflow.start_run(run_name=run.name, tags={"group": run.group} if run.group else None)
+            group = {"group": run.group} if run.group else None
+            active = mlflow.start_run(run_name=run.name, tags=group)
         self._logger = MLflowLogger()  # of the run that is active
         if run.identity is None:
             # A resume cannot change them: they are what the run began with.
             values = {name.replace("/", "."): value for name, value in flat(run.config)}
             self._logger.log_params(self._allowed(values))
-        return str(self._logger.active_run.info.run_id)
+        return str(active.info.run_id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         curves = {}

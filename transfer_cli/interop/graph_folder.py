@@ -101,13 +101,13 @@ class _GraphBackbone(nn.Module):
 
     shape: BackboneShape
 
-    def __init__(self, found: GraphFolder) -> None:
+    def __init__(self, graph: GraphFolder) -> None:
         super().__init__()
-        self.shape, self.vocabulary = found.description.shape, found.description.vocabulary
-        self.causal, self.num_segments = self.shape.direction == "causal", found.segments
+        self.shape, self.vocabulary = graph.description.shape, graph.description.vocabulary
+        self.causal, self.num_segments = self.shape.direction == "causal", graph.segments
         self.token_embedding = nn.Embedding(0, 1)  # heads are given it, and these read nothing
-        self._found = found
-        self._session = _session(found.folder / GRAPH)
+        self._graph = graph
+        self._session = _session(graph.folder / GRAPH)
 
     def forward(
         self,
@@ -123,16 +123,16 @@ class _GraphBackbone(nn.Module):
         """See `Backbone.forward`; a text's own output stands at each of its positions."""
         if asked := [name.rpartition("_")[0] for name, it in others.items() if it is not None]:
             raise CheckpointError(
-                f"run: {self._found.folder} holds an ONNX graph, which reads whole texts alone (it "
+                f"run: {self._graph.folder} holds an ONNX graph, which reads whole texts alone (it "
                 f"has no {asked[0]}); take the run itself, or its export with format=hf"
             )
         given = {"input_ids": tokens_BT, "attention_mask": mask_BT.long()}
         if self.num_segments > 1:
             zeros_BT = torch.zeros_like(tokens_BT)
             given["token_type_ids"] = zeros_BT if segment_BT is None else segment_BT
-        outputs = outputs_of(self._session, self._found.outputs, given).to(tokens_BT.device)
-        if (self._found.mean, self._found.scale) != (0, 1):
-            outputs = (outputs - self._found.mean) / self._found.scale
+        outputs = outputs_of(self._session, self._graph.outputs, given).to(tokens_BT.device)
+        if (self._graph.mean, self._graph.scale) != (0, 1):
+            outputs = (outputs - self._graph.mean) / self._graph.scale
         if outputs.dim() < 3:
             outputs = outputs[:, None].expand(-1, tokens_BT.shape[1], -1)
         return [outputs if packing is None else packing.pack(outputs)] * len(layers or (0,))
@@ -168,8 +168,8 @@ def session_of(path: Path) -> Any:
 
 def outputs_of(session: Any, names: Sequence[str], given: Mapping[str, Tensor]) -> Tensor:
     """Return what a graph gives; those of several outputs are the last dimension."""
-    found = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in given.items()})
-    parts = [torch.from_numpy(part) for part in found]
+    arrays = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in given.items()})
+    parts = [torch.from_numpy(part) for part in arrays]
     return parts[0] if len(parts) == 1 else torch.stack(parts, -1)
 
 

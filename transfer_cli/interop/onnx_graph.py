@@ -204,8 +204,8 @@ def compare(
         if "segment" in batch:
             given["token_type_ids"] = batch["segment"]
         expected = _output(model, objective, batch)
-        found = outputs_of(session, names, given)
-        largest = max(largest, _difference(found, expected, batch["mask"]))
+        computed = outputs_of(session, names, given)
+        largest = max(largest, _difference(computed, expected, batch["mask"]))
     return largest
 
 

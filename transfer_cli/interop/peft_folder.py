@@ -141,20 +141,20 @@ class _Layer:
         changes = cast("list[RowChange]", [*layer.lora.values(), *layer.factors.values()])
         if layer.lora and (layer.factors or layer.input_factors is not None):
             raise ConfigError("format: peft has none for LoRA and (IA)3 together; take format=hf")
-        found: dict[str, _Part] = {}
+        parts: dict[str, _Part] = {}
         for at, name in enumerate(self.rule.theirs):
             module = name.removesuffix(".weight")
             here = [c for c in changes if self.padded(c, torch.ones(1, 1), 0.0)[at].any()]
             if here:
-                found[module] = self._low_rank(at, here) if layer.lora else self._factors(at, here)
+                parts[module] = self._low_rank(at, here) if layer.lora else self._factors(at, here)
             if layer.input_factors is not None:
                 row = layer.input_factors.weight.detach()[None]
-                found[module] = _Part({"ia3_l": row}, is_input=True)
-        return found
+                parts[module] = _Part({"ia3_l": row}, is_input=True)
+        return parts
 
     def _factors(self, at: int, here: Sequence[Any]) -> _Part:
-        each = [self.padded(factor, factor.weight[:, None], 1.0)[at] for factor in here]
-        return _Part({"ia3_l": torch.stack(each).prod(0)})
+        rows = [self.padded(factor, factor.weight[:, None], 1.0)[at] for factor in here]
+        return _Part({"ia3_l": torch.stack(rows).prod(0)})
 
     def _low_rank(self, at: int, here: Sequence[Any]) -> _Part:
         down = torch.cat([update.down.detach() for update in here])

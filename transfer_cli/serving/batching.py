@@ -38,7 +38,7 @@ class Job:
     kind: Kind
     texts: Sequence[Any]
     answers: "asyncio.Future[list[Any]]"
-    found: dict[int, Any] = field(default_factory=dict)
+    answered: dict[int, Any] = field(default_factory=dict)
 
     def settle(self, answers: list[Any] | Exception) -> None:
         """Hand over the answers, or why there are none, from the thread of the model."""
@@ -128,6 +128,6 @@ class Worker:
                     self._answer([each for each in batch if each[0] is job])
             return
         for (job, at), answer in zip(batch, answers, strict=True):
-            job.found[at] = answer
-            if len(job.found) == len(job.texts):
-                job.settle([job.found[each] for each in range(len(job.texts))])
+            job.answered[at] = answer
+            if len(job.answered) == len(job.texts):
+                job.settle([job.answered[each] for each in range(len(job.texts))])

@@ -17,10 +17,8 @@ def serve(config: ServeConfig) -> None:
     names = _names(config.run)
     _check(config.serve)
     token, origins = _token(config.serve.token_file), _origins(config.serve.origins)
-    if not all(map(find_spec, ("starlette", "uvicorn"))):
-        raise ConfigError(
-            f"serve: needs Starlette and uvicorn, the extra serve: {pip_install('serve')}"
-        )
+    if not all(map(find_spec, ("starlette", "uvicorn", "prometheus_client"))):
+        raise ConfigError(f"serve: needs the packages of the extra serve: {pip_install('serve')}")
     with closing(_bound(config.host, config.port)) as listening:
         # Only now what takes seconds to import.
         from transfer_cli.api import load
