@@ -92,10 +92,13 @@ def _bound(host: str, port: int) -> socket.socket:
     """Return a socket at an address; nobody is answered before it listens."""
     between("port:", port, 0, 65_535, ConfigError)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host: {host!r} is no address of this machine ({error})") from error
-    made = socket.socket(family, kind)
+    # asyncio sends small answers at once (TCP_NODELAY) where a socket says that it speaks TCP.
+    made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind(address)
