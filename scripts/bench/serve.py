@@ -146,7 +146,13 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     model = made("model", predict.TRIAL if asked.quick else predict.SIZE, str(asked.weights or ""))
     ones = [[question] for question in questions]
     large = [questions[n : n + LARGE] for n in range(0, len(questions), LARGE)]
-    ways = (("one a request", ones, CLIENTS), (f"{LARGE} a request", large, CLIENTS // 8))
+    ways = (
+        *(
+            (f"one a request, {clients} clients", ones, clients)
+            for clients in (CLIENTS, 4 * CLIENTS)
+        ),
+        (f"{LARGE} a request", large, CLIENTS // 8),
+    )
     own = ["serve", model, "device=cpu", "precision=fp32", "port="]
     theirs = [asked.peers, "-c", measuring.calling("serve", "peer"), str(model), ""]
     found: dict[str, list[float]] = {}
@@ -173,7 +179,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
         rate = medians[f"{OURS}: {way} over load"]
         goals.append(Goal(f"texts a second over load, {way}", rate, 0.9, at_most=False))
     rows = [["what", "median"], *([name, f"{value:.3g}"] for name, value in medians.items())]
-    yield Report(f"{len(questions)} questions, {CLIENTS} clients", (), goals, rows)
+    yield Report(f"{len(questions)} questions", (), goals, rows)
     if asked.soak:
         yield soak(made("tiny", predict.TRIAL, ""), questions, asked.soak, asked.threads)
 

@@ -11,13 +11,15 @@ from transfer_cli.config.schema import ServeConfig, ServingConfig
 from transfer_cli.errors import ConfigError, above_zero, at_least, between, pip_install
 from transfer_cli.safe_files import UnreadableError, read_text
 
+_PACKAGES = ("starlette", "uvicorn", "httptools", "uvloop", "prometheus_client")
+
 
 def serve(config: ServeConfig) -> None:
     """Load the models and answer until SIGTERM or Ctrl-C; what is begun then is still answered."""
     names = _names(config.run)
     _check(config.serve)
     token, origins = _token(config.serve.token_file), _origins(config.serve.origins)
-    if not all(map(find_spec, ("starlette", "uvicorn", "prometheus_client"))):
+    if not all(map(find_spec, _PACKAGES)):
         raise ConfigError(f"serve: needs the packages of the extra serve: {pip_install('serve')}")
     with closing(_bound(config.host, config.port)) as listening:
         # Only now what takes seconds to import.
@@ -97,7 +99,7 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host: {host!r} is no address of this machine ({error})") from error
-    # asyncio sends small answers at once (TCP_NODELAY) where a socket says that it speaks TCP.
+    # Small answers are sent at once (TCP_NODELAY) where a socket says that it speaks TCP.
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
