@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 70_701,
+    "lines of the package": 70_707,
     "files of the package": 370,
     "modules to read for engine.step": 42,
     "lines to read for engine.step": 7_515,
@@ -23,8 +23,8 @@ BOUNDS = {
     "signatures with a config": 52,
     "lines of the example's tagger": 135,
     "lines of tests": 63_981,
-    "lines of scripts": 5_810,
-    "lines of documentation": 5_587,
+    "lines of scripts": 5_816,
+    "lines of documentation": 5_601,
 }
 
 
