@@ -24,7 +24,7 @@ BOUNDS = {
     "lines of the example's tagger": 135,
     "lines of tests": 63_981,
     "lines of scripts": 5_816,
-    "lines of documentation": 5_601,
+    "lines of documentation": 5_602,
 }
 
 
