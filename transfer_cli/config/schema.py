@@ -429,7 +429,7 @@ class ServingConfig:
 
     wait_ms: float = 2.0
     """Milliseconds that a text waits for others at most, to pass through the model together."""
-    batch: int = 128
+    batch: int = 32
     """Texts of all requests that are answered together, at most; the model sorts them by length."""
     queue: int = 4096
     """Texts that wait at most; a request beyond is answered with 429."""
