@@ -340,6 +340,11 @@ def _of_file(text: str, source: str) -> LibraryTokenizer:
     return LibraryTokenizer(tokenizers.Tokenizer.from_str(text), source)
 
 
+def has_text_end(backend: tokenizers.Tokenizer) -> bool:
+    """Return whether there is a token that ends texts or separates them."""
+    return any(backend.token_to_id(name) is not None for name in _NAMES["sep"])
+
+
 @contextmanager
 def library_errors(problem: str) -> Iterator[None]:
     """Turn any error of the library into a DataError; it has no classes of its own."""
