@@ -139,6 +139,7 @@ def build_run(
     _log_start(plan)
     network, precision, loop = plan.network, plan.precision, plan.course.loop
     model, losses = network.model, network.losses
+    _begin_with_vectors(plan, origins)
     # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
@@ -267,6 +268,19 @@ def _source(
     if plan.start.pretrained is None:
         return None
     return Source(plan.start.pretrained, plan.model.backbone.shape, place, origins, named, typed)
+
+
+def _begin_with_vectors(plan: Blueprint, origins: Origins) -> None:
+    """Put word vectors in place of the embeddings of words, where a new model asks for it."""
+    path = None if plan.start.pretrained else plan.config.model.get("embeddings")
+    if path is None or origins.lines is not None:  # a resume has weights
+        return
+    from transfer_cli.data.word_vectors import WordVectors, rows_of
+
+    vectors, table = WordVectors.open(Path(path)), plan.model.backbone.token_embedding.weight
+    vectors.check_size(table.shape[1])
+    for token, vector in rows_of(vectors, plan.data.tokenizer).items():
+        table.detach()[token] = torch.from_numpy(vector)
 
 
 def _parallel(

@@ -292,6 +292,10 @@ class LibraryTokenizer(Tokenizer):
             words[-1] = " "
         return words
 
+    def normalized(self, text: str) -> str:
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
     def decode(self, tokens: Sequence[int]) -> str:
         text = self._backend.decode(list(tokens), skip_special_tokens=False)
         return text.removeprefix(" ") if self._marks_spaces else text
