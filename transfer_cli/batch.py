@@ -39,6 +39,8 @@ key            shape, type     meaning
                                words `[B, T, N]`, where `word` has a number
 `tokens_VIEW`  [B, T] int64    made by `prepare` of losses with further passes: the tokens of
                                another view of the texts, see `view_of`; likewise `mask_VIEW`
+`paraphrases_NAME`  [B, 2]     consistency with paraphrases only: where those of the text begin
+                               among all of the loss NAME, and how many it has
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared;
                                of replaced tokens: where the model's own loss is

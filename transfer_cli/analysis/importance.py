@@ -122,7 +122,7 @@ Kind = Literal["heads", "blocks", "attention", "feed_forward", "embeddings", "un
 """Of a part that is left out: a head, a block or one of its sub-layers, or a single number of the
 embeddings or of the states behind each block (Li et al. 2016)."""
 
-SINGLE = ("embeddings", "units")
+SINGLE: tuple[Kind, ...] = ("embeddings", "units")
 """Of these there are as many as states are wide, and scoring without each takes its time."""
 
 MOST_NEEDED = 5
@@ -344,7 +344,7 @@ def _finding(
 def _of_units(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
     """Yield the table of the units without which the loss rises most, by where they are."""
     rises = defaultdict(list)
-    for entry in (entry for kind in SINGLE for entry in entries.get(kind, ())):
+    for entry in (entry for kind in SINGLE for entry in entries.get(kind, [])):
         rise = math.inf if entry["loss"] is None else -entry["loss"]
         rises[entry.get("layer")].append((-rise, entry["unit"]))
     rows: list[list[Any]] = []

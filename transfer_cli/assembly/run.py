@@ -16,7 +16,7 @@ from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, Prepared
-from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
+from transfer_cli.assembly.example_facts import ask_teachers, mark_examples
 from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
@@ -150,7 +150,7 @@ def build_run(
     passing = _passing(plan, micro_batch)
     ask_teachers(prepared, losses, precision, origins, place.cache, passing)
     lend_teachers(losses, plan.start.teachers, precision, origins)
-    mark_slices(prepared, losses)
+    mark_examples(prepared, losses, model.backbone.shape, plan.data.tokenizer)
     stages = Stages(model, plan.course.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
