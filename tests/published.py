@@ -89,6 +89,15 @@ def _one_file(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
 
 
+def word_ends(folder: Path) -> int:
+    """Write the first GPT's kind of tokenizer, whose pieces end words; return its size."""
+    backend = tokenizers.CharBPETokenizer(lowercase=True, bert_normalizer=True)
+    backend.train_from_iterator(TEXT * 3, vocab_size=200, show_progress=False)
+    backend.save_model(str(folder))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "OpenAIGPTTokenizer"}')
+    return backend.get_vocab_size()
+
+
 def sentence_pieces(folder: Path) -> int:
     """Write Llama 2's kind of tokenizer, without a padding token; return its size."""
     pieces = [chr(0x2581), *"abcdefghijklmnopqrstuvwxyzTW.,?", chr(0x2581) + "t", "he",
@@ -160,6 +169,7 @@ SIZES = {
     "distilbert": {"dim": 16, "n_layers": 3, "n_heads": 4, "hidden_dim": 24,
                    "max_position_embeddings": 42},
     "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 40},
+    "openai-gpt": {"n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 40},
 }  # fmt: skip
 """Of families whose configs have other names."""
 
@@ -170,6 +180,7 @@ CONFIGS = {
     "bert": ("Bert", {}), "roberta": ("Roberta", ROBERTA), "xlm-roberta": ("XLMRoberta", ROBERTA),
     "albert": ("Albert", {"embedding_size": 8}), "electra": ("Electra", {"embedding_size": 8}),
     "mpnet": ("MPNet", {}), "distilbert": ("DistilBert", {}), "gpt2": ("GPT2", TEXT_ENDS),
+    "openai-gpt": ("OpenAIGPT", {}),
     "gpt_neox": ("GPTNeoX", {**TEXT_ENDS, "num_attention_heads": 2}),
     "modernbert": ("ModernBert", {
         "local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0,
@@ -208,6 +219,8 @@ def publish(folder: Path, family: str, kind: str = "", **options):
     elif family in (*LLAMAS, "gpt_neox"):
         vocabulary = byte_pairs(folder, ["<|endoftext|>", "<|im_start|>"], "GPT2Tokenizer")
         _one_file(folder)
+    elif family == "openai-gpt":
+        vocabulary = word_ends(folder)
     elif family == "gpt2":
         vocabulary = byte_pairs(folder, ["<|endoftext|>"], "GPT2Tokenizer")
     elif family == "roberta":

@@ -18,6 +18,8 @@ key            shape, type     meaning
 `segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
 `pair`         [B] int64       pairs of running text only: 1 where the second text does not follow
                                the first, else 0
+`restart`      [B, T] int64    translations only: 0 in the first text, 1 in the second; positions
+                               count from 0 in each
 `document`     [B, T] int64    running text whose documents are apart: the number of the one that
                                a position belongs to, which sees no other
 `prefix`       [B] int64       texts with prefixes only: the length of each prefix, which every
@@ -39,6 +41,8 @@ key            shape, type     meaning
                                words `[B, T, N]`, where `word` has a number
 `tokens_VIEW`  [B, T] int64    made by `prepare` of losses with further passes: the tokens of
                                another view of the texts, see `view_of`; likewise `mask_VIEW`
+`paraphrases_NAME`  [B, 2]     consistency with paraphrases only: where those of the text begin
+                               among all of the loss NAME, and how many it has
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared;
                                of replaced tokens: where the model's own loss is
@@ -129,7 +133,7 @@ def with_rows(batch: Batch) -> Batch:
             "loop.pack: texts of which all positions see a prefix have rows of their own; "
             "leave loop.pack out"
         )
-    if facts.keys() & {"document", "next_tokens", "states", "pooled"}:
+    if facts.keys() & {"document", "restart", "next_tokens", "states", "pooled"}:
         return facts
     return {**facts, **_of_masks(batch, _rows_of)}
 

@@ -253,7 +253,12 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
         check_start(config.init_from, config.init)
     model = plain(config.get("model"), "model")
     if model is not None and model.get(TARGET) == _BACKBONE and config.init_from is None:
-        build(model | {TARGET: f"{BackboneShape.__module__}.BackboneShape"}, "model", BackboneShape)
+        node = model | {TARGET: f"{BackboneShape.__module__}.BackboneShape"}
+        shape = build(node, "model", BackboneShape)
+        if model.get("embeddings") is not None and config.resume is None:
+            from transfer_cli.data.word_vectors import WordVectors
+
+            WordVectors.open(Path(model["embeddings"])).check_size(shape.embedding_size)
     if command.scales:
         _load("transfer_cli.training.workers")
         from transfer_cli.config.command_line import CommandLine

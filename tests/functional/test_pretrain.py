@@ -141,6 +141,34 @@ def test_the_best_weights_are_the_models(pretrained, read_json):
     assert model.read_bytes() == (best / "weights.safetensors").read_bytes()
 
 
+# --- word vectors ---
+
+
+def test_embeddings_begin_as_word_vectors_and_a_resume_does_not_read_them(
+    transfer, tiny, loop, tmp_path
+):
+    path = tmp_path / "glove.txt"
+    path.write_text(f"the {' '.join(['0.5'] * 32)}\nnoword {' '.join(['9'] * 32)}\n")
+    words = (
+        "pretrain", "data=sample_text", *tiny, *loop, "loop.steps=1", "optimizer.lr=1e-6",
+        "run.dir=run",
+    )  # fmt: skip
+
+    ended = transfer(*words, f"model.embeddings={path}").ok()
+
+    assert "1 of 600 tokens begin as a vector" in ended.err
+    tokenizer = LibraryTokenizer.load(tmp_path / "run" / "model" / "tokenizer.json")
+    table = read_weights(tmp_path / "run" / "model")["backbone.token_embedding.weight"]
+    row = table[tokenizer.encode("the")[0]]
+    assert row.sub(0.5).abs().max() < 1e-4
+    assert table.abs().gt(0.2).any(1).sum() == 1
+    path.unlink()
+    transfer("pretrain", "resume=run", "loop.steps=2").ok()
+    ended = transfer(*words, f"model.embeddings={path}", "model.width=64", "run.dir=other")
+    assert (ended.code, (tmp_path / "other").exists()) == (2, False)
+    assert "model.embeddings: " in ended.err
+
+
 # --- other runs ----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,8 @@
 """Texts without labels: what few labels leave out, teachers, and consistency."""
 
+import csv
 import itertools
+import json
 import random
 import shutil
 
@@ -59,6 +61,43 @@ def test_a_stream_of_what_is_left_out_may_have_steps_of_its_own(adapt, steps):
     assert {"main"} in drawn
     assert {"rest"} in drawn
     assert {"main", "rest"} not in drawn
+
+
+def test_paraphrases_of_a_file_come_in_place_of_perturbed_copies(
+    adapt, steps, tmp_path, few_questions
+):
+    texts = [row["text"] for row in csv.DictReader(few_questions.read_text().splitlines())]
+    rows = [{"text": f" {text}", "paraphrases": ["so it is", "", "it is so"]} for text in texts]
+    path = tmp_path / "back.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    ended = adapt("uda", f"losses.rest.paraphrases={path}")
+
+    assert "losses.rest.paraphrases: " in ended.err
+    batch = steps[0][0]["rest"]
+    assert (batch["paraphrases_rest"][:, 1] == 2).float().mean() > 0.9
+    assert "paraphrases_rest" not in steps[0][0]["main"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("text,back\na,b\n", "line 2: no column 'paraphrase'"),
+        ("text,paraphrase\na,b\n", "none of"),
+        ('{"text": "a", "paraphrase": 3}\n', "line 1: 'paraphrase' is a number"),
+        (None, "does not exist"),
+    ],
+)
+def test_paraphrases_that_cannot_be_used_end_the_run_at_once(adapt, tmp_path, content, says):
+    path = tmp_path / ("back.jsonl" if content and content.startswith("{") else "back.csv")
+    if content is not None:
+        path.write_text(content)
+
+    ended = adapt("uda", f"losses.rest.paraphrases={path}", ends=2)
+
+    assert "losses.rest.paraphrases: " in ended.err
+    assert says in ended.err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

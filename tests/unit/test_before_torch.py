@@ -44,6 +44,7 @@ LINES = {
     f"{TEXT} model.width=0": "width",
     f"{TEXT} model.norm=layers": "model: norm",
     f"{TEXT} model.heads=3": "model: heads",
+    f"{TEXT} model.embeddings=nope.txt": "model.embeddings: nope.txt",
     f"{TEXT} objective.rate=2": "objective",
     f"{TEXT} tokenizer.size=x": "tokenizer.size",
     "predict nope a.csv": "run",

@@ -1,9 +1,10 @@
-"""Which heads, blocks and sub-layers a model's answers depend on.
+"""Which heads, blocks, sub-layers and units a model's answers depend on.
 
 Legend: N examples, L places of blocks, H heads, B examples of a batch, S sequences.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -21,7 +22,7 @@ from transfer_cli.engine.evaluation import Scores, evaluate, evaluation_noise, p
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, NotFiniteError, at_least, between, one_of
 from transfer_cli.metrics import Metric, by_preference
-from transfer_cli.model.probes import all_heads, gated
+from transfer_cli.model.probes import all_heads, erased, gated
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, declared_metrics
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
@@ -117,8 +118,15 @@ def scores_of(subject: Subject, split: Split) -> Scores:
     )
 
 
-Kind = Literal["heads", "blocks", "attention", "feed_forward"]
-"""Of a part that is left out: a head, or a block or one of its sub-layers."""
+Kind = Literal["heads", "blocks", "attention", "feed_forward", "embeddings", "units"]
+"""Of a part that is left out: a head, a block or one of its sub-layers, or a single number of the
+embeddings or of the states behind each block (Li et al. 2016)."""
+
+SINGLE: tuple[Kind, ...] = ("embeddings", "units")
+"""Of these there are as many as states are wide, and scoring without each takes its time."""
+
+MOST_NEEDED = 5
+"""So many of them are named of each block."""
 
 Entry = dict[str, Any]
 
@@ -136,7 +144,8 @@ class Importance(Analysis):
     """Heads, blocks and sub-layers left out one by one, heads by gradients, and a pruning curve.
 
     Without its update the residual stream passes a block or sub-layer; norms of the stream stay. A
-    head without its values still leaves the bias of the output projection.
+    head without its values still leaves the bias of the output projection. A unit is 0 in the state
+    of each token.
 
     Args:
         most: Examples that are scored at most, evenly spread; None: all.
@@ -146,7 +155,7 @@ class Importance(Analysis):
     """
 
     most: int | None = 1000
-    left_out: Sequence[Kind] = get_args(Kind)
+    left_out: Sequence[Kind] = ("heads", "blocks", "attention", "feed_forward")
     prune: bool = True
     random_orders: int = 3
 
@@ -174,7 +183,9 @@ class Importance(Analysis):
         entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
         with progress("leaving out", len(places), "parts") as more:
             for kind, place in places:
-                entries[kind].append({**place, **scorer.without(kind, **place)})
+                is_unit = kind in SINGLE
+                found = scorer.without_unit(**place) if is_unit else scorer.without(kind, **place)
+                entries[kind].append({**place, **found})
                 more(1)
         curve = self._curve(scorer, importance) if self.prune else []
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
@@ -191,12 +202,16 @@ class Importance(Analysis):
 
 
 def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict[str, int]]]:
+    shape = subject.model.backbone.shape
+    if "embeddings" in kinds:
+        yield from (("embeddings", {"unit": unit}) for unit in range(shape.embedding_size))
     for layer in range(subject.depth):
         for kind in kinds:
             if kind == "heads":
-                heads = range(subject.model.backbone.shape.heads)
-                yield from ((kind, {"layer": layer, "head": head}) for head in heads)
-            else:
+                yield from ((kind, {"layer": layer, "head": head}) for head in range(shape.heads))
+            elif kind == "units":
+                yield from ((kind, {"layer": layer, "unit": unit}) for unit in range(shape.width))
+            elif kind != "embeddings":
                 yield kind, {"layer": layer}
 
 
@@ -219,6 +234,14 @@ class Scorer:
             without_attention=frozenset({layer} if kind in ("blocks", "attention") else ()),
             without_feed_forward=frozenset({layer} if kind in ("blocks", "feed_forward") else ()),
         )
+        return self._differences(measures)
+
+    def without_unit(self, unit: int, layer: int | None = None) -> dict[str, float | None]:
+        """Return the same of a unit of the states behind a block; None: of the embeddings."""
+        with erased(self.subject.model.backbone, unit, layer):
+            return self._differences(scores_of(self.subject, self.split).measures)
+
+    def _differences(self, measures: Mapping[str, float]) -> dict[str, float | None]:
         names = {"measure": self.metric.name, "loss": "loss"}
         return {key: _finite(self.whole[name] - measures[name]) for key, name in names.items()}
 
@@ -285,6 +308,7 @@ def _finding(
         [_name(kind, entry), entry["measure"], entry["loss"]]
         for kind, of_kind in entries.items()
         for entry in of_kind
+        if kind not in SINGLE
     ]
     # Those first without which the loss rises most.
     parts.sort(key=lambda row: -math.inf if row[2] is None else row[2])
@@ -303,6 +327,7 @@ def _finding(
         [
             FindingTable(["without", f"{measure}, difference", "loss, difference"], parts),
             FindingTable(columns, pruned, "Without several heads, the least important first"),
+            *_of_units(entries),
         ],
         dict(_charts(measure, importance, entries, curve)),
         data={
@@ -314,6 +339,22 @@ def _finding(
             "pruning": curve,
         },
     )  # fmt: skip
+
+
+def _of_units(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
+    """Yield the table of the units without which the loss rises most, by where they are."""
+    rises = defaultdict(list)
+    for entry in (entry for kind in SINGLE for entry in entries.get(kind, [])):
+        rise = math.inf if entry["loss"] is None else -entry["loss"]
+        rises[entry.get("layer")].append((-rise, entry["unit"]))
+    rows: list[list[Any]] = []
+    for layer, found in rises.items():
+        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(found)[:MOST_NEEDED])
+        of = "embeddings" if layer is None else f"block {layer}"
+        rows.append([of, most, -float(np.median([fall for fall, _ in found]))])
+    if rows:
+        columns = ["of", "needed most (and how far the loss rises without it)", "median of all"]
+        yield FindingTable(columns, rows, "Without a single unit")
 
 
 def _charts(

@@ -537,8 +537,9 @@ def _in_pairs(
         except DataError as error:
             raise DataError(
                 f"data.pairs={kind}: the {name} text, cut into units of a {found.units}, {error}; "
-                "say where documents begin (data.heading, or an empty line before each), or take "
-                "another of data.units, data.pairs"
+                "say where documents begin (data.heading, or an empty line before each), which two "
+                "columns are translations (data.field=[en,de]), or take another of data.units, "
+                "data.pairs"
             ) from error
         log.info("%s: %s", name, pairs.describe())
         splits[name] = Split(name, pairs, unit="pairs", part_of=part.part_of)

@@ -1,4 +1,4 @@
-"""What losses have to know of each example of a run: its teachers' answers, the slices it is in."""
+"""What losses know of each example: its teachers' answers, its slices, texts that say the same."""
 
 import hashlib
 import logging
@@ -14,14 +14,20 @@ from safetensors.numpy import load_file, save
 from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.model import direction_of
 from transfer_cli.assembly.origins import Origins
+from transfer_cli.data.encoded_task import encode_texts
+from transfer_cli.data.labelled import Example
+from transfer_cli.data.paraphrases import read_paraphrases
 from transfer_cli.data.split import Split
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, raised_as
+from transfer_cli.model.shape import BackboneShape
 from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.beside_main_head import SliceHeads
-from transfer_cli.objectives.of_main_head import Distillation
+from transfer_cli.objectives.of_main_head import Consistency, Distillation
 from transfer_cli.progress import progress
 from transfer_cli.runs.cache import kept, new_entry
 from transfer_cli.runs.slices import Slice
@@ -110,21 +116,71 @@ def _answers(ensemble: Ensemble, task: Task, examples: Sequence[Any]) -> npt.NDA
     return answers
 
 
-def mark_slices(prepared: Mapping[str, Prepared], losses: Sequence[Loss]) -> None:
-    """Tell every example which slices it is in, for each loss that learns some."""
+def mark_examples(
+    prepared: Mapping[str, Prepared],
+    losses: Sequence[Loss],
+    shape: BackboneShape,
+    tokenizer: Tokenizer,
+) -> None:
+    """Tell every example which slices it is in, and which paraphrases it has, for losses on them.
+
+    Paraphrases are encoded for a model of this shape.
+    """
     for loss in losses:
-        if not isinstance(loss.objective, SliceHeads):
-            continue
-        key, part = f"losses.{loss.name}", prepared[loss.stream]
-        if part.task is None or loss.stream != "main":
-            raise ConfigError(f"{key}.stream: slices are parts of the labelled main stream")
-        for split in part.splits.values():
-            members = members_of(loss.objective.parts, split, part.task, f"{key}.parts")
-            data: Any = encoded_of(split)
-            data.add(loss.objective.key, np.stack([*members.values()], 1)[data.example_of])
-            for name, member_N in members.items():
-                if split.name == "train" and not member_N.any():
-                    log.warning("%s.parts.%s: no training example is in it", key, name)
+        objective, part = loss.objective, prepared[loss.stream]
+        if isinstance(objective, SliceHeads):
+            _mark_slices(loss, objective, part)
+        elif isinstance(objective, Consistency) and objective.paraphrases is not None:
+            rows = _mark_paraphrases(loss.name, objective, part, Path(objective.paraphrases))
+            train: Any = encoded_of(part.splits["train"])
+            length = int(train.lengths.max()) if train.num_cut else shape.positions
+            objective.encoded = encode_texts(rows, tokenizer, length, direction_of(shape))
+
+
+def _mark_slices(loss: Loss, objective: SliceHeads, part: Prepared) -> None:
+    key = f"losses.{loss.name}"
+    if part.task is None or loss.stream != "main":
+        raise ConfigError(f"{key}.stream: slices are parts of the labelled main stream")
+    for split in part.splits.values():
+        members = members_of(objective.parts, split, part.task, f"{key}.parts")
+        data: Any = encoded_of(split)
+        data.add(objective.key, np.stack([*members.values()], 1)[data.example_of])
+        for name, member_N in members.items():
+            if split.name == "train" and not member_N.any():
+                log.warning("%s.parts.%s: no training example is in it", key, name)
+
+
+def _mark_paraphrases(
+    name: str, objective: Consistency, part: Prepared, path: Path
+) -> list[Example]:
+    """Return the paraphrases that the examples have, to whose numbers these are told."""
+    key = f"losses.{name}.paraphrases"
+    with raised_as(DataError, f"{key}: ", DataError):
+        known = read_paraphrases(path)
+    rows, places = list[Example](), dict[str, tuple[int, int]]()
+    for split in part.splits.values():
+        data: Any = encoded_of(split)
+        texts = [() if part.task is None else part.task.texts(each) for each in data.examples]
+        if not objective.main.units_are_examples or any(len(each) != 1 for each in texts):
+            raise ConfigError(
+                f"{key}: they are for examples of one text each; take losses.{name}.perturb"
+            )
+        keys = [text.strip() for (text,) in texts]
+        for text in keys:
+            if text in known and text not in places:
+                places[text] = len(rows), len(known[text])
+                rows += map(Example, known[text])
+        place_N2 = np.array([places.get(text, (0, 0)) for text in keys], np.int64).reshape(-1, 2)
+        data.add(objective.key, place_N2[data.example_of])
+        if split.name == "train":
+            told = int((place_N2[:, 1] > 0).sum())
+            if not told:
+                raise ConfigError(f"{key}: {path} has none of the {len(keys):,} training texts")
+            log.info(
+                "%s: %s of %s training texts have some, the others are perturbed (%s)", key,
+                f"{told:,}", f"{len(keys):,}", objective.perturb,
+            )  # fmt: skip
+    return rows
 
 
 def members_of(

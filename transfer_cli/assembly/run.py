@@ -16,7 +16,7 @@ from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, Prepared
-from transfer_cli.assembly.example_facts import ask_teachers, mark_slices
+from transfer_cli.assembly.example_facts import ask_teachers, mark_examples
 from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
@@ -139,6 +139,7 @@ def build_run(
     _log_start(plan)
     network, precision, loop = plan.network, plan.precision, plan.course.loop
     model, losses = network.model, network.losses
+    _begin_with_vectors(plan, origins)
     # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
@@ -149,7 +150,7 @@ def build_run(
     passing = _passing(plan, micro_batch)
     ask_teachers(prepared, losses, precision, origins, place.cache, passing)
     lend_teachers(losses, plan.start.teachers, precision, origins)
-    mark_slices(prepared, losses)
+    mark_examples(prepared, losses, model.backbone.shape, plan.data.tokenizer)
     stages = Stages(model, plan.course.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
@@ -267,6 +268,19 @@ def _source(
     if plan.start.pretrained is None:
         return None
     return Source(plan.start.pretrained, plan.model.backbone.shape, place, origins, named, typed)
+
+
+def _begin_with_vectors(plan: Blueprint, origins: Origins) -> None:
+    """Put word vectors in place of the embeddings of words, where a new model asks for it."""
+    path = None if plan.start.pretrained else plan.config.model.get("embeddings")
+    if path is None or origins.lines is not None:  # a resume has weights
+        return
+    from transfer_cli.data.word_vectors import WordVectors, rows_of
+
+    vectors, table = WordVectors.open(Path(path)), plan.model.backbone.token_embedding.weight
+    vectors.check_size(table.shape[1])
+    for token, vector in rows_of(vectors, plan.data.tokenizer).items():
+        table.detach()[token] = torch.from_numpy(vector)
 
 
 def _parallel(

@@ -261,10 +261,14 @@ def _annotations(maker: type) -> dict[str, Any]:
     """Return the types of the constructor's parameters, as far as they can be read."""
     try:
         # Mypy fears that a subclass's __init__ differs; it is this very class's that is called.
-        return typing.get_type_hints(maker.__init__)  # type: ignore[misc]
+        hints = typing.get_type_hints(maker.__init__)  # type: ignore[misc]
     except (NameError, TypeError, AttributeError):
         # A name that exists for the type checker only: the constructor has to look for itself.
         return {}
+    return {
+        name: hint.type if isinstance(hint, dataclasses.InitVar) else hint
+        for name, hint in hints.items()
+    }
 
 
 def convert(value: Any, hint: Any, key: str) -> Any:

@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[\w./-]+", re.ASCII)
 
 _PATHS = frozenset({
     "run", "init_from", "base", "resume", "run.dir", "input", "output", "other", "data.train",
-    "data.validation", "data.test",
+    "data.validation", "data.test", "model.embeddings",
 })  # fmt: skip
 
 _NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")

@@ -19,7 +19,7 @@ from transfer_cli.data import json_tables, parquet, readers
 from transfer_cli.data.hub_client import located
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.readers import LastLine, text_lines
-from transfer_cli.data.records import text_of
+from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import LineRule, WeightedSource, Whole
 from transfer_cli.errors import DataError, listed
 from transfer_cli.progress import progress
@@ -38,6 +38,9 @@ HOLD_OUT_BLOCKS = 8
 
 _HOLD_OUT_OFFSET = 0.5
 """The held-out block of the first 1 / share: one in the middle."""
+
+Field = str | Sequence[str]
+"""The column of a text in the rows of a file; of several columns each is a line of its text."""
 
 Lines = Callable[[], Iterator[str]]
 Begins = Callable[[], Iterator[bool]]
@@ -155,7 +158,7 @@ def file_digest(path: Path) -> str:
 # ----------------------------------------------------------------------------------- lines
 
 
-def path_lines(path: Path, field: str) -> Iterator[str]:
+def path_lines(path: Path, field: Field) -> Iterator[str]:
     """Yield the lines of a text file, or those of the texts in `field` of its rows."""
     texts = _row_texts(path, field)
     if texts is None:
@@ -172,16 +175,22 @@ def has_rows(path: Path) -> bool:
     return readers.format_of(path) in ("jsonl", "parquet")
 
 
-def _row_texts(path: Path, field: str) -> Iterator[str] | None:
+def _row_texts(path: Path, field: Field) -> Iterator[str] | None:
     """Return the texts of JSON lines or Parquet; None: it is plain text."""
     match readers.format_of(path):
         case "jsonl":
-            return json_tables.texts(path, field)
+            records = json_tables.whole_file(path)
         case "parquet":
-            records = parquet.parquet_records(path, field)
-            return (text_of(record, field, str(path)) for record in records)
+            records = parquet.parquet_records(path, field if isinstance(field, str) else None)
         case _:
             return None
+    return (_text_in(record, field, str(path)) for record in records)
+
+
+def _text_in(record: Record, field: Field, name: str) -> str:
+    if isinstance(field, str):
+        return text_of(record, field, name)
+    return "\n".join(" ".join(text_of(record, each, name).split()) for each in field)
 
 
 def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:
@@ -196,7 +205,7 @@ def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:
         is_after_empty = is_empty
 
 
-def path_begins(path: Path, field: str, heading: str | None) -> Iterator[bool]:
+def path_begins(path: Path, field: Field, heading: str | None) -> Iterator[bool]:
     """Yield for each of `path_lines` whether a document begins with it."""
     texts = _row_texts(path, field)
     if texts is None:
@@ -418,7 +427,7 @@ def check_disjoint(files: Mapping[str, Sequence[Path]]) -> None:
 
 
 def file_parts(
-    paths: Sequence[Path], name: str, field: str, known: KnownFiles
+    paths: Sequence[Path], name: str, field: Field, known: KnownFiles
 ) -> tuple[list[TextSplit], str]:
     """Return each of some files as a split of its own, and the fingerprint of all together."""
     digests = _digests(paths, known)
@@ -432,7 +441,7 @@ def file_parts(
             TextSplit(
                 name,
                 lines,
-                digest_of(["text", field], {path: digests[path]}),
+                digest_of(["text", str(field)], {path: digests[path]}),
                 about_bytes=path.stat().st_size if is_plain else None,
                 source=str(path),
                 files={str(path): digests[path][:16]},
@@ -440,7 +449,7 @@ def file_parts(
                 begins_by="a row" if has_rows(path) else "",
             )
         )
-    return parts, digest_of(["text", field], digests)
+    return parts, digest_of(["text", str(field)], digests)
 
 
 def _count(lines: Lines, enough: int) -> int:
@@ -463,7 +472,7 @@ def _digests(paths: Sequence[Path], known: KnownFiles) -> dict[Path, str]:
 
 
 def held_out_parts(
-    parts: Sequence[TextSplit], share: float, field: str, known: KnownFiles, *, whole: bool
+    parts: Sequence[TextSplit], share: float, field: Field, known: KnownFiles, *, whole: bool
 ) -> tuple[list[TextSplit], list[TextSplit]]:
     """Return what is left of each file to train on, and what is held out of it.
 

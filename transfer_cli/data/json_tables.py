@@ -22,7 +22,7 @@ from transfer_cli.data.readers import (
     refuse,
     sound_lines,
 )
-from transfer_cli.data.records import MAX_COLUMNS, Record, json_kind, text_of
+from transfer_cli.data.records import MAX_COLUMNS, Record, json_kind
 from transfer_cli.data.usual_names import is_known
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
@@ -74,15 +74,13 @@ def json_rows(path: Path) -> Iterator[Record]:
     return json_records(readers.numbered_lines(path), str(path))
 
 
-def texts(path: Path, field: str) -> Iterator[str]:
-    """Yield the texts in `field` of every row of a JSON file."""
+def whole_file(path: Path) -> Iterator[Record]:
+    """Yield the rows of a JSON file, of lines or of one list or object."""
     name = str(path)
     with closing(readers.open_file(path)) as file:
         start, stream = readers.looked_at(file, LOOKED_AT_BYTES, name)
         source = as_lines(readers.recognised(start, stream, name, None), name)
-        lines = readers.all_lines(source.stream, name, source.encoding)
-        for record in json_records(lines, name):
-            yield text_of(record, field, name)
+        yield from json_records(readers.all_lines(source.stream, name, source.encoding), name)
 
 
 def json_records(

@@ -292,6 +292,10 @@ class LibraryTokenizer(Tokenizer):
             words[-1] = " "
         return words
 
+    def normalized(self, text: str) -> str:
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
     def decode(self, tokens: Sequence[int]) -> str:
         text = self._backend.decode(list(tokens), skip_special_tokens=False)
         return text.removeprefix(" ") if self._marks_spaces else text
@@ -338,6 +342,11 @@ class LibraryTokenizer(Tokenizer):
 
 def _of_file(text: str, source: str) -> LibraryTokenizer:
     return LibraryTokenizer(tokenizers.Tokenizer.from_str(text), source)
+
+
+def has_text_end(backend: tokenizers.Tokenizer) -> bool:
+    """Return whether there is a token that ends texts or separates them."""
+    return any(backend.token_to_id(name) is not None for name in _NAMES["sep"])
 
 
 @contextmanager

@@ -7,6 +7,8 @@ room for, or now and then fewer. They are split in two at a place drawn among th
 nsp: half of the time both parts are a pair (0). Else the second text is from another document,
 begins with any of its units (1), and what was not used is collected again.
 sop: half of the time both parts are swapped (1), else they are not (0).
+translation: the two lines of a document are a pair, of which nothing is asked. Positions count from
+0 in each, so that a word stands near its translation (Conneau and Lample 2019).
 
 Unlike the released code of either, a unit that fills an example alone is joined by the next one,
 and no second text is from the first one's document. A unit that is left at a document's end alone
@@ -103,14 +105,24 @@ class DrawnPairs:
     Attributes:
         spans: `[N, 4]`, the first unit of the first text and the one after its last; the same of
             the second.
-        labels: `[N]`, 0 where the second text follows the first, else 1.
-        num_left_out: Units that are left at the end of a document alone.
+        labels: `[N]`, 0 where the second text follows the first, else 1; None: nothing is asked.
+        num_left_out: Units that are left at the end of a document alone, or in no pair.
     """
 
     units: TextUnits
     spans: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int8]
+    labels: npt.NDArray[np.int8] | None
     num_left_out: int
+
+
+def translations(units: TextUnits) -> DrawnPairs:
+    """Return the pairs of documents of two units; those of others are left out."""
+    size_D, first_D = np.diff(units.first), units.first[:-1]
+    at_N = first_D[size_D == 2]
+    if not len(at_N):
+        raise DataError("has no document of two lines, and no row of two texts")
+    spans_N4 = np.stack([at_N, at_N + 1, at_N + 1, at_N + 2], axis=1).astype(np.int32)
+    return DrawnPairs(units, spans_N4, None, int(size_D[size_D != 2].sum()))
 
 
 def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int = 1) -> DrawnPairs:
@@ -211,10 +223,10 @@ class SentencePairs:
     length: int
 
     def __len__(self) -> int:
-        return len(self.drawn.labels)
+        return len(self.drawn.spans)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """Return `tokens`, `mask`, `segment`, `pair` and `index` of some pairs."""
+        """Return `tokens`, `mask`, `segment`, `index` and `pair` or `restart` of some pairs."""
         index_B = np.asarray(indices, dtype=np.int64)
         if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
             raise IndexError(f"pairs {indices} of {len(self)}")
@@ -231,20 +243,27 @@ class SentencePairs:
             np.concatenate(rows), np.cumsum(lengths_B) - lengths_B, lengths_B, self.tokenizer.pad
         )
         second_BT = np.arange(tokens_BT.shape[1]) >= np.array(firsts)[:, None]
+        segment_BT = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
+        labels_N = self.drawn.labels
         return {
             "tokens": torch.from_numpy(tokens_BT),
             "mask": torch.from_numpy(mask_BT),
-            "segment": torch.from_numpy((second_BT & mask_BT).astype(np.int64)),
-            "pair": torch.from_numpy(self.drawn.labels[index_B].astype(np.int64)),
+            "segment": segment_BT,
             "index": torch.from_numpy(index_B.copy()),
+            **(
+                {"restart": segment_BT}
+                if labels_N is None
+                else {"pair": torch.from_numpy(labels_N[index_B].astype(np.int64))}
+            ),
         }
 
     def describe(self) -> str:
         """Return in words how many pairs there are, and of what."""
         drawn, units = self.drawn, self.drawn.units
+        where = "alone at the end of a document" if drawn.labels is not None else "of no two texts"
         return (
             f"{len(self):,} pairs of {len(units):,} units in {units.num_documents:,} documents; "
-            f"{drawn.num_left_out:,} units are left out, alone at the end of a document"
+            f"{drawn.num_left_out:,} units are left out, {where}"
         )
 
     def tokens(self, first: int, stop: int) -> npt.NDArray[np.int64]:
@@ -278,7 +297,7 @@ def pair_text(
             f"data.length: {length} leaves no room for two texts among their special tokens; "
             f"give {SHORTEST + tokenizer.separators - 1} or more"
         )
-    drawn = draw_pairs(
-        units_of(text, tokenizer, units), kind, room_of(tokenizer, length), seed, copies
-    )
+    found, room = units_of(text, tokenizer, units), room_of(tokenizer, length)
+    is_drawn = kind != "translation"
+    drawn = draw_pairs(found, kind, room, seed, copies) if is_drawn else translations(found)
     return SentencePairs(text, drawn, tokenizer, length)

@@ -30,7 +30,7 @@ from transfer_cli.errors import DataError, above_zero, at_least, listed, raised_
 from transfer_cli.runs.environment import cores
 
 Documents = Literal["cross", "separate"]
-Pairs = Literal["nsp", "sop"]
+Pairs = Literal["nsp", "sop", "translation"]
 Units = Literal["sentence", "line"]
 
 Only = Sequence[str] | None
@@ -50,7 +50,8 @@ class TextData(ABC):
             alone, in which positions count from 0. What of a document is in the next block begins
             anew there.
         pairs: Whether an example is a pair of texts of `length` tokens together, and what it is
-            asked of them: nsp or sop, see `data.sentence_pairs`. None: it is a block.
+            asked of them: nsp or sop, see `data.sentence_pairs`; translation: nothing, they are the
+            two lines of a document, or two columns of a row. None: it is a block.
         units: What pairs are made of: sentences or lines.
         copies: How often the training text is paired, each time otherwise.
         lines: What becomes of line breaks. keep: they are text, and the model's end-of-text token
@@ -72,6 +73,10 @@ class TextData(ABC):
         at_least("copies", self.copies, 1)
         if self.pairs is None:
             return
+        if self.pairs == "translation":
+            if self.copies > 1:
+                raise ValueError("copies: a text has one translation; with that leave it out")
+            self.units = "line"
         if self.lines not in (None, "end"):
             raise ValueError(
                 f"lines: pairs are made of lines, whose ends {self.lines} leaves out; leave out "
@@ -118,7 +123,8 @@ class TextFiles(TextData):
             are held out, the same ones for every seed; of several files, one of fewer than
             1 / `validation_share` lines is now and then held out as a whole.
         test: The same; without it there is no test set.
-        field: The column of the text in JSON lines and Parquet; `a.b` is `b` in the object `a`.
+        field: The column of the text in JSON lines and Parquet; `a.b` is `b` in the object `a`. A
+            list of two with `pairs=translation`.
         validation_share: The held-out share of the training text, in (0, 0.5].
         weights: A number for each of the list `train`. In proportion to it blocks come of each in
             an epoch, which has as many blocks as all have together: some are repeated, or wait for
@@ -132,7 +138,7 @@ class TextFiles(TextData):
     train: str | list[str]
     validation: str | list[str] | None = None
     test: str | list[str] | None = None
-    field: str = "text"
+    field: str | list[str] = "text"
     validation_share: float = 0.01
     weights: list[float] | None = None
     workers: int | None = None
@@ -147,6 +153,11 @@ class TextFiles(TextData):
             raise ValueError("train is empty, expected a path, folder or glob.")
         with raised_as(ValueError, "heading is no regular expression: ", re.error):
             re.compile(self.heading or "")
+        if not isinstance(self.field, str) and (self.pairs, len(self.field)) != ("translation", 2):
+            raise ValueError(
+                "field: several columns are the two texts of pairs=translation; give one, or two "
+                "with that"
+            )
         if self.workers is not None:
             at_least("workers", self.workers, 1)
         if self.weights is not None:
@@ -232,8 +243,9 @@ class TextFiles(TextData):
     ) -> dict[str, TextSplit]:
         parts, _ = self._parts(files["train"], "train", known)
         train, validation = held_out_parts(
-            parts, self.validation_share, self.field, known, whole=self.lines in ("keep", "join")
-        )
+            parts, self.validation_share, self.field, known,
+            whole=self.lines in ("keep", "join") or self.pairs == "translation",
+        )  # fmt: skip
         held_out = f"{100 * self.validation_share:g} % of its lines are held out for validation"
         others = "its other lines are trained on"
         splits = {}

@@ -93,6 +93,10 @@ class Tokenizer(ABC):
         """
 
     @abstractmethod
+    def normalized(self, text: str) -> str:
+        """Return a text as it is before it is cut into tokens: lower-cased, composed, ..."""
+
+    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; special tokens appear by name."""
 

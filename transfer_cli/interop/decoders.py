@@ -1,4 +1,4 @@
-"""Causal families: GPT-2, GPT-NeoX, and Llama with its relatives.
+"""Causal families: the first GPT, GPT-2, GPT-NeoX, and Llama with its relatives.
 
 Sources: Touvron et al. 2023 (Llama 2), Grattafiori et al. 2024 (Llama 3), Jiang et al. 2023
 (Mistral), Yang et al. 2024 (Qwen 2), Yang et al. 2025 (Qwen 3), Gemma team 2025 (Gemma 3). SmolLM2
@@ -65,6 +65,57 @@ class Gpt2(CausalFamily):
     def conversions(self, shape: BackboneShape) -> Mapping[str, Conversion]:
         """Return that matrices have their inputs as rows."""
         return {f"{name}.weight": TRANSPOSED for name in self.inside if "norm" not in name}
+
+
+_WIDENED = 4
+"""How many times as wide as its states the inner layers of the first GPT are."""
+
+
+class OpenAIGpt(CausalFamily):
+    """The first GPT (Radford et al. 2018): a norm behind each sub-layer and no other ones.
+
+    What it calls GELU is the approximation by tanh. Its tokenizer has no token but the unknown one
+    beside those of text.
+    """
+
+    name = "OpenAI GPT"
+    model_type = "openai-gpt"
+    base_model = "OpenAIGPTModel"
+    prefix = "transformer"
+    blocks = "h"
+    fields: ClassVar[Sequence[ConfigPart]] = (
+        Field("width", "n_embd"), Field("heads", "n_head"), Field("depth", "n_layer"),
+        Field("positions", "n_positions"),
+        Field("dropout", "resid_pdrop", 0.1), Written("embd_pdrop", lambda shape: shape.dropout),
+        Field("attention_dropout", "attn_pdrop", 0.1),
+        ActivationField(
+            "afn", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+        ),
+        Field("epsilon", "layer_norm_epsilon", 1e-5),
+        Field("tie_output", "tie_word_embeddings", default=True),
+    )  # fmt: skip
+    fixed: ClassVar[Mapping[str, Any]] = {**Gpt2.fixed, "residual": "post"}
+    language_model = "OpenAIGPTLMHeadModel"
+    text_end = "<|endoftext|>"
+    outside: ClassVar[ModuleNames] = {
+        "token_embedding": "tokens_embed", "position_embedding": "positions_embed",
+    }  # fmt: skip
+    inside = Gpt2.inside
+
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        fields = super().shape_fields(settings)
+        return {**fields, "feedforward": _WIDENED * fields["width"]}
+
+    def conversions(self, shape: BackboneShape) -> Mapping[str, Conversion]:
+        return Gpt2().conversions(shape)
+
+    def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
+        wrong = super().misfits(shape, tokenizer)
+        if shape.feedforward != _WIDENED * shape.width:
+            wrong.append(f"feedforward={shape.feedforward}, not {_WIDENED * shape.width}")
+        if shape.activation == "gelu":
+            wrong.append("activation=gelu, not gelu_tanh")
+        return wrong
 
 
 _RESIDUALS = {True: "parallel", False: "pre"}

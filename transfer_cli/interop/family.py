@@ -7,7 +7,7 @@ ours. One table serves both directions.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -81,18 +81,19 @@ class Field:
 
 @dataclass(frozen=True)
 class ActivationField:
-    """The key of the activation, and its value where a config lacks it."""
+    """The key of the activation, its value where a config lacks it, and what the values mean."""
 
     theirs: str
     default: str
+    names: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the field."""
-        return {"activation": settings.one_of(self.theirs, ACTIVATIONS, self.default)}
+        return {"activation": settings.one_of(self.theirs, self.names, self.default)}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
         """Return the key."""
-        names = (theirs for theirs, ours in ACTIVATIONS.items() if ours == shape.activation)
+        names = (theirs for theirs, ours in self.names.items() if ours == shape.activation)
         return {self.theirs: next(names)}
 
 
@@ -192,6 +193,8 @@ class Family(ABC):
             "": there is none.
         synonyms: Parts of names that some files have, and what others call the same.
         mask_lstrip: Whether the mask token of its tokenizer takes the space before it.
+        text_end: The token that ends a text, which is added where its tokenizer has none; its row
+            is the mean of the others. "": its tokenizers have what is needed.
     """
 
     name: ClassVar[str]
@@ -214,6 +217,7 @@ class Family(ABC):
     bare_pooler: ClassVar[str] = ""
     synonyms: ClassVar[Mapping[str, str]] = {}
     mask_lstrip: ClassVar[bool] = False
+    text_end: ClassVar[str] = ""
 
     def has_class(self, name: str) -> bool:
         """Return whether `architectures` of its models may hold such a name."""

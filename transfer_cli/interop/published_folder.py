@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from transfer_cli.data.records import MAX_LABELS
@@ -83,8 +84,11 @@ class Published:
 
         def made(there: Mapping[str, Tensor], name: str) -> Tensor:
             taken = rules[name].conversion.take([there[theirs] for theirs in rules[name].theirs])
-            is_padded = name in TABLES and len(taken) > vocabulary
-            return taken[:vocabulary].clone() if is_padded else taken
+            if name not in TABLES or len(taken) == vocabulary:
+                return taken
+            if len(taken) < vocabulary:  # by `Family.text_end`
+                return torch.cat([taken, taken.mean(0, keepdim=True)])
+            return taken[:vocabulary].clone()
 
         on_paper = files.read_tensors(self.folder, self.family.synonyms, values=False)
         shapes = {name: made(on_paper, name) for name in rules}
@@ -249,8 +253,12 @@ class _Folder:
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, and say which rows of the model it has no token for."""
         folder, rows = self.settings.path.parent, self.settings.value("vocab_size", None, int)
-        tokenizer = read_tokenizer(folder, rows)
-        unused = rows - tokenizer.size
+        end = self.family.text_end
+        tokenizer = read_tokenizer(folder, rows, end)
+        has_added = tokenizer.size == rows + 1 and bool(end) and tokenizer.token(end) == rows
+        if has_added:
+            log.info("added: the token %s, which ends a text; its row is the mean of all", end)
+        unused = 0 if has_added else rows - tokenizer.size
         if unused < 0:
             raise CheckpointError(
                 f"{folder}: the tokenizer has {tokenizer.size:,} tokens and the model {rows:,} "

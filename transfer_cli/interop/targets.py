@@ -79,7 +79,7 @@ class Target:
     def describe(self) -> str:
         """Return in words what it is written as."""
         name = self.family.name
-        return f"{'an' if name[0] in 'AE' else 'a'} {name} (transformers.{self.architecture})"
+        return f"{'an' if name[0] in 'AEO' else 'a'} {name} (transformers.{self.architecture})"
 
 
 def target_of(ours: Ours, wanted: str | None = None) -> Target:

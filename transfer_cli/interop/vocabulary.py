@@ -11,9 +11,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transfer_cli.data.library_tokenizer import (
     MAX_FILE_BYTES,
+    UNKNOWN,
+    WORD_MARKS,
     LibraryTokenizer,
     check_file,
     check_numbers,
+    has_text_end,
     library_errors,
 )
 from transfer_cli.data.tokenizer import Tokenizer
@@ -66,7 +69,7 @@ def layouts_of(
     return one, two
 
 
-def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
+def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> Tokenizer:
     """Return the tokenizer of a model's folder.
 
     It is that of `tokenizer.json`, with the options of `tokenizer_config.json`, if there is one;
@@ -74,6 +77,7 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
 
     Args:
         rows: How many tokens the model has; added ones behind them are left out (Gemma 3 has one).
+        text_end: What is added to a tokenizer without a token that ends a text; see `Family`.
     """
     options = _options(folder)
     for file, make in (
@@ -82,6 +86,8 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE) -> Tokenizer:
         if file.is_file():
             with library_errors(f"{file} is damaged, or no tokenizer"):
                 backend = make(folder, options, rows)
+                if text_end and not has_text_end(backend):
+                    backend.add_special_tokens([text_end])
                 return LibraryTokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
@@ -196,8 +202,11 @@ def _has_capitals(vocabulary: Iterable[str]) -> bool:
     return sum(piece != piece.lower() for piece in words) * 100 >= max(1, len(words))
 
 
+_WORD_END = "</w>"
+
+
 def _byte_pairs(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
-    """Return the tokenizer of GPT-2 or RoBERTa."""
+    """Return the tokenizer of GPT-2 or RoBERTa, or of the first GPT."""
     vocabulary: Any = read_json(folder / BYTE_PAIRS, MAX_FILE_BYTES)
     check_numbers({"model": {"vocab": vocabulary}})
     merges = []
@@ -209,10 +218,21 @@ def _byte_pairs(folder: Path, options: Mapping[str, Any], rows: int) -> tokenize
         if len(pair) != 2:
             raise DataError(f"{folder / MERGES}, line {number}: expected two tokens.")
         merges.append((pair[0], pair[1]))
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    spaced = options.get("add_prefix_space", False)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
-    backend.decoder = decoders.ByteLevel()
+    # Byte-level pieces begin with the space before a word; those of the first GPT end words.
+    if not any(piece.startswith(WORD_MARKS[0]) for piece in vocabulary) and any(
+        piece.endswith(_WORD_END) for piece in vocabulary
+    ):
+        backend = tokenizers.Tokenizer(
+            models.BPE(vocabulary, merges, unk_token=UNKNOWN, end_of_word_suffix=_WORD_END)
+        )
+        backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.BPEDecoder(suffix=_WORD_END)
+    else:
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+        spaced = options.get("add_prefix_space", False)
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+        backend.decoder = decoders.ByteLevel()
     _add_tokens(backend, folder, rows)
     return backend
 

@@ -128,7 +128,7 @@ class Backbone(nn.Module):
         nn.init.normal_(block.attention.output.weight, std=std)
         nn.init.normal_(block.feed_forward.output.weight, std=std)
 
-    def forward(
+    def forward(  # noqa: PLR0913 - everything that a pass depends on
         self,
         tokens_BT: Tensor,
         mask_BT: Tensor,
@@ -138,6 +138,7 @@ class Backbone(nn.Module):
         kv_cache: KVCache | None = None,
         prefix_B: Tensor | None = None,
         document_BT: Tensor | None = None,
+        restart_BT: Tensor | None = None,
         packing: Packing | None = None,
         memory: Memory | None = None,
         layers: Sequence[int] | None = None,
@@ -159,6 +160,8 @@ class Backbone(nn.Module):
                 follows is causal, whatever the model's direction. None: its direction decides.
             document_BT: A number for each document in a sequence; a position sees its own alone,
                 and positions count from 0 in each. Not together with a cache. None: there is one.
+            restart_BT: A number for each text in a sequence, in which positions count from 0; it
+                sees the others all the same. None: there is one.
             packing: Of where `mask_BT` is True: attention alone then sees padding, and the hidden
                 states are returned packed, `[1, N, D]`. None: every layer computes padding.
             memory: The states of earlier positions of the same texts, which are seen; the pass
@@ -181,6 +184,8 @@ class Backbone(nn.Module):
             seen_BS = document_BT if memory is None else memory.documents_before(document_BT)
             inputs = within_documents(inputs, document_BT, seen_BS)
             position_BT = positions_within(position_BT, document_BT)
+        elif restart_BT is not None:
+            position_BT = positions_within(position_BT, restart_BT)
         if earlier and kv_cache is not None and kv_cache.padding_B is not None:
             inputs = without_padding(inputs, kv_cache.padding_B, earlier + tokens_BT.shape[1])
             position_BT = position_BT - kv_cache.padding_B[:, None]

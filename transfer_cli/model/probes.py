@@ -125,6 +125,41 @@ def units_by_place(backbone: Backbone, look: Callable[[int, Tensor], None]) -> I
             hook.remove()
 
 
+@contextmanager
+def erased(backbone: Backbone, unit: int, place: int | None = None) -> Iterator[None]:
+    """Put 0 in place of one number of each token's state while the context is active.
+
+    Source: Li et al. 2016, section 3.
+
+    Args:
+        place: The block whose output it is, with the last norm behind the last one; None: the
+            number is one of the embeddings of tokens, before anything is added to them.
+    """
+
+    def without(state_BTD: Tensor) -> Tensor:
+        return state_BTD.index_fill(-1, torch.tensor([unit], device=state_BTD.device), 0)
+
+    if place is None:
+        with probed(backbone, embeddings=without):
+            yield
+        return
+    depth, places = backbone.shape.depth, cycle(range(backbone.shape.depth))
+
+    def at_place(module: nn.Module, inputs: Any, state_BTD: Tensor) -> Tensor | None:
+        return without(state_BTD) if next(places) == place else None
+
+    if place == depth - 1 and backbone.shape.has_final_norm:
+        hooks = [backbone.final_norm.register_forward_hook(lambda *passed: without(passed[2]))]
+    else:
+        hooks = [block.register_forward_hook(at_place) for block in backbone.blocks]
+    try:
+        with _uncompiled():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _uncompiled() -> AbstractContextManager[Any]:
     # Importing it takes a second; if it is missing, nothing is compiled.
     if "torch._dynamo" not in sys.modules:

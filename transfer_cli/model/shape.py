@@ -4,7 +4,7 @@ It imports none of these modules: each is built from a shape, and looked up by n
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from transfer_cli.errors import above_zero, at_least, one_of
@@ -188,6 +188,8 @@ class BackboneShape:
             see; None: a sixteenth of the block, as in the paper, and at least 1.
         recurrence: How many positions of running text a block sees of those before its own, as the
             states that they had (see `model.memory`); 0: none.
+        embeddings: The file of word vectors that a new model's embeddings begin as
+            (`data.word_vectors`), which is no part of its shape.
     """
 
     width: int
@@ -226,8 +228,9 @@ class BackboneShape:
     sparse: Sparse = "split"
     summary: int | None = None
     recurrence: int = 0
+    embeddings: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, embeddings: str | None) -> None:
         check_sizes(vars(self))
         if self.head_width is None:
             _check_divides("heads", self.heads, "width", self.width)

@@ -172,6 +172,7 @@ class Encoding:
                 padded=is_padded(batch),
                 prefix_B=batch.get("prefix"),
                 document_BT=None if document is None else _sequences(document),
+                restart_BT=batch.get("restart"),
                 packing=self._packing,
                 memory=self._memory,
                 layers=layers,

@@ -1,6 +1,6 @@
 """Further losses of what the main head says, which bring no head: consistency, and distillation.
 
-Legend: N texts, questions or words; C labels, choices or numbers.
+Legend: B batch, T positions, N texts, questions or words; C labels, choices or numbers.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, view_of
@@ -91,6 +92,8 @@ class Consistency(OfMainHead):
             mean is over all.
         symmetric: Whether KL(q || p) is added, with gradients through both, and halved: with
             perturb=dropout that is R-Drop (Wu et al. 2021).
+        paraphrases: A table of texts that say the same (`data.paraphrases`): a text that has some
+            is compared with one of them, drawn anew in each step, and not with a perturbed copy.
     """
 
     perturb: str = "mask"
@@ -98,6 +101,7 @@ class Consistency(OfMainHead):
     temperature: float = 1.0
     confidence: float = 0.0
     symmetric: bool = field(default=False, kw_only=True)
+    paraphrases: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         one_of("perturb", self.perturb, (*_UNCHANGED, *PERTURBATIONS), ValueError)
@@ -109,6 +113,13 @@ class Consistency(OfMainHead):
         is_changed = self.perturb not in _UNCHANGED
         self._perturb = PERTURBATIONS[self.perturb](self.rate) if is_changed else None
         self.keeps_tokens = False  # its second pass needs them
+        self.encoded: Dataset | None = None
+        """All paraphrases, which the run gives it."""
+
+    @property
+    def key(self) -> str:
+        """The key in a batch of which of the paraphrases are a text's; see `batch`."""
+        return f"paraphrases_{self.info.name}"
 
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; for errors see `OfMainHead` and `Perturbation`."""
@@ -121,11 +132,16 @@ class Consistency(OfMainHead):
             self._perturb.on_data(data)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return the batch with a further view: the perturbed copy."""
+        """Return the batch with a further view: the perturbed copy, or a paraphrase."""
         if self._perturb is None:
+            left, tokens, mask = batch, batch["tokens"], batch["mask"]
+        else:
+            tokens, mask = self._perturb(batch, noise)
+            left = self.main.left_in(batch, mask)
+        if self.encoded is not None and self.key in batch:
+            tokens, mask = _with_drawn(self.encoded, batch[self.key], batch, noise, (tokens, mask))
+        elif self._perturb is None:
             return batch
-        tokens, mask = self._perturb(batch, noise)
-        left = self.main.left_in(batch, mask)
         return {**left, "tokens_copy": tokens, "mask_copy": mask}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -145,6 +161,29 @@ class Consistency(OfMainHead):
         if self.confidence:
             each_N = torch.where(main.confidence(scores_NC) > self.confidence, each_N, 0)
         return {"loss": each_N.sum()}
+
+
+def _with_drawn(
+    encoded: Dataset,
+    places_B2: Tensor,
+    batch: Batch,
+    noise: ExampleNoise,
+    copies: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask of copies of which those that have paraphrases are one of them."""
+    first_B, count_B = places_B2.unbind(1)
+    draw_B = noise.uniform(batch["index"], 1, 1)[:, 0, 0]
+    row_N = (first_B + (draw_B * count_B).long())[count_B > 0]
+    if not len(row_N):
+        return copies
+    others = encoded.batch(row_N.numpy())
+    width = max(copies[0].shape[1], others["tokens"].shape[1])
+    found = []
+    for copy_BT, other_NT in zip(copies, (others["tokens"], others["mask"]), strict=True):
+        copy_BT = F.pad(copy_BT, (0, width - copy_BT.shape[1]))
+        copy_BT[count_B > 0] = F.pad(other_NT, (0, width - other_NT.shape[1]))
+        found.append(copy_BT)
+    return found[0], found[1]
 
 
 @dataclass(eq=False, repr=False)

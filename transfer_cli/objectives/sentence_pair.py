@@ -49,9 +49,9 @@ class SentencePair(SequenceObjective):
                 "objective: whether texts belong together is a further loss; take objective=mlm "
                 "+objective@losses.pair=sentence_pair"
             )
-        if info.pairs is None:
+        if info.pairs in (None, "translation"):
             raise ConfigError(
-                f"losses.{info.name}: it needs pairs of running text, and its data are none; give "
+                f"losses.{info.name}: it needs pairs of texts of which it is asked; give "
                 "data.pairs=nsp or data.pairs=sop"
             )
 

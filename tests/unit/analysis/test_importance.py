@@ -164,6 +164,37 @@ def test_what_is_left_out_is_scored_as_evaluate_scores_it():
     assert last["loss"] == last["random_loss"]
 
 
+@pytest.mark.parametrize("kind", [{}, {"share": "all"}, {"embedding_width": 4}], ids=str)
+def test_a_unit_that_is_left_out_is_0_in_every_state(kind):
+    objective = Classification()
+    model = lively(objective, **kind)
+    given = Importance(left_out=["embeddings", "units"], prune=False)
+    whole = tiny.measures(model, objective, DATA)
+
+    found = given(subjects.subject(model, objective, DATA))
+
+    units = found.data["left_out"]["units"]
+    width, depth = model.backbone.shape.width, model.backbone.shape.depth
+    assert [(e["layer"], e["unit"]) for e in units] == [
+        (layer, unit) for layer in range(depth) for unit in range(width)
+    ]
+    embeddings = found.data["left_out"]["embeddings"]
+    assert len(embeddings) == kind.get("embedding_width", width)
+    assert "embeddings" in found.tables[-1].rows[0]
+    # The same by weights: nobody writes a dimension of the table, nobody reads the last state's.
+    table, head = model.backbone.token_embedding.weight, model.heads["class"].linear.weight
+    for weight, entry in ((table, embeddings[2]), (head, units[(depth - 1) * width + 2])):
+        kept = weight[:, 2].clone()
+        with torch.no_grad():
+            weight[:, 2] = 0
+        without = tiny.measures(model, objective, DATA)
+        with torch.no_grad():
+            weight[:, 2] = kept
+        assert entry["loss"] == pytest.approx(whole["loss"] - without["loss"], abs=1e-6)
+        assert abs(entry["loss"]) > 1e-4
+    assert not any(block._forward_hooks for block in model.backbone.blocks)
+
+
 def test_a_language_model_is_judged_by_perplexity():
     objective = CausalLM()
     given = subjects.subject(lively(objective), objective, tiny.blocks(120), task=None)

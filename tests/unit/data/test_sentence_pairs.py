@@ -1,6 +1,7 @@
 """Pairs of texts: what they are made of, how they are drawn, how they are laid out."""
 
 import copy
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -237,3 +238,38 @@ def test_what_gives_no_pairs_is_refused(encoded, many):
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TextFiles(train="a.txt", **options)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
+def test_translations_are_both_texts_of_a_row_whose_positions_restart(tmp_path, kind):
+    rows = [("a b c .", "1 2 3"), ("d\ne .", "4 5"), ("f", ""), ("g h", "6")]
+    path = tmp_path / f"a.{kind}"
+    if kind == "txt":
+        path.write_text("".join(f"{' '.join(a.split())}\n{b}\n\n" for a, b in rows))
+    elif kind == "jsonl":
+        path.write_text("".join(f"{json.dumps({'en': a, 'de': b})}\n" for a, b in rows))
+    else:
+        columns = dict(zip(("en", "de"), map(list, zip(*rows, strict=True)), strict=True))
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").table(columns), path)
+    data = TextFiles(
+        train=str(path), validation="other.txt", pairs="translation",
+        field="text" if kind == "txt" else ["en", "de"],
+    )  # fmt: skip
+    split = data._whole([path], "train", KnownFiles(None))
+    text = encode_text(split, WORDS, tmp_path / "cache")
+
+    pairs = pair_text(text, WORDS, 9, "translation", data.units, seed=0)
+    batch = pairs.batch(np.arange(len(pairs)))
+
+    found = [
+        " ".join(WORDS.pieces(tokens[mask].tolist()))
+        for tokens, mask in zip(batch["tokens"], batch["mask"], strict=True)
+    ]
+    assert found == [
+        "[CLS] a b c [SEP] 1 2 3 [SEP]", "[CLS] d e . [SEP] 4 5 [SEP]", "[CLS] g h [SEP] 6 [SEP]",
+    ]  # fmt: skip
+    assert "pair" not in batch
+    assert batch["restart"].tolist() == batch["segment"].tolist()
+    assert batch["segment"][0].tolist() == [0] * 5 + [1] * 4
+    assert pairs.drawn.num_left_out == 1

@@ -8,6 +8,7 @@ import torch
 from tests.published import FAMILIES, HARD_TEXT, publish, reference, wordpiece
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.errors import ConfigError
+from transfer_cli.interop.families import families
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -52,7 +53,7 @@ def test_segments_are_those_of_the_reference(tmp_path, family):
 
 
 @pytest.mark.parametrize("has_json", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "openai-gpt"])
 def test_tokens_are_those_of_the_reference(tmp_path, family, has_json):
     publish(tmp_path, family)
     theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
@@ -61,9 +62,10 @@ def test_tokens_are_those_of_the_reference(tmp_path, family, has_json):
         theirs.save_pretrained(folder)
         assert (folder / "tokenizer.json").is_file()
 
-    ours = read_tokenizer(folder)
+    text_end = families()[family].text_end
+    ours = read_tokenizer(folder, text_end=text_end)
 
-    assert ours.size == len(theirs)
+    assert ours.size == len(theirs) + bool(text_end)
     for text in HARD_TEXT:
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
 
@@ -96,6 +98,18 @@ def test_gpt2_has_one_special_token_and_nothing_to_hide_with(tmp_path):
     assert ours.decode(ours.encode("a <unk> c")).strip() == "a <unk> c"
     with pytest.raises(ConfigError, match="no mask token of its own"):
         MaskedLM().setup(TaskInfo(ours))
+
+
+def test_the_first_gpt_gets_a_token_that_ends_a_text(tmp_path):
+    publish(tmp_path, "openai-gpt", "LMHeadModel")
+    start, model, _ = opened(tmp_path)
+
+    ours, table = start.tokenizer, model.backbone.token_embedding.weight
+    assert ours.sep == ours.cls == len(table) - 1 != ours.unk
+    torch.testing.assert_close(table[-1], table[:-1].mean(0))
+    assert ours.cls not in ours.encode("a <|endoftext|> b")
+    assert ours.encode("ж <unk>") == [ours.unk] * 2
+    assert ours.decode(ours.encode("The river")) == "the river"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

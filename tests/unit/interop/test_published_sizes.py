@@ -20,7 +20,9 @@ from transfer_cli.model.transfer_model import TransferModel
 
 _KEYS = {
     "distilbert": ("dim", "n_layers", "n_heads", "hidden_dim", "max_position_embeddings"),
-    "gpt2": ("n_embd", "n_layer", "n_head", "n_inner", "n_positions"),
+    **dict.fromkeys(
+        ("gpt2", "openai-gpt"), ("n_embd", "n_layer", "n_head", "n_inner", "n_positions")
+    ),
 }
 _USUAL = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -74,6 +76,9 @@ SIZES = {
         "large": ((1024, 28, 16, 2624, 8192), 50_368, {"local_attention": 128}),
         "Ettin 17m": ((256, 7, 4, 384, 7999), 50_368, {"local_attention": 128}),
     },
+    "openai-gpt": {
+        "first": ((768, 12, 12, 3072, 512), 40_478, {}),
+    },
     "gpt2": {
         "small": ((768, 12, 12, None, 1024), 50_257, {}),
         "Cerebras 111M": ((768, 10, 12, 3072, 2048), 50_257, {"activation_function": "gelu"}),
@@ -119,6 +124,7 @@ PARAMETERS = {
     ("gpt_neox", "Pythia 14m"): 14_067_712, ("gpt_neox", "Pythia 160m"): 162_322_944,
     ("modernbert", "base"): 149_014_272, ("modernbert", "large"): 394_781_696,
     ("albert", "base"): 11_683_584, ("albert", "xxlarge"): 222_595_584,
+    ("openai-gpt", "first"): 116_534_784,
     ("mpnet", "base"): 109_486_464, ("xlm-roberta", "base"): 278_043_648,
 }  # fmt: skip
 """What is said of them, poolers and outputs of their own included."""

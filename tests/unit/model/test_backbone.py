@@ -316,3 +316,25 @@ def test_top_blocks_drawn_anew_are_as_at_birth(residual):
 def test_a_model_needs_its_direction_settled():
     with pytest.raises(ValueError, match="direction must be causal or bidirectional"):
         tiny.backbone(direction="auto")
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_positions_that_restart_are_those_of_a_text_that_begins(padded):
+    backbone = tiny.backbone(direction="bidirectional").eval()
+    tiny.lively(backbone)
+    tokens = torch.randint(5, 48, (2, 7), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 6:] = not padded
+    restart = (torch.arange(7) >= torch.tensor([[3], [5]])).long()
+
+    with torch.no_grad():
+        found = backbone(tokens, mask, restart_BT=restart, padded=padded)[-1]
+        plain = backbone(tokens, mask, padded=padded)[-1]
+        table = backbone.position_embedding.weight
+        for row, begin in enumerate((3, 5)):
+            before = table.clone()
+            table[begin:7] = before[: 7 - begin]
+            own = backbone(tokens[[row]], mask[[row]], padded=padded)[-1]
+            table.copy_(before)
+            assert_close(found[row][mask[row]], own[0][mask[row]])
+    assert (found - plain).abs().max() > 0.1

@@ -13,7 +13,7 @@ from transfer_cli.model.block import RESIDUALS
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.patterns import attention_mask
-from transfer_cli.model.probes import all_heads, gated, probed, replaced_embeddings
+from transfer_cli.model.probes import all_heads, erased, gated, probed, replaced_embeddings
 from transfer_cli.objectives.causal_lm import CausalLM
 
 TOKENS = torch.randint(5, 48, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -273,3 +273,21 @@ def test_probes_of_several_sites_work_together():
 
     assert [*shares] == [0, 1, 2]
     assert_close(together, alone)
+
+
+@pytest.mark.parametrize("kind", GATED, ids=str)
+def test_an_erased_unit_is_0_behind_its_block_and_nowhere_else(kind):
+    backbone = tiny.backbone(**kind).eval()
+    tiny.lively(backbone)
+
+    with torch.no_grad():
+        whole = backbone(TOKENS, MASKS["right"])
+        for place in range(3):
+            with erased(backbone, 5, place):
+                states = backbone(TOKENS, MASKS["right"])
+            assert [bool((state[..., 5] == 0).all()) for state in states] == [
+                number == place + 1 for number in range(4)
+            ]
+            for before, state in zip(whole[: place + 1], states, strict=False):
+                assert torch.equal(before, state)
+        assert_close(backbone(TOKENS, MASKS["right"]), whole, rtol=0, atol=0)

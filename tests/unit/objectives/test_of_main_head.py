@@ -132,6 +132,33 @@ def test_consistency_keeps_the_contract_of_an_objective(main, data, perturb):
                    perturb=perturb, rate=0.6, symmetric=True)  # fmt: skip
 
 
+def test_a_paraphrase_takes_the_place_of_the_perturbed_copy():
+    objective, model = at_work(Consistency("mask", rate=0.9, paraphrases="x"), Classification())
+    others = tiny.Questions(examples=3, seed=7)
+    objective.encoded = others
+    view = DATA.batch(np.arange(4))
+    # The first has all three paraphrases, the second the last one, the others none.
+    places = torch.tensor([[0, 3], [2, 1], [0, 0], [0, 0]])
+    rows = tiny.all_of(others)
+    seen = set()
+
+    for step in range(30):
+        noise = ExampleNoise(0, "train", step)
+        made = objective.prepare({**view, objective.key: places}, noise)
+        lost(objective, model, with_facts(made))
+        copies = [tokens[mask].tolist() for tokens, mask in
+                  zip(made["tokens_copy"], made["mask_copy"], strict=True)]  # fmt: skip
+        known = [tokens[mask].tolist() for tokens, mask in
+                 zip(rows["tokens"], rows["mask"], strict=True)]  # fmt: skip
+        seen.add(known.index(copies[0]))
+        assert copies[1] == known[2]
+        perturbed = objective.prepare(view, noise)
+        for number in (2, 3):
+            kept = perturbed["mask_copy"][number]
+            assert copies[number] == perturbed["tokens_copy"][number][kept].tolist()
+    assert seen == {0, 1, 2}
+
+
 def test_a_word_that_the_copy_lacks_is_left_out_of_sum_and_count():
     objective, model, view = prepared("delete")
     plain = tiny.all_of(texts())
