@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transfer_cli.errors import at_least
+from transfer_cli.errors import ConfigError, at_least
 
 Read = Callable[[Tensor, Tensor], Tensor]
 """Returns logits `[N, V]` of what follows tokens, `[N]`, that go on after some rows, `[N]`.
@@ -49,6 +49,14 @@ class BeamSearch:
         at_least("no_repeat_ngram_size", self.no_repeat_ngram_size, 0)
         if not abs(self.length_penalty) <= 100:  # beyond, a float does not hold every power
             raise ValueError(f"length_penalty is {self.length_penalty}, expected -100 to 100")
+
+    def check_size(self, vocabulary: int) -> None:
+        """Raise `ConfigError` unless so many tokens can begin as many texts as are kept."""
+        if self.beams > vocabulary:
+            raise ConfigError(
+                f"beams: {self.beams:,} texts cannot all begin otherwise, of a vocabulary of "
+                f"{vocabulary:,} tokens; take fewer"
+            )
 
     @torch.no_grad()
     def __call__(

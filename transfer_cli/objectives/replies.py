@@ -96,6 +96,13 @@ class Continued:
         mask_N1 = torch.ones_like(tokens_N1, dtype=torch.bool)
         return self._logits(tokens_N1, mask_N1, tokens_N1 * 0 + self._segment, None)
 
+    def picked(self, pick: Pick) -> Tensor:
+        """Return one text after each, `[R, most]`; what follows its end means nothing."""
+        predicted = [pick(self.first())]
+        for _ in range(self._most - 1):
+            predicted.append(pick(self.next(predicted[-1])))
+        return torch.stack(predicted, dim=1)
+
     def searched(self, search: BeamSearch, end: int, vocabulary: Tokenizer) -> Tensor:
         """Return the likeliest texts that are found, `[R, most]`, filled up with their end."""
         found = search(
@@ -142,10 +149,6 @@ def replies(
     Args:
         pick: Chooses tokens. For the others see `Continued`.
     """
-    texts = Continued(
+    return Continued(
         model, tokens_RT, segment_RT, begin_R, most=most, prefix_R=prefix_R, segment=segment
-    )
-    predicted = [pick(texts.first())]
-    for _ in range(most - 1):
-        predicted.append(pick(texts.next(predicted[-1])))
-    return torch.stack(predicted, dim=1)
+    ).picked(pick)
