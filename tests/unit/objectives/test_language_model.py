@@ -153,9 +153,10 @@ def test_targets_of_labelled_texts_are_their_own_tokens():
 
 
 def test_measures_of_a_text_without_counts_are_those_of_its_tokens():
-    found = CausalLM().compute_metrics({"loss": torch.tensor(200.0)}, {"loss": 100}, TextStats())
+    totals = {"loss": torch.tensor(200.0), "right": torch.tensor(25)}
+    found = CausalLM().compute_metrics(totals, {"loss": 100}, TextStats())
 
-    assert found == {"loss": 2.0, "token_perplexity": math.exp(2)}
+    assert found == {"loss": 2.0, "token_perplexity": math.exp(2), "token_accuracy": 0.25}
 
 
 @given(st.floats(0, 1e6))

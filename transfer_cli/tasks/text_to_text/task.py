@@ -38,8 +38,9 @@ from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.objectives.replies import Continued, text_until, without_special
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.scoring import exact, rouge_l
+from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.table import Table, TableRow
+from transfer_cli.tasks.text_to_text import measures
 from transfer_cli.tasks.text_to_text.corruption import SpanCorruption
 
 
@@ -164,12 +165,11 @@ class TextToTextTask(Task):
         return Result(given, predicted, score=rouge_l(given, predicted))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
-        pairs = [(data.examples[at].target, self._said(data, row)) for at, row in rows.items()]
-        measured = {"exact_match": exact, "rouge_l": rouge_l}
-        return {
-            name: sum(score(*pair) for pair in pairs) / len(pairs)
-            for name, score in measured.items()
-        }
+        given = [data.examples[at].target for at in rows]
+        return measures.measured(given, [self._said(data, row) for row in rows.values()])
+
+    def signatures(self) -> Mapping[str, str]:
+        return measures.signatures()
 
     def _said(self, data: Encoded, rows: Rows) -> str:
         (row,) = rows.values()
@@ -388,11 +388,7 @@ class PrefixLM(CausalLM):
 
     def answer_metrics(self) -> tuple[Metric, ...]:
         """Return those of `TextToTextTask.scores`."""
-        fraction: Literal["fraction"] = "fraction"
-        return tuple(
-            Metric(name, higher_is_better=True, unit=fraction)
-            for name in (("exact_match", "rouge_l") if self.generate else ())
-        )
+        return measures.declared() if self.generate else ()
 
 
 def _begin(batch: Batch) -> Tensor:
