@@ -2,10 +2,11 @@
 
     python scripts/bench/generate.py --model FOLDER
 
-FOLDER is a published causal model such as SmolLM2-135M. A turn makes the
-likeliest tokens after one prompt, or after several prompts of 8 to 64 tokens at once; a prompt is
-drawn tokens, whose values decide nothing. The first token after each must be the same on both
-sides; later on rounding decides between some that are nearly as likely, and so all that follow.
+FOLDER is a published causal model such as SmolLM2-135M. A turn makes the likeliest tokens after one
+prompt, or after several prompts of 8 to 64 tokens at once, or looks for the likeliest texts by four
+beams; a prompt is drawn tokens, whose values decide nothing. The first token after each must be the
+same on both sides; later on rounding decides between some that are nearly as likely, and so all
+that follow.
 """
 
 import argparse
@@ -19,8 +20,8 @@ import measuring
 from measuring import BenchmarkError, Gate, Report, Variant
 
 TOKENS = 32
-LIMITS = {1: 1.3, 8: 1.5}
-"""The goals by how many prompts there are at once: tokens a second over the peer's."""
+LIMITS = {(1, 1): 1.3, (8, 1): 1.5, (1, 4): 1.0, (8, 4): 1.0}
+"""The goals by how many prompts there are at once, and beams: tokens a second over the peer's."""
 
 
 def prompts_of(texts: int, vocabulary: int) -> list[list[int]]:
@@ -30,13 +31,14 @@ def prompts_of(texts: int, vocabulary: int) -> list[list[int]]:
     return [[draw.randrange(20, vocabulary) for _ in range(length)] for length in lengths]
 
 
-def ours(arrive: Gate, folder: str, texts: int, device: str, said: str) -> None:
+def ours(arrive: Gate, folder: str, texts: int, beams: int, device: str, said: str) -> None:
     """Make tokens after each prompt, as text to text and dialogs do."""
     import torch
 
     from transfer_cli.assembly.finished_run import open_trained
     from transfer_cli.engine.precision import Precision
-    from transfer_cli.objectives.replies import replies
+    from transfer_cli.objectives.beam_search import BeamSearch
+    from transfer_cli.objectives.replies import Continued
 
     trained = open_trained(folder, Precision("fp32", torch.device(device)))
     prompts = prompts_of(texts, trained.start.description.vocabulary)
@@ -44,18 +46,22 @@ def ours(arrive: Gate, folder: str, texts: int, device: str, said: str) -> None:
     tokens_RT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     begin_R = torch.tensor([len(row) for row in rows], device=device)
     segments_RT = torch.zeros_like(tokens_RT)
+    allowed_V = torch.ones(trained.start.description.vocabulary, dtype=torch.bool)
+    allowed_V[trained.start.tokenizer.sep] = False  # as many tokens are made as the peer makes
 
     def once() -> list[list[int]]:
-        answers: list[list[int]] = replies(
-            trained.model, tokens_RT, segments_RT, begin_R, most=TOKENS,
-            pick=lambda logits: logits.argmax(1),
-        ).tolist()  # fmt: skip
-        return answers
+        read = Continued(trained.model, tokens_RT, segments_RT, begin_R, most=TOKENS)
+        if beams == 1:
+            answers: list[list[int]] = read.picked(lambda logits: logits.argmax(1)).tolist()
+            return answers
+        search = BeamSearch(beams)
+        with torch.inference_mode():
+            return search(read.first(), read.next, most=TOKENS, ends=[], allowed_V=allowed_V)
 
     _again(arrive, once, said)
 
 
-def theirs(arrive: Gate, folder: str, texts: int, device: str, said: str) -> None:
+def theirs(arrive: Gate, folder: str, texts: int, beams: int, device: str, said: str) -> None:
     """Make them by `generate` of transformers, with padding on the left."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -70,7 +76,7 @@ def theirs(arrive: Gate, folder: str, texts: int, device: str, said: str) -> Non
     def once() -> list[list[int]]:
         answers: list[list[int]] = model.generate(
             read, attention_mask=real, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
-            do_sample=False, pad_token_id=0,
+            do_sample=False, pad_token_id=0, num_beams=beams,
         )[:, longest:].tolist()  # fmt: skip
         return answers
 
@@ -84,6 +90,10 @@ def _again(arrive: Gate, once: Callable[[], list[list[int]]], said: str) -> None
         once()
 
 
+def _by(beams: int) -> str:
+    return "" if beams == 1 else f", {beams} beams"
+
+
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure one prompt, and several at once."""
     if asked.peers is None:
@@ -91,24 +101,26 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
     options = {"folder": str(asked.model.resolve()), "device": asked.device}
     variants = [
         Variant(
-            name := f"{who}, {texts} at once", "generate", function,
-            {**options, "texts": texts, "said": str(folder / name)}, python,
+            name := f"{who}, {texts} at once{_by(beams)}", "generate", function,
+            {**options, "texts": texts, "beams": beams, "said": str(folder / name)}, python,
         )
-        for texts in LIMITS
+        for texts, beams in LIMITS
         for who, function, python in (("ours", "ours", ""), ("transformers", "theirs", asked.peers))
     ]  # fmt: skip
     figures = measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
     notes, goals, speeds = list[str](), [], {}
-    for (texts, limit), pair in zip(LIMITS.items(), (figures[:2], figures[2:]), strict=True):
+    pairs = zip(figures[::2], figures[1::2], strict=True)
+    for ((texts, beams), limit), pair in zip(LIMITS.items(), pairs, strict=True):
         transfer, peer = pair
+        case = f"{texts} at once{_by(beams)}"
         speeds |= {figure.name: f"{texts * TOKENS / figure.wall_s:,.1f}" for figure in pair}
         said = [json.loads((folder / figure.name).read_text()) for figure in pair]
         if any(one[0] != other[0] for one, other in zip(*said, strict=True)):
             raise BenchmarkError(f"{peer.name}: begins with other tokens than we do")
         same = [a == b for rows in zip(*said, strict=True) for a, b in zip(*rows, strict=True)]
-        notes.append(f"{texts} at once: {sum(same) / len(same):.0%} of the tokens are the same.")
+        notes.append(f"{case}: {sum(same) / len(same):.0%} of the tokens are the same.")
         for text, of in (("wall", "wall_s"), ("CPU", "cpu_s")):
-            name = f"{texts} at once: its {text} time over ours"
+            name = f"{case}: its {text} time over ours"
             goals.append(measuring.compare(name, peer, transfer, limit, of=of, at_most=False))
     rows = measuring.rows_of(figures, {"tokens a second": lambda figure: speeds[figure.name]})
     title = f"Making {TOKENS} tokens with {asked.model.name}, {asked.threads} threads"

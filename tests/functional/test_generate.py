@@ -188,7 +188,15 @@ def test_the_token_that_ends_a_published_models_text_ends_it(transfer, tmp_path)
         *(pytest.param(f, marks=pytest.mark.slow) for f in published.LLAMAS[:4]),
     ],
 )
-def test_a_published_model_says_what_its_own_implementation_says(transfer, tmp_path, family):
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [(["temperature=0"], {}),
+     (["beams=3", "length_penalty=0.5", "no_repeat_ngram_size=2"],
+      {"num_beams": 3, "length_penalty": 0.5, "no_repeat_ngram_size": 2})],
+)  # fmt: skip
+def test_a_published_model_says_what_its_own_implementation_says(
+    transfer, tmp_path, family, how, options
+):
     kind = "LMHeadModel" if family == "gpt2" else "CausalLM"
     model = published.publish(tmp_path / "given", family, kind)
     tokenizer = open_pretrained(str(tmp_path / "given")).tokenizer
@@ -196,16 +204,28 @@ def test_a_published_model_says_what_its_own_implementation_says(transfer, tmp_p
     with torch.no_grad():
         expected = model.generate(
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False,
-            suppress_tokens=[tokenizer.sep], pad_token_id=tokenizer.pad,
+            suppress_tokens=[tokenizer.sep], pad_token_id=tokenizer.pad, **options,
         )[0]  # fmt: skip
 
     ended = transfer(
-        "generate", f"run={tmp_path / 'given'}", PROMPT, "temperature=0", "max_tokens=8",
-        "device=cpu",
-    )  # fmt: skip
+        "generate", f"run={tmp_path / 'given'}", PROMPT, *how, "max_tokens=8", "device=cpu"
+    )
 
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == tokenizer.decode(expected.tolist()) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [("beams=2 temperature=0", "temperature"), ("beams=2 samples=2", "samples"),
+     ("length_penalty=2", "length_penalty"), ("beams=2 cache=false", "beams"),
+     ("beams=100000", "beams"), ("beams=2 top_k=5", "top_k")],
+)  # fmt: skip
+def test_what_does_not_go_with_a_search_is_refused(transfer, pretrained, words, key):
+    ended = transfer("generate", f"run={pretrained}", "What is", *words.split(), "device=cpu")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"transfer generate: {key}: ")
 
 
 # --- fill ----------------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ FILES = {
     "origins.json",
 }  # fmt: skip
 
-TEXT_MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}
+TEXT_MEASURES = {
+    "loss", "token_perplexity", "word_perplexity", "bits_per_byte", "token_accuracy",
+}  # fmt: skip
 
 
 # --- the run directory ---------------------------------------------------------------------------

@@ -361,6 +361,48 @@ def test_predict_and_generate_write_the_same(transfer, task_run, tmp_path):
         assert said.out.strip() == "old", said.err
 
 
+def test_answers_are_looked_for_by_beams_alone_and_together(transfer, task_run, tmp_path):
+    run = task_run("text_to_text")
+    (tmp_path / "new.txt").write_text("the old bridge\nthe blue bridge\nbridge\n")
+
+    found = transfer("predict", str(run), "new.txt", "beams=3", "device=cpu")
+    alone = transfer("predict", str(run), "new.txt", "beams=3", "device=cpu", "batch=1")
+    said = transfer("generate", str(run), "bridge", "beams=3", "device=cpu")
+
+    answers = [json.loads(line)["answer"] for line in found.out.splitlines()]
+    assert answers[:2] == ["old", "blue"]
+    assert alone.out == found.out
+    assert said.out.strip() == answers[2]
+
+
+def test_as_many_examples_are_answered_as_is_said(transfer, task_run, read_json, tmp_path):
+    run, words = task_run("text_to_text"), ("device=cpu", "split=validation", "output=out.json")
+
+    whole = transfer("evaluate", str(run), "each=all.jsonl", *words).ok()
+    some = transfer("evaluate", str(run), "evaluation.generate=5", "each=some.jsonl", *words).ok()
+
+    assert "5 are answered" in some.out
+    lines = [(tmp_path / name).read_text().splitlines() for name in ("all.jsonl", "some.jsonl")]
+    assert {*lines[1]} < {*lines[0]}
+    assert (
+        len(lines[1]) == read_json(tmp_path / "out.json")["counts"]["validation"]["answered"] == 5
+    )
+    losses = [re.search(r" loss +(\S+)", each.out)[1] for each in (whole, some)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "key"),
+    [("text_to_text", "length_penalty=2", "length_penalty"), ("tagging", "beams=2", "beams"),
+     ("tagging", "evaluation.generate=2", "evaluation.generate")],
+)  # fmt: skip
+def test_a_search_is_for_runs_that_write(transfer, task_run, kind, words, key):
+    ended = transfer("evaluate", str(task_run(kind)), words, "device=cpu")
+
+    assert ended.code == 2
+    assert ended.err.startswith(f"transfer evaluate: {key}: ")
+
+
 def test_the_source_of_a_table_is_found_by_its_name_or_typed(transfer, task_run, tmp_path):
     run = task_run("text_to_text")
     (tmp_path / "new.csv").write_text("id,source,text\n7,the old bridge,the blue bridge\n")

@@ -1,8 +1,9 @@
 """A finished run, opened to be scored or to answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -75,13 +76,19 @@ class Trained(Opened):
         return known, results.examples.get("train", 0)
 
 
-def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
+def open_trained(
+    path: str,
+    precision: Precision,
+    base: str | None = None,
+    beams: Mapping[str, Any] | None = None,
+) -> Trained:
     """Return the run at `path`, on the device.
 
     Args:
         path: The run directory, one of its checkpoints, or a published model: its folder,
             `hf:owner/name` or short name.
         base: The folder of the model that the run refers to, if it has moved.
+        beams: How it looks for the texts that it writes, where not as its objective says.
     """
     place = Path(path).expanduser()
     if not (place_of(path).startswith(HUB) or is_published(place) or is_graph(place)):
@@ -92,6 +99,8 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
                 f"{as_typed('resume', run.path)}"
             )
     start = open_to_answer(path, key="run", base=base)
+    if beams:
+        start = _searching(start, path, beams)
     planned, objective = objective_of(start), objective_of(start)
     if start.graph is not None:
         if not start.graph.has_head:
@@ -104,6 +113,17 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     with without_weights():  # a head of absurd size is refused before there is one
         load_trained(start, planned, tensors)
     return Trained(**vars(_placed(path, start, objective, tensors, precision)))
+
+
+def _searching(start: Pretrained, path: str, beams: Mapping[str, Any]) -> Pretrained:
+    """Return a start that is opened as what looks for texts in another way."""
+    described, key = start.description, min(beams)
+    if objective_of(start).search is None:
+        raise ConfigError(f"{key}: {path} writes no texts; this is for runs that do (text to text)")
+    node = {**described.objective, **beams}
+    if node.get("beams", 1) == 1 and beams.keys() - {"beams"}:
+        raise ConfigError(f"{key}: is for a search, and {path} has none; say beams=4 as well")
+    return replace(start, description=replace(described, objective=node))
 
 
 def open_to_look_into(

@@ -136,6 +136,7 @@ def build_run(
         origins.weights("init_from", start.weights, start.fingerprint(tensors))
     with distributed.main_first():
         prepared = plan.data.encoded()
+    prepared = _with_answered(prepared, plan.network.losses, config.evaluation.generate)
     _log_start(plan)
     network, precision, loop = plan.network, plan.precision, plan.course.loop
     model, losses = network.model, network.losses
@@ -326,6 +327,22 @@ def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
         return Stream(data, LaneSampler(len(data), plan.course.loop.batch, own_seed))
     sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths, part.sources)
     return Stream(data, sampler, joins_main=name in plan.data.joining)
+
+
+def _with_answered(
+    prepared: Mapping[str, Prepared], losses: Sequence[Loss], most: int | None
+) -> dict[str, Prepared]:
+    """Return data of whose validation examples at most so many are answered; None: all."""
+    writes = {loss.stream for loss in losses if loss.objective.writes_answers}
+    bounded = dict(prepared)
+    for stream in writes:
+        part = prepared[stream]
+        if "validation" in part.splits:
+            split = replace(part.splits["validation"], answered=most)
+            if "answered" in split.counts():
+                log.info("validation: %s (evaluation.generate)", split.extent())
+            bounded[stream] = replace(part, splits={**part.splits, "validation": split})
+    return bounded
 
 
 def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> Prepared:

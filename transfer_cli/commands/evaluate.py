@@ -14,6 +14,7 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.closing import Closing
 from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
+from transfer_cli.config.check_beams import typed_beams
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import EvaluateConfig
 from transfer_cli.data.corpus import TextBlocks
@@ -72,7 +73,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
     slices = {name: build(node, f"slices.{name}", Slice) for name, node in config.slices.items()}
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
-        trained = open_trained(config.run, precision, config.base)
+        trained = open_trained(config.run, precision, config.base, typed_beams(vars(config)))
         own = data_source(config, trained) if config.input is None else None
         origins = _origins(config)
         with distributed.main_first():
@@ -81,7 +82,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
             elif own is not None:
                 asked = _ASKED.get(config.split, ((config.split,),))
                 splits = _encoded(*own, trained, asked, origins)
-        splits = _with_context(config, trained, splits)
+        splits = _with_answered(config, trained, _with_context(config, trained, splits))
         model = trained.model
         if config.baseline == "unigram" and own is not None:
             with distributed.main_first():
@@ -209,6 +210,18 @@ def _with_context(
         name: datasets.with_context(split, shape, tokens, asked.stride, by)
         for name, split in splits.items()
     }
+
+
+def _with_answered(
+    config: EvaluateConfig, trained: Trained, splits: Mapping[str, Split]
+) -> Mapping[str, Split]:
+    """Return the splits, of which at most so many examples are answered as `evaluation` says."""
+    most = config.evaluation.generate
+    if most is None:
+        return splits
+    if not trained.objective.writes_answers:
+        raise ConfigError(f"evaluation.generate: {config.run} writes no answers; leave it out")
+    return {name: replace(split, answered=most) for name, split in splits.items()}
 
 
 def _scores(

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
+from transfer_cli.config.check_beams import check_beams, typed_beams
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.config.schema import GenerateConfig, SamplingConfig
 from transfer_cli.data.encoded_task import warn_of_cuts
@@ -23,7 +24,9 @@ from transfer_cli.generation.decoding import Sampling, TokenSampler
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.objectives.beam_search import BeamSearch
 from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.replies import Continued
 from transfer_cli.safe_files import escaped
 from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
 from transfer_cli.terminal import flush_out, paint
@@ -44,7 +47,8 @@ def generate(config: GenerateConfig) -> None:
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
     shows = config.output != STANDARD_OUTPUT
-    streams = shows and config.samples == 1
+    # What is looked for is known when it is whole.
+    streams = shows and config.samples == 1 and (config.beams or 1) == 1
     # Several texts, or those of a file, are not shown while they grow.
     continuation = Continuation(trained, precision, prompt, config)
     lead = "" if continuation.is_source else paint(fit(prompt), "note", sys.stdout)
@@ -60,6 +64,7 @@ def generate(config: GenerateConfig) -> None:
 
 
 def _check(config: GenerateConfig) -> None:
+    check_beams(vars(config), "")
     at_least("max_tokens:", config.max_tokens, 1, ConfigError)
     at_least("samples:", config.samples, 1, ConfigError)
     sampling_of(config)
@@ -82,6 +87,14 @@ class Continuation:
         self._trained, self._precision, self._config = trained, precision, config
         self._asked, shape = _asked(trained, prompt), trained.start.description.shape
         self._memory = _memory(self._asked, shape, is_cached=config.cache)
+        self._search = BeamSearch(**typed_beams(vars(config)))
+        self._search.check_size(trained.start.tokenizer.size)
+        if self._search.beams > 1 and (self._memory or not config.cache):
+            whose = "this model (model.recurrence)" if config.cache else "cache=false"
+            raise ConfigError(
+                f"beams: a search needs what was computed of all earlier tokens, and {whose} does "
+                "not keep it; leave one of the two out"
+            )
         positions = None if self._memory else shape.positions
         self._most = _room(len(self._asked.tokens), config.max_tokens, positions)
         stops = texts_of(config.stop, "stop")
@@ -97,22 +110,8 @@ class Continuation:
 
     def run(self, show: Callable[[str], object]) -> None:
         """Generate the texts; `show` is told what is added to them."""
-        asked, config = self._asked, self._config
         with torch.inference_mode(), self._precision.context():
-            drawn = decoding.generate(
-                self._trained.model,
-                asked.tokens,
-                rows=config.samples,
-                max_new_tokens=self._most,
-                use_cache=config.cache,
-                sampling=sampling_of(config),
-                sampler=TokenSampler(config.seed, config.samples),
-                allowed_V=asked.layout.allowed_tokens(),
-                prefix=asked.prefix,
-                segment=int(asked.is_source),
-                memory=self._memory,
-            )
-            for tokens_B in drawn:
+            for tokens_B in self._found() if self._search.beams > 1 else self._drawn():
                 grown = [text.add(token) for text, token in zip(self.texts, tokens_B, strict=True)]
                 show("".join(grown))
                 if all(text.finish_reason for text in self.texts):
@@ -122,6 +121,40 @@ class Continuation:
         if self.whole == "positions" and not all(text.finish_reason for text in self.texts):
             positions = self._trained.start.description.shape.positions
             log.info("the text ends here: the model's %d positions are used up", positions)
+
+    def _drawn(self) -> Iterator[list[int]]:
+        """Yield the next token of each text."""
+        asked, config = self._asked, self._config
+        return decoding.generate(
+            self._trained.model,
+            asked.tokens,
+            rows=config.samples,
+            max_new_tokens=self._most,
+            use_cache=config.cache,
+            sampling=sampling_of(config),
+            sampler=TokenSampler(config.seed, config.samples),
+            allowed_V=asked.layout.allowed_tokens(),
+            prefix=asked.prefix,
+            segment=int(asked.is_source),
+            memory=self._memory,
+        )
+
+    def _found(self) -> Iterator[list[int]]:
+        """Yield the tokens of the likeliest text that is found."""
+        asked, layout = self._asked, self._asked.layout
+        tokens_1T = torch.tensor([asked.tokens], device=self._precision.device)
+        length_1 = tokens_1T.new_tensor([len(asked.tokens)])
+        texts = Continued(
+            self._trained.model, tokens_1T, torch.zeros_like(tokens_1T), length_1, most=self._most,
+            prefix_R=None if asked.prefix is None else tokens_1T.new_tensor([asked.prefix]),
+            segment=int(asked.is_source),
+        )  # fmt: skip
+        ends = [] if layout.text_end is None else [layout.text_end]
+        (found,) = self._search(
+            texts.first(), texts.next, most=self._most, ends=ends,
+            allowed_V=layout.allowed_tokens(), before=None if asked.is_source else [asked.tokens],
+        )  # fmt: skip
+        return ([token] for token in found)
 
 
 def sampling_of(config: SamplingConfig) -> Sampling:

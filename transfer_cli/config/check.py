@@ -8,6 +8,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
+from transfer_cli.config.check_beams import check_beams
 from transfer_cli.config.check_training import check_training
 from transfer_cli.config.commands import CHOICES, DECLARED
 from transfer_cli.config.flat import flat
@@ -63,6 +64,7 @@ def check(config: DictConfig, command: str) -> None:
     _check_numbers(values)
     _check_processes(values)
     check_values(values)
+    _check_answers(values)
     _check_choices(config, command)
     # A real experiment changes other keys and leaves nothing here.
     left = config.get("experiment")
@@ -104,6 +106,16 @@ def _check_processes(values: Mapping[str, Any]) -> None:
             "run.dir=..., or leave restarts out"
         )
     count_or_auto("devices", values.get("devices", 1))
+
+
+def _check_answers(values: Mapping[str, Any]) -> None:
+    """Refuse what is typed of texts that a model writes and cannot be."""
+    for key, node in (("", values), ("objective", values.get("objective"))):
+        if isinstance(node, Mapping) and "beams" in node:
+            check_beams(node, key)
+    most = (values.get("evaluation") or {}).get("generate")
+    if most is not None:
+        at_least("evaluation.generate:", most, 1, ConfigError)
 
 
 def _check_choices(config: DictConfig, command: str) -> None:

@@ -224,7 +224,7 @@ ALL: dict[str, Command] = {
         places=(("run", "RUN"), ("prompt", "TEXT")),
         keys=(
             "run", "prompt", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop",
-            "samples", "output",
+            "samples", "beams", "output",
         ),
         typed="prompt", lists=("stop",),
     ),

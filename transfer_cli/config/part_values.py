@@ -49,7 +49,7 @@ def check_values(node: Any, key: str = "") -> None:
         annotation = next(filter(None, (_annotation(*kind, str(name)) for kind in lineage)), None)
         if annotation is not None and not _is_rule(place, value) and not isinstance(value, Mapping):
             value = convert(value, annotation[0], place)
-            with raised_as(ConfigError, f"{key}: "):
+            with raised_as(ConfigError, f"{key}: " if key else ""):
                 _check(lineage, str(name), value)
         check_values(value, place)
 

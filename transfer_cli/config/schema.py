@@ -243,6 +243,28 @@ class SamplingConfig:
 
 
 @dataclass
+class BeamsConfig:
+    """How the likeliest text is looked for; see `objectives.beam_search.BeamSearch`."""
+
+    beams: int | None = None
+    """Look for the likeliest text, with so many beginnings kept; none: as the run does, or not."""
+    length_penalty: float | None = None
+    """With beams: above 0 longer texts gain, below 0 shorter ones; none: 1."""
+    early_stopping: bool | str | None = None
+    """With beams, end with as many texts: true, at once; never, where no better one can come."""
+    no_repeat_ngram_size: int | None = None
+    """With beams: of so many tokens none come twice in a text; none: they may."""
+
+
+@dataclass
+class AnsweredConfig:
+    """How much a model that writes answers says where it is scored."""
+
+    generate: int | None = 200
+    """Validation examples that a model which writes answers writes them for; none: all."""
+
+
+@dataclass
 class TrainConfig(DeviceConfig, SharedConfig):
     """What `pretrain` and `finetune` take."""
 
@@ -277,6 +299,7 @@ class TrainConfig(DeviceConfig, SharedConfig):
     loop: LoopConfig = field(default_factory=LoopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    evaluation: AnsweredConfig = field(default_factory=AnsweredConfig)
     logger: Any = "tensorboard"
     """Who shows the curves: tensorboard, trackio, wandb, mlflow, a list of these; null: nobody."""
     cost: CostConfig = field(default_factory=CostConfig)
@@ -318,12 +341,14 @@ class ContextConfig:
     """Tokens before each scored one, at least, where the text has them; none: blocks without."""
     stride: int | None = None
     """Tokens that are scored at once; none: a block by memory, else what a block has beside it."""
+    generate: int | None = None
+    """Examples that a model which writes answers writes them for; none: all."""
     by: str = "auto"
     """memory: what a model with model.recurrence remembers; windows: read again; auto: either."""
 
 
 @dataclass
-class EvaluateConfig(TableConfig, DeviceConfig, ModelConfig, SharedConfig):
+class EvaluateConfig(TableConfig, BeamsConfig, DeviceConfig, ModelConfig, SharedConfig):
     """What `evaluate` takes."""
 
     data: Any = None
@@ -357,7 +382,7 @@ class EvaluateConfig(TableConfig, DeviceConfig, ModelConfig, SharedConfig):
 
 
 @dataclass
-class PredictConfig(TableConfig, DeviceConfig, ModelConfig):
+class PredictConfig(TableConfig, BeamsConfig, DeviceConfig, ModelConfig):
     """What `predict` takes."""
 
     run: Any = MISSING
@@ -404,7 +429,7 @@ class EmbedConfig(TableConfig, DeviceConfig, ModelConfig):
 
 
 @dataclass
-class GenerateConfig(SamplingConfig, DeviceConfig, ModelConfig):
+class GenerateConfig(SamplingConfig, BeamsConfig, DeviceConfig, ModelConfig):
     """What `generate` takes."""
 
     run: str = MISSING

@@ -108,6 +108,7 @@ class Split:
         context: Of running text, what is seen before the scored tokens; None: its examples are
             others, or it is read from both sides.
         without_states: The same examples, where `data` brings hidden states along.
+        answered: How many examples are answered where answers take long; None: all.
         seen: The numbers of those that stand in training, too.
     """
 
@@ -124,6 +125,7 @@ class Split:
     column: Callable[[str], Sequence[str]] = _no_column
     context: TextContext | None = None
     without_states: Dataset | None = None
+    answered: int | None = None
     seen: Sequence[int] = ()
 
     def counts(self) -> dict[str, Any]:
@@ -139,7 +141,17 @@ class Split:
         if self.text.words:
             counts |= {"words": self.text.words, "bytes": self.text.size_bytes}
         counts |= {} if self.context is None else {"context": asdict(self.context)}
+        if self.answered is not None and self.answered < scored:
+            counts["answered"] = self.answered
         return counts | ({"cut": self.num_cut} if self.num_cut else {})
+
+    def answered_part(self) -> "Split":
+        """Return the rows that are answered, evenly spread in the order; itself where all are."""
+        rows = np.arange(len(self.data)) if self.order is None else self.order
+        if self.answered is None or self.answered >= len(rows):
+            return self
+        places = np.linspace(0, len(rows) - 1, self.answered).astype(np.int64)
+        return replace(self, order=rows[places])
 
     def extent(self, verb: str = "scored") -> str:
         """Return `counts` in words."""
@@ -152,6 +164,7 @@ class Split:
         if self.text.words:
             said += f": {counts['words']:,} words, {counts['bytes']:,} bytes"
         said += "" if self.context is None else f"; {self.context}"
+        said += f"; {counts['answered']:,} are answered" if "answered" in counts else ""
         return said + (f"; {self.num_cut:,} were cut" if self.num_cut else "")
 
 

@@ -10,7 +10,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, NoReturn
 
@@ -257,8 +258,26 @@ def evaluate(
     """Return the objective's measures on a split; the model is left in evaluation mode.
 
     Each process scores its share of the batches of `batch` examples, and all return the same.
-    `each` collects the results of every row, which takes a second pass through the head.
+    `each` collects the results of every row, which takes a second pass through the head. Where
+    `split.answered` are fewer, of those alone.
     """
+    scored = partial(_scored, model, objective, batch=batch, precision=precision)
+    some = split.answered_part()
+    if not objective.writes_answers or some is split:
+        return scored(split, each=each)
+    whole, part = scored(replace(split, scorer=None)), scored(some, each=each)
+    return replace(whole, measures=part.measures | whole.measures)
+
+
+def _scored(
+    model: TransferModel,
+    objective: Objective,
+    split: Split,
+    *,
+    batch: int,
+    precision: Precision,
+    each: EachExample | None = None,
+) -> Scores:
     if each is None and split.scorer is not None:
         each = EachExample()
     context = split.context if objective.keeps_tokens else None

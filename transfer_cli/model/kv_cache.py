@@ -3,6 +3,7 @@
 Legend: B batch, H heads, T positions, W width of a head.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -50,6 +51,14 @@ class LayerKVCache:
         keys, values = self._both
         return keys[:, :, : self._filled], values[:, :, : self._filled]
 
+    def select(self, rows_N: Tensor) -> None:
+        """Keep the rows with these numbers alone, in this order; one may be kept several times."""
+        if self._both is not None:
+            keys, values = (_selected(states, rows_N, self._filled) for states in self._both)
+            self._both = keys, values
+        if self._beside is not None:
+            self._beside.select(rows_N)
+
     def fork(self, rows: int, max_length: int, length: int) -> "LayerKVCache":
         """Return a cache of the only row's first `length` positions, `rows` times."""
         new = LayerKVCache(max_length, self._keep)
@@ -58,6 +67,17 @@ class LayerKVCache:
         if self._beside is not None:
             new._beside = self._beside.fork(rows, max_length, length)
         return new
+
+
+def _selected(states_BHTW: Tensor, rows_N: Tensor, filled: int) -> Tensor:
+    """Return rows of a cache, of which the first positions are filled; in place where it can be."""
+    if len(rows_N) == len(states_BHTW):
+        moved_M = (rows_N != torch.arange(len(rows_N), device=rows_N.device)).nonzero().squeeze(1)
+        states_BHTW[moved_M, :, :filled] = states_BHTW[rows_N[moved_M], :, :filled]
+        return states_BHTW
+    states_NHTW = states_BHTW.new_empty(len(rows_N), *states_BHTW.shape[1:])
+    states_NHTW[:, :, :filled] = states_BHTW[rows_N, :, :filled]
+    return states_NHTW
 
 
 class KVCache:
@@ -78,6 +98,13 @@ class KVCache:
     def length(self) -> int:
         """Number of cached positions that the next pass sees."""
         return self.layers[0].length
+
+    def select(self, rows_N: Tensor) -> None:
+        """Keep the texts with these numbers alone; see `LayerKVCache.select`."""
+        if self.padding_B is not None:
+            self.padding_B = self.padding_B[rows_N]
+        for layer in self.layers:
+            layer.select(rows_N)
 
     def fork(self, rows: int, max_length: int, length: int | None = None) -> "KVCache":
         """Return a cache of its own for `rows` texts that begin as the only one here does.

@@ -14,8 +14,13 @@ from torch import Tensor
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, perplexity
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
+
+ACCURACY = Metric("token_accuracy", higher_is_better=True, unit="fraction")
+"""The share of the targets that are the likeliest token."""
 
 
 class CausalLM(LanguageModel):
@@ -32,6 +37,7 @@ class CausalLM(LanguageModel):
         replace(LOSS, name="bits_per_byte", unit="bits"),
         perplexity("token_perplexity"),
         LOSS,
+        ACCURACY,
     )
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
@@ -48,6 +54,19 @@ class CausalLM(LanguageModel):
         """Return `[B, T]`, True at every real token, including the classification token."""
         return batch["mask"]
 
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the loss, and how many targets have the largest logit, from the same logits."""
+        right = torch.zeros((), dtype=torch.int64, device=batch["target"].device)
+
+        def note(logits_RV: Tensor, target_R: Tensor) -> None:
+            own_R = logits_RV.gather(1, target_R[:, None]).squeeze(1)
+            # The largest logit is found in a fraction of the time of its place.
+            right.add_((own_R >= logits_RV.amax(1)).sum())
+
+        return {**self.noted_loss(model, batch, encoded, note), "right": right}
+
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
@@ -58,6 +77,7 @@ class CausalLM(LanguageModel):
         """
         nats, tokens = float(totals["loss"]), counts["loss"]
         measures = {"loss": nats / tokens, "token_perplexity": exponential(nats / tokens)}
+        measures["token_accuracy"] = float(totals["right"]) / tokens
         if text.words:
             measures["word_perplexity"] = exponential(nats / text.words)
         if text.size_bytes:

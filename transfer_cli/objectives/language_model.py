@@ -5,6 +5,7 @@ Legend: B batch, T positions, N targets, D width, V vocabulary.
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -49,11 +50,23 @@ class LanguageModel(Objective):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the targets, in nats, from their logits alone."""
+        return self.noted_loss(model, batch, encoded)
+
+    def noted_loss(
+        self,
+        model: TransferModel,
+        batch: Batch,
+        encoded: Encoding,
+        note: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the loss; `note` sees logits of some targets, `[R, V]`, and the targets, `[R]`."""
         rows_N = rows_with_target(batch)
+        target_N = at_rows(batch["target"].flatten(), rows_N)
         loss = language_model_head(model).summed_loss(
             at_rows(encoded.top.flatten(0, 1), rows_N),
             model.backbone.token_embedding.weight,
-            at_rows(batch["target"].flatten(), rows_N),
+            target_N,
+            note and (lambda logits_RV, rows: note(logits_RV, target_N[rows])),
         )
         return {"loss": loss}
 

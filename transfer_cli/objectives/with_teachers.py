@@ -183,17 +183,23 @@ class DistilLM(WithTeachers):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term, summed over its positions, in float32; losses are in nats."""
+        own = self.language_model.loss_sums(model, batch, encoded)
+        return own | self._compared(model, batch, encoded)
+
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        own = self.language_model.metric_sums(model, batch, encoded)
+        return own | self._compared(model, batch, encoded)
+
+    def _compared(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the terms of the teachers."""
         with torch.no_grad():
             tokens = self.tokens_of(batch)
             tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.teacher_models]
         student = encoded.top.flatten(0, 1)
-        sums = self.language_model.loss_sums(model, batch, encoded)
-        sums["divergence"] = self._divergence(
-            model,
-            student,
-            tops,
-            rows_with_target(batch) if self.only_masked else rows_compared(batch),
-        )
+        rows_N = rows_with_target(batch) if self.only_masked else rows_compared(batch)
+        sums = {"divergence": self._divergence(model, student, tops, rows_N)}
         if self.cosine_weight:
             own_ND = at_rows(student, rows_compared(batch)).float()
             theirs = [at_rows(top, rows_compared(batch)).float() for top in tops]

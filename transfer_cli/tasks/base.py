@@ -277,6 +277,10 @@ class Task(ABC):
         """
         return {}
 
+    def signatures(self) -> Mapping[str, str]:
+        """Return how libraries made measures of `scores`, by name, in words for a paper."""
+        return {}
+
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
         """Return what to keep as `fitted`: JSON, chosen on validation by the weights that are kept.
 

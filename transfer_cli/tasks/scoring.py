@@ -75,19 +75,24 @@ def best_threshold(
 _WORD = re.compile(r"\w+")
 
 
+def words(text: str) -> list[str]:
+    """Return the words of a text: runs of letters and digits, without case."""
+    return _WORD.findall(text.lower())
+
+
 def rouge_l(given: str, predicted: str) -> float:
     """Return the F1 of the longest common subsequence of words (Lin 2004, section 3).
 
-    Words are runs of letters and digits, without case. Of no words at all, whether both have none.
+    Of no words at all, whether both have none.
     """
-    words, others = (_WORD.findall(text.lower()) for text in (given, predicted))
-    if not words or not others:
-        return float(words == others)
+    right, others = words(given), words(predicted)
+    if not right or not others:
+        return float(right == others)
     longest = [0] * (len(others) + 1)
-    for word in words:
+    for word in right:
         before = 0
         for place, other in enumerate(others, 1):
             above = longest[place]
             longest[place] = before + 1 if word == other else max(above, longest[place - 1])
             before = above
-    return 2 * longest[-1] / (len(words) + len(others))
+    return 2 * longest[-1] / (len(right) + len(others))

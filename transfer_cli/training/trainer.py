@@ -44,7 +44,7 @@ from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.results import Cost, Parameters, Results, Seen
 from transfer_cli.sweeps.trial import trial_of
-from transfer_cli.tasks.base import by_example
+from transfer_cli.tasks.base import Task, by_example
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import (
     one_line,
@@ -646,6 +646,7 @@ class Trainer:
                 "compiled": self._blueprint.course.loop.compile,
                 "context": _context_of(run.data.splits),
                 "fitted": {} if task is None else dict(task.fitted),
+                **_signatures(task, scores),
                 "training_labels": labels_in(run.data),
                 **(
                     {}
@@ -681,6 +682,14 @@ class Trainer:
             after = forgetting.measure()
         self._logger.write("forgetting", self._progress.step, after)
         return {"before": dict(forgetting.before), "after": after}
+
+
+def _signatures(task: Task | None, scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """Return how libraries made the measures that there are, if they made any."""
+    said = {} if task is None else task.signatures()
+    there = {name for of_split in scores.values() for name in of_split.measures}
+    made = {name: text for name, text in said.items() if name in there}
+    return {"signatures": made} if made else {}
 
 
 def _context_of(splits: Mapping[str, Split]) -> dict[str, Any] | None:

@@ -162,8 +162,10 @@ FORMULAS = {
         2 * longest_common("tcsoam", "acotxms") / 13,  # a letter for each word
     ),
     "perplexities": lambda: (
-        [*CausalLM().compute_metrics({"loss": 60.0}, {"loss": 20}, TextStats(12, 75)).values()],
-        [3.0, math.e**3, math.e**5, 60 / 75 * math.log2(math.e)],
+        [*CausalLM().compute_metrics(
+            {"loss": 60.0, "right": 5}, {"loss": 20}, TextStats(12, 75)
+        ).values()],
+        [3.0, math.e**3, 0.25, math.e**5, 60 / 75 * math.log2(math.e)],
     ),
     # objectives
     "divergence": lambda: (

@@ -153,9 +153,29 @@ def test_targets_of_labelled_texts_are_their_own_tokens():
 
 
 def test_measures_of_a_text_without_counts_are_those_of_its_tokens():
-    found = CausalLM().compute_metrics({"loss": torch.tensor(200.0)}, {"loss": 100}, TextStats())
+    totals = {"loss": torch.tensor(200.0), "right": torch.tensor(25)}
+    found = CausalLM().compute_metrics(totals, {"loss": 100}, TextStats())
 
-    assert found == {"loss": 2.0, "token_perplexity": math.exp(2)}
+    assert found == {"loss": 2.0, "token_perplexity": math.exp(2), "token_accuracy": 0.25}
+
+
+def test_the_share_of_right_tokens_is_that_of_the_whole_logits():
+    model, objective, batch = (
+        tiny.model(CausalLM()),
+        tiny.bound(CausalLM()),
+        tiny.rows_to_batch([[5, 6, 7, 8, 9, 10], [11, 12, 13]]),
+    )
+    tiny.lively(model)
+    view = objective.prepare(batch, ExampleNoise(0, "test"))
+    encoded = Encoding(model, view)
+
+    sums = objective.metric_sums(model, view, encoded)
+
+    has_BT = view["target"] != IGNORE
+    logits_NV = model.heads["lm"](encoded.top[has_BT], model.backbone.token_embedding.weight)
+    expected = (logits_NV.argmax(1) == view["target"][has_BT]).sum()
+    assert sums["right"] == expected
+    assert torch.equal(sums["loss"], objective.loss_sums(model, view, encoded)["loss"])
 
 
 @given(st.floats(0, 1e6))

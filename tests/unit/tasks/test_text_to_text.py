@@ -18,6 +18,7 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.scoring import rouge_l
+from transfer_cli.tasks.text_to_text import measures
 from transfer_cli.tasks.text_to_text.corruption import SpanCorruption, partition
 from transfer_cli.tasks.text_to_text.task import (
     PrefixLM,
@@ -37,9 +38,9 @@ def encoded(direction="causal", examples=PAIRS, length=16, **options):
     return data.batch(np.arange(len(examples)))
 
 
-def asked(direction="causal", **options):
+def asked(direction="causal", beams=1, **options):
     """Return an objective, its model and a batch of both pairs."""
-    objective = PrefixLM()
+    objective = PrefixLM(beams=beams)
     objective.setup(TaskInfo(TOKENIZER, task=TextToTextTask(target_length=4, **options)))
     backbone = Backbone(tiny.shape(direction=direction, positions=24), TOKENIZER.size)
     model = TransferModel(backbone, objective.modules(backbone)).eval()
@@ -127,9 +128,10 @@ def test_a_later_token_of_a_target_changes_no_earlier_prediction(direction):
     assert differs[1, begin]
 
 
+@pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-def test_an_answer_does_not_depend_on_the_target_beside_it(direction):
-    objective, model, batch = asked(direction)
+def test_an_answer_does_not_depend_on_the_target_beside_it(direction, beams):
+    objective, model, batch = asked(direction, beams)
     sources = [TextToTextExample(each.source) for each in PAIRS]
     alone = encoded(direction, sources, target_length=4)
 
@@ -155,6 +157,41 @@ def test_an_answer_does_not_depend_on_the_target_beside_it(direction):
 )
 def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(given, said, expected):
     assert rouge_l(given, said) == pytest.approx(expected)
+
+
+GIVEN = ["the cat sat on the mat", "police killed the gunman", "It is 7 o'clock , here ."]
+SAID = ["the cat sat on a mat .", "the gunman killed police", "It is here ."]
+
+
+def test_measures_are_those_of_the_libraries_and_rouge_l_is_that_of_rouge_score():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(
+        ["rouge1", "rouge2", "rougeL"]
+    )
+
+    found = measures.measured(GIVEN, SAID)
+
+    assert found["bleu"] == sacrebleu.corpus_bleu(SAID, [GIVEN]).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(SAID, [GIVEN]).score
+    for ours, theirs in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
+        each = [scorer.score(*pair)[theirs].fmeasure for pair in zip(GIVEN, SAID, strict=True)]
+        assert found[ours] == pytest.approx(sum(each) / len(each), abs=1e-12)
+    assert [metric.name for metric in measures.declared()] == [*found]
+    assert measures.signatures()["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+
+
+def test_words_of_other_alphabets_count_too():
+    pytest.importorskip("rouge_score")
+
+    assert measures.measured(["кошка спит"], ["Кошка не спит"])["rouge_1"] == pytest.approx(0.8)
+
+
+def test_without_the_libraries_our_own_measures_are_left(monkeypatch):
+    monkeypatch.setattr(measures, "find_spec", lambda name: None)
+
+    assert [*measures.measured(GIVEN, SAID)] == ["exact_match", "rouge_l"]
+    assert [metric.name for metric in measures.declared()] == ["exact_match", "rouge_l"]
+    assert measures.signatures() == {}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Input, Row
 from transfer_cli.commands.predict.writing import Answers
+from transfer_cli.config.check_beams import typed_beams
 from transfer_cli.config.schema import PredictConfig
 from transfer_cli.data import readers
 from transfer_cli.data.documents import OF_TABLES, files_of_one_format
@@ -34,7 +35,7 @@ from transfer_cli.data.table import OpenTable, Refuse, Skipped, say_skipped
 from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted, typed
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
-from transfer_cli.engine.precision import device_and_precision
+from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import (
     ConfigError,
     DataError,
@@ -64,11 +65,7 @@ def predict(config: PredictConfig) -> None:
     _check(config, files)
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
-        ensemble = Ensemble(
-            (open_trained(path, precision, config.base) for path in _paths(config.run)),
-            precision,
-            config.batch,
-        )
+        ensemble = _ensemble(config, precision)
         stop = Stop()
         if not distributed.is_main():
             with stop.waiting(), stop.listening():  # the first process ends all of them
@@ -111,6 +108,13 @@ def predict(config: PredictConfig) -> None:
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
         closing.say()
+
+
+def _ensemble(config: PredictConfig, precision: Precision) -> Ensemble:
+    """Return what answers."""
+    beams, paths = typed_beams(vars(config)), _paths(config.run)
+    runs = (open_trained(path, precision, config.base, beams) for path in paths)
+    return Ensemble(runs, precision, config.batch)
 
 
 def _files(config: PredictConfig) -> list[str]:

@@ -31,14 +31,16 @@ from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults
-from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.base import Encoding, ExampleResults, TaskInfo
+from transfer_cli.objectives.beam_search import BeamSearch
+from transfer_cli.objectives.causal_lm import ACCURACY, CausalLM
 from transfer_cli.objectives.language_model import LanguageModel, exponential
-from transfer_cli.objectives.replies import replies, text_until, without_special
+from transfer_cli.objectives.replies import Continued, text_until, without_special
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.scoring import exact, rouge_l
+from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.table import Table, TableRow
+from transfer_cli.tasks.text_to_text import measures
 from transfer_cli.tasks.text_to_text.corruption import SpanCorruption
 
 
@@ -163,12 +165,11 @@ class TextToTextTask(Task):
         return Result(given, predicted, score=rouge_l(given, predicted))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
-        pairs = [(data.examples[at].target, self._said(data, row)) for at, row in rows.items()]
-        measured = {"exact_match": exact, "rouge_l": rouge_l}
-        return {
-            name: sum(score(*pair) for pair in pairs) / len(pairs)
-            for name, score in measured.items()
-        }
+        given = [data.examples[at].target for at in rows]
+        return measures.measured(given, [self._said(data, row) for row in rows.values()])
+
+    def signatures(self) -> Mapping[str, str]:
+        return measures.signatures()
 
     def _said(self, data: Encoded, rows: Rows) -> str:
         (row,) = rows.values()
@@ -238,24 +239,46 @@ class PrefixLM(CausalLM):
     takes another part.
 
     Args:
-        generate: Whether evaluations have the model answer as well, the likeliest token first, and
-            measure how right that is; else what was written is measured alone.
+        generate: Whether evaluations have the model answer as well, and measure how right that is;
+            else what was written is measured alone.
+        beams: See `BeamSearch`, where there are several; else answers have the likeliest token in
+            each place. So are `length_penalty`, `early_stopping` and `no_repeat_ngram_size`, which
+            counts tokens of answers alone.
         corrupt: The share of a text's tokens to hide, in (0, 1); None: targets come with the data.
         corrupt_length: Tokens of a hidden span in the mean.
     """
 
     task: str | None = "text to text"
-    metrics: ClassVar[tuple[Metric, ...]] = (perplexity("perplexity"), LOSS)
+    metrics: ClassVar[tuple[Metric, ...]] = (perplexity("perplexity"), LOSS, ACCURACY)
     direction = None
     predicts = LanguageModel.predicts
 
     def __init__(
-        self, *, generate: bool = True, corrupt: float | None = None, corrupt_length: float = 3.0
+        self,
+        *,
+        generate: bool = True,
+        beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        no_repeat_ngram_size: int = 0,
+        corrupt: float | None = None,
+        corrupt_length: float = 3.0,
     ) -> None:
+        self.search: BeamSearch = BeamSearch(
+            beams, length_penalty, early_stopping, no_repeat_ngram_size
+        )
         self.corruption = None if corrupt is None else SpanCorruption(corrupt, corrupt_length)
         self.generate = generate and self.corruption is None
         if self.corruption is not None:
             self.task, self.keeps_tokens = None, False
+
+    @property
+    def writes_answers(self) -> bool:  # type: ignore[override]
+        return self.generate
+
+    def setup(self, info: TaskInfo) -> None:
+        super().setup(info)
+        self.search.check_size(info.vocabulary.size)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         if backbone.shape.is_sparse and (
@@ -338,17 +361,14 @@ class PrefixLM(CausalLM):
         task, vocabulary = self.info.task, self.info.vocabulary
         most = TextToTextTask.most_new(task, model.backbone.shape.positions)
         end = vocabulary.cls if model.backbone.causal else vocabulary.sep
-        predicted = replies(
-            model,
-            batch["tokens"],
-            batch["segment"],
-            _begin(batch),
-            most=most,
-            pick=lambda logits: without_special(logits, vocabulary, end).argmax(1),
-            prefix_R=batch.get("prefix"),
-            segment=1,
-        )
-        return {"answer": predicted}
+        texts = Continued(
+            model, batch["tokens"], batch["segment"], _begin(batch), most=most,
+            prefix_R=batch.get("prefix"), segment=1,
+        )  # fmt: skip
+        if self.search.beams > 1:
+            return {"answer": texts.searched(self.search, end, vocabulary)}
+        said = texts.picked(lambda logits: without_special(logits, vocabulary, end).argmax(1))
+        return {"answer": said}
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
@@ -363,15 +383,12 @@ class PrefixLM(CausalLM):
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         loss = float(totals["loss"]) / counts["loss"]
-        return {"perplexity": exponential(loss), "loss": loss}
+        right = float(totals["right"]) / counts["loss"]
+        return {"perplexity": exponential(loss), "loss": loss, "token_accuracy": right}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
         """Return those of `TextToTextTask.scores`."""
-        fraction: Literal["fraction"] = "fraction"
-        return tuple(
-            Metric(name, higher_is_better=True, unit=fraction)
-            for name in (("exact_match", "rouge_l") if self.generate else ())
-        )
+        return measures.declared() if self.generate else ()
 
 
 def _begin(batch: Batch) -> Tensor:
