@@ -134,7 +134,7 @@ def encode_texts(
     examples: "Sequence[Any]",
     tokenizer: Tokenizer,
     length: int,
-    direction: Literal["causal", "bidirectional"],
+    direction: str,
     targets: Mapping[str, Any] | None = None,
     truncate: Truncate = "longest_first",
     *,

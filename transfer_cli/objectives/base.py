@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.packing import Packing, Rows
-from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.shape import BackboneShape, Settled
 from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -209,7 +209,7 @@ class Objective(ABC):
 
     task: str | None = None
     """The name of the task whose examples it needs (`tasks.base.Task.name`); None: any."""
-    direction: Literal["causal", "bidirectional"] | None = None
+    direction: Settled | None = None
     """The direction of attention that the objective needs; None: either."""
     keeps_tokens: bool = True
     """Whether `prepare` leaves a batch's tokens as they are."""
