@@ -110,14 +110,16 @@ def amounts_of_texts(
             model, those in its own head.
         earlier: Positions that a memory holds of each.
     """
-    shape, tokens = model.backbone.shape, texts * length
+    shape = model.backbone.shape
+    length = length // 2 if shape.has_encoder else length  # of a source, and of its target
+    tokens = texts * length
     counted = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
     counted[REMEMBERED] = texts * earlier, texts * earlier
     counted[DISTANCE] = earlier + length, earlier + length
     for unit, seen in kinds_of_pairs(shape).items():
         pairs = seen.pairs([length], length, causal=model.backbone.causal, earlier=earlier)
         counted[unit] = texts * pairs[0], texts * pairs[1]
-    if shape.has_encoder:  # a source and a target of this length each
+    if shape.has_encoder:
         counted |= {f"{SOURCE}{unit}": of_target for unit, of_target in counted.items()}
         counted[CROSS] = texts * length**2, texts * length**2
     for name, head in simple_heads(model):
