@@ -48,10 +48,10 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
     if direction == "auto":
         direction = next(filter(None, needed.values()), "causal")
     for name, own in needed.items():
-        wanted = own or "one-stack"
+        wanted = "an encoder_decoder" if own == "encoder_decoder" else f"a {own or 'one-stack'}"
         if own != direction and (own is not None or direction == "encoder_decoder"):
             raise ConfigError(
-                f"{loss_key(name)}: {type(asked[name].objective).__name__} needs a {wanted} model, "
+                f"{loss_key(name)}: {type(asked[name].objective).__name__} needs {wanted} model, "
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
                 f"decides){_cure(name, asked[name].objective, direction)}"
             )

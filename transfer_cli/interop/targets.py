@@ -108,7 +108,7 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
     reasons = f"{best.name}: {'; '.join(misfits[best])}"
     if wanted is not None:
         raise CheckpointError(f"run: it is no {reasons}. family=null takes what fits")
-    fits = all(part.in_graphs for part in ours.added.values())
+    fits = not ours.shape.has_encoder and all(part.in_graphs for part in ours.added.values())
     raise CheckpointError(
         f"run: no published family fits, the nearest is {reasons}{GRAPHS if fits else ''}"
     )
