@@ -49,6 +49,7 @@ _ADAPTER = "adapter_config.json"
 PEFT_CLASSES = {
     "SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification",
     "QUESTION_ANS": "ForQuestionAnswering", "CAUSAL_LM": "ForCausalLM",
+    "SEQ_2_SEQ_LM": "ForConditionalGeneration",
 }  # fmt: skip
 """The end of the class of peft that loads an adapter, by its `task_type`."""
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING",
