@@ -43,6 +43,8 @@ key            shape, type     meaning
                                another view of the texts, see `view_of`; likewise `mask_VIEW`
 `paraphrases_NAME`  [B, 2]     consistency with paraphrases only: where those of the text begin
                                among all of the loss NAME, and how many it has
+`tokens_source` [B, S] int64   made by `prepare` of encoder-decoders: what the encoder reads, while
+                               `tokens` are the decoder's; likewise `mask_source`
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared;
                                of replaced tokens: where the model's own loss is
@@ -128,9 +130,10 @@ def with_rows(batch: Batch) -> Batch:
     Running text is in rows already, and cached features are not computed.
     """
     facts = with_facts(batch)
-    if "prefix" in facts:
+    if facts.keys() & {"prefix", "tokens_source"}:
         raise ConfigError(
-            "loop.pack: texts of which all positions see a prefix have rows of their own; "
+            "loop.pack: texts of which all positions see a prefix, or a source, have rows of their "
+            "own; "
             "leave loop.pack out"
         )
     if facts.keys() & {"document", "restart", "next_tokens", "states", "pooled"}:

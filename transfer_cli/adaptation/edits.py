@@ -16,7 +16,7 @@ from transfer_cli.adaptation.edit import Edit
 from transfer_cli.errors import above_zero, at_least, one_of, raised_as
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.model.added_embeddings import AddedRows, AddedSegments
-from transfer_cli.model.block import BESIDE, BESIDE_BLOCK, Block
+from transfer_cli.model.block import AFTER_CROSS, BESIDE, BESIDE_BLOCK, Block
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.pals import ProjectedAttention, SharedProjections
@@ -48,7 +48,7 @@ class Adapters(Edit):
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Put an adapter into each site."""
-        after_attention = ("after_attention",) if self.placement == "both" else ()
+        after_attention = ("after_attention", AFTER_CROSS) if self.placement == "both" else ()
         sites = (*after_attention, "after_feed_forward")
         make = partial(Adapter, size=self.size, activation=self.activation)
         _fill_sites(model, sites, make)
@@ -238,9 +238,8 @@ class FreshTop(Edit):
         if model.backbone.shape.distinct_blocks < depth:
             raise ValueError("the model's blocks are shared, so the top ones are not apart")
         model.backbone.redraw_top(self.blocks)
-        fresh = {f"block.{number}" for number in range(depth - self.blocks, depth)}
-        groups = [group for group in layer_groups(model, set()) if group.name in fresh]
-        return {name for group in groups for name in group.parameters}
+        of_blocks = [group for group in layer_groups(model, set()) if group.is_block]
+        return {name for group in of_blocks[-self.blocks :] for name in group.parameters}
 
 
 @dataclass(frozen=True)
@@ -280,6 +279,8 @@ class Segments(Edit):
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Add the embeddings."""
         backbone = model.backbone
+        if backbone.shape.has_encoder:
+            raise ValueError("the model has a stack of blocks for each text, and so no segments")
         if backbone.num_segments:
             raise ValueError(
                 f"the model has embeddings of {backbone.num_segments} segments already"
@@ -296,9 +297,11 @@ def _blocks(model: TransferModel) -> list[Block]:
 def _fill_sites(
     model: TransferModel, sites: tuple[str, ...], make: Callable[[int], nn.Module]
 ) -> None:
-    """Put a module, made for the width of the model, into sites of every block."""
+    """Put a module, made for the width of the model, into sites of every block that has them."""
     for number, block in enumerate(_blocks(model)):
         for site in sites:
+            if site == AFTER_CROSS and block.cross_attention is None:
+                continue
             module = dict(block.sites.items()).get(site, nn.Identity())
             if not isinstance(module, nn.Identity):
                 raise ValueError(  # noqa: TRY004 - the user chose values, not types

@@ -131,7 +131,7 @@ class TopBlocks:
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
         """Return one stage."""
-        blocks = [group for group in groups if group.name.startswith("block.")]
+        blocks = [group for group in groups if group.is_block]
         if self.count > len(blocks):
             raise ConfigError(
                 f"adaptation.plan.count: the model has {len(blocks)} blocks, got {self.count}"

@@ -139,7 +139,7 @@ def published_head(
     description: ModelDescription, task: Task | None
 ) -> tuple[str, SequenceObjective | None]:
     """Return what families call the head's kind, and the classification that trained it, if any."""
-    if task is None:
+    if task is None or description.shape.has_encoder:
         trained: Objective = build(description.objective, "objective", Objective)
         return trained.published_as, None
     kind = task.export_head

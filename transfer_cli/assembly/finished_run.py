@@ -55,6 +55,15 @@ class Opened:
         return typed(data.get("text"), data.get("pair"), data.get("label"), join)
 
 
+def check_one_stack(opened: Opened) -> None:
+    """Refuse an encoder-decoder, for what looks into one stack of blocks."""
+    if opened.start.description.shape.has_encoder:
+        raise ConfigError(
+            f"run: {opened.path} has an encoder and a decoder, and this asks for one stack of "
+            "blocks; predict and evaluate take it"
+        )
+
+
 @dataclass(frozen=True)
 class Trained(Opened):
     """A model with the head of what it was trained for."""

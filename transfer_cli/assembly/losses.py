@@ -48,9 +48,10 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
     if direction == "auto":
         direction = next(filter(None, needed.values()), "causal")
     for name, own in needed.items():
-        if own not in (None, direction):
+        wanted = "an encoder_decoder" if own == "encoder_decoder" else f"a {own or 'one-stack'}"
+        if own != direction and (own is not None or direction == "encoder_decoder"):
             raise ConfigError(
-                f"{loss_key(name)}: {type(asked[name].objective).__name__} needs a {own} model, "
+                f"{loss_key(name)}: {type(asked[name].objective).__name__} needs {wanted} model, "
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
                 f"decides){_cure(name, asked[name].objective, direction)}"
             )
@@ -63,8 +64,11 @@ def _cure(name: str, objective: Objective, direction: str) -> str:
     option, module = {
         "causal": ("clm", "causal_lm.CausalLM"),
         "bidirectional": ("mlm", "masked_lm.MaskedLM"),
+        "encoder_decoder": ("seq2seq", ""),
     }[direction]
-    if isinstance(objective, LanguageModel):
+    if objective.direction == "encoder_decoder":
+        option = "prefix_lm"
+    if isinstance(objective, LanguageModel) or not module:
         choose = "objective" if name == "main" else f"objective@losses.{name}"
         return f"; for this model take {choose}={option}"
     if isinstance(objective, SourceDistillation):

@@ -110,10 +110,12 @@ def memory_parts(
         if ever & set(group.parameters) and not group.name.startswith("head.")
     ]
     # Gradients pass through the lowest block that trains and all above it.
-    lowest = shape.visits.index(min(blocks)) if blocks else shape.depth
+    depth = sum(stack.depth for stack in shape.stacks) if shape.has_encoder else shape.depth
+    lowest = shape.visits.index(min(blocks)) if blocks and not shape.has_encoder else 0
+    lowest = lowest if blocks else depth
     inner = FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
     block = 8 * shape.width + inner
-    passed = shape.depth - lowest
+    passed = depth - lowest
     # Of blocks that are computed again, the input stays, and all of one at a time.
     numbers = passed * shape.width + block if loop.activation_checkpointing else passed * block
     held = rows * length * numbers

@@ -11,7 +11,8 @@ from transfer_cli.adaptation.edit import Edit, make_edit
 from transfer_cli.config.build import build, plain
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, raised_as
-from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.encoder_decoder import backbone_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LoadReport
 from transfer_cli.objectives.base import Loss
@@ -26,7 +27,7 @@ def build_model(
 ) -> TransferModel:
     """Return a model with fresh weights, the same for the same seed."""
     torch.manual_seed(derive(seed, "weights"))
-    backbone = Backbone(shape, vocabulary)
+    backbone = backbone_of(shape, vocabulary)
     heads: dict[str, torch.nn.Module] = {}
     for loss in used:
         for name, head in loss.objective.modules(backbone).items():
@@ -88,7 +89,9 @@ def log_loaded(report: LoadReport, weights: Path) -> None:
 
 def direction_of(shape: BackboneShape) -> Direction:
     """Return the direction of a model whose direction is settled."""
-    return "causal" if shape.direction == "causal" else "bidirectional"
+    if shape.direction == "auto":
+        raise ValueError("the direction is not settled")
+    return shape.direction
 
 
 def block_length(length: int | None, positions: int) -> int:

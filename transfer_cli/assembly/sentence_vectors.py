@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.assembly.finished_run import Opened
+from transfer_cli.assembly.finished_run import Opened, check_one_stack
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.batch import to_device, with_facts
 from transfer_cli.data.encoded_task import encode_texts
@@ -54,6 +54,7 @@ class SentenceVectors:
                 f"run: {opened.path} is an ONNX graph that gives answers, and vectors are made of "
                 "hidden states; export the run with head=false"
             )
+        check_one_stack(opened)
         modules = SentenceModules("mean", normalize=False, length=None, lowercase=False)
         if pooling == "auto":
             modules = sentence_modules(opened.start.folder) or modules

@@ -11,7 +11,7 @@ from transfer_cli.analysis.analysis import Analysis, Material, Subject
 from transfer_cli.analysis.pictures import drawn
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
-from transfer_cli.assembly.finished_run import Opened, open_to_look_into
+from transfer_cli.assembly.finished_run import Opened, check_one_stack, open_to_look_into
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_new, check_output
@@ -142,6 +142,7 @@ def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -
             )
 
     def made(opened: Opened, other: Subject | None = None) -> Subject:
+        check_one_stack(opened)
         if opened.start.graph is not None:
             raise ConfigError(
                 f"run: {opened.path} is an ONNX graph, into which no analysis looks; take the run"

@@ -134,7 +134,7 @@ def encode_texts(
     examples: "Sequence[Any]",
     tokenizer: Tokenizer,
     length: int,
-    direction: Literal["causal", "bidirectional"],
+    direction: str,
     targets: Mapping[str, Any] | None = None,
     truncate: Truncate = "longest_first",
     *,
@@ -259,6 +259,8 @@ def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], li
         if tokenizer.begin is not None:
             return [tokenizer.begin], [tokenizer.sep]
         return [], [tokenizer.cls]
+    if direction == "encoder_decoder" and tokenizer.cls == tokenizer.sep:
+        return [], [tokenizer.sep]
     return [tokenizer.cls], [tokenizer.sep]
 
 

@@ -117,6 +117,11 @@ class Tokenizer(ABC):
         """Write the `tokenizer.json` of the tokenizers library, complete or not at all."""
 
     @property
+    def target_start(self) -> list[int]:
+        """The tokens that an encoder-decoder's targets stand behind: T5's, BART's where it can."""
+        return [self.pad] if self.cls == self.sep else [self.sep, self.cls]
+
+    @property
     def opens(self) -> int:
         """The token that stands before a document of running text."""
         return self.sep if self.before_text is None else self.before_text

@@ -13,6 +13,7 @@ import torch
 from transfer_cli.engine.distributed import is_sharded
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.encoder_decoder import Stack
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
@@ -70,7 +71,8 @@ def compile_passes(
         )
     torch._dynamo.config.recompile_limit = GRAPHS
     _set_up_inductor()
-    parts = [part for part in model.modules() if isinstance(part, Backbone)]
+    backbones = [part for part in model.modules() if isinstance(part, Backbone)]
+    parts = [part for part in backbones if not isinstance(part, Stack)]
     whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
     options: dict[str, Any] = {"options": {"triton.cudagraphs": True}} if cuda_graphs else {}
     for module in whole:

@@ -23,7 +23,17 @@ from torch import Tensor, nn
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler
-from transfer_cli.model.products import DISTANCE, NEAR, PAIR, PLACE, REMEMBERED, TOKEN, Products
+from transfer_cli.model.products import (
+    CROSS,
+    DISTANCE,
+    NEAR,
+    PAIR,
+    PLACE,
+    REMEMBERED,
+    SOURCE,
+    TOKEN,
+    Products,
+)
 from transfer_cli.model.sparse_attention import SparsePart, parts_of
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
@@ -100,13 +110,18 @@ def amounts_of_texts(
             model, those in its own head.
         earlier: Positions that a memory holds of each.
     """
-    shape, tokens = model.backbone.shape, texts * length
+    shape = model.backbone.shape
+    length = length // 2 if shape.has_encoder else length  # of a source, and of its target
+    tokens = texts * length
     counted = {TOKEN: (tokens, tokens), PLACE: (tokens, tokens)}
     counted[REMEMBERED] = texts * earlier, texts * earlier
     counted[DISTANCE] = earlier + length, earlier + length
     for unit, seen in kinds_of_pairs(shape).items():
         pairs = seen.pairs([length], length, causal=model.backbone.causal, earlier=earlier)
         counted[unit] = texts * pairs[0], texts * pairs[1]
+    if shape.has_encoder:
+        counted |= {f"{SOURCE}{unit}": of_target for unit, of_target in counted.items()}
+        counted[CROSS] = texts * length**2, texts * length**2
     for name, head in simple_heads(model):
         rows = scored.get(name, texts)
         units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
@@ -260,6 +275,11 @@ class Tally:
                 lengths, made.positions, causal=made.causal, earlier=made.earlier
             )
             self._add(f"{prefix}{unit}", made.sequences * done, real_pairs)
+        if made.source is not None:
+            self._pass(f"{prefix}{SOURCE}", kinds, made.source)
+            pairs = zip(lengths, made.source.lengths, strict=True)
+            done = places * made.source.positions
+            self._add(f"{prefix}{CROSS}", done, sum(own * read for own, read in pairs))
 
     def _add(self, unit: str, done: int, real: int | None = None) -> None:
         if self._stage is None:

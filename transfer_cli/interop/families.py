@@ -12,6 +12,8 @@ _OURS = {
         "Roberta", "XlmRoberta", "Bert", "DistilBert", "Electra", "Albert", "MPNet", "ModernBert",
     ),
     "decoders": ("Gpt2", "OpenAIGpt", "GptNeoX", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"),
+    "t5": ("T5", "MT5"),
+    "bart": ("Bart", "MBart"),
 }  # fmt: skip
 """The classes of each module beside this one, in the order in which an export tries them: it takes
 the first that fits, so the family that asks for most comes first."""

@@ -6,7 +6,7 @@ ours. One table serves both directions.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -34,7 +34,7 @@ ACTIVATIONS = {
 COMMON = {
     "norm": "layer", "feedforward_kind": "mlp", "attention": "full", "biases": "all",
     "key_value_heads": None, "head_width": None, "query_key_norm": False, "embedding_scale": 1.0,
-    "share": "none",
+    "share": "none", "scaled_scores": True, "output_scale": 1.0,
 }  # fmt: skip
 """What `fixed` holds in every family that does not say otherwise."""
 
@@ -155,6 +155,11 @@ CLASSES = {
     TOKEN_CLASSIFICATION: ("ForTokenClassification", "token-classification"),
 }
 """By kind of head, the end of the class that loads it, and its task on the hub."""
+_LANGUAGE_MODELS = {
+    "causal": ("ForCausalLM", "text-generation"), "bidirectional": ("ForMaskedLM", "fill-mask"),
+    "encoder_decoder": ("ForConditionalGeneration", "text2text-generation"),
+}  # fmt: skip
+"""The same of language models, by direction."""
 TOKEN_HEADS = {
     QUESTION_ANSWERING: same("heads.span", "qa_outputs"),
     TOKEN_CLASSIFICATION: same("heads.tags", "classifier"),
@@ -172,7 +177,7 @@ class Family(ABC):
         name: What people call it.
         model_type: What `config.json` calls it.
         base_model: What `config.json` calls a model without a head.
-        prefix: The prefix of the backbone's tensors in a model with a head.
+        prefix: The prefix of the backbone's tensors in a model with a head; "": there is none.
         blocks: The name of its blocks: the tensors of block 2 begin with `{blocks}.2.`.
         fields: What the config says of a `BackboneShape`, in the order in which it is read.
         fixed: Fields that have one value in all models of the family, such as `direction`,
@@ -248,6 +253,10 @@ class Family(ABC):
             fields |= read
         return {**fields, **self.unsaid}
 
+    def with_weights(self, shape: BackboneShape, names: Collection[str]) -> BackboneShape:
+        """Return the shape of a folder with tensors of these names, which say what no key says."""
+        return shape
+
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape, without vocabulary, labels and names."""
         return {key: value for part in self.fields for key, value in part.write(shape).items()}
@@ -270,8 +279,7 @@ class Family(ABC):
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return the heads that such a model can have, by kind (`LANGUAGE_MODEL`, ...)."""
         stem = self.base_model.removesuffix("Model")
-        causal, masked = ("ForCausalLM", "text-generation"), ("ForMaskedLM", "fill-mask")
-        classes = {**CLASSES, LANGUAGE_MODEL: causal if self.is_causal else masked}
+        classes = {**CLASSES, LANGUAGE_MODEL: _LANGUAGE_MODELS[self.fixed["direction"]]}
         names = {kind: stem + end for kind, (end, _) in classes.items()}
         names |= {LANGUAGE_MODEL: self.language_model} if self.language_model else {}
         heads = {**self.head_rules(shape), **(TOKEN_HEADS if self.has_token_heads else {})}
@@ -330,11 +338,20 @@ class Family(ABC):
         """Return the rules by which a backbone with such a config is read."""
         return self.backbone(shape)
 
-    def block_number(self, name: str) -> int | None:
-        """Return the number of the block that a tensor of theirs belongs to; None: to none."""
-        stem, _, rest = name.removeprefix(f"{self.prefix}.").partition(f"{self.blocks}.")
+    def is_beyond(self, name: str, shape: BackboneShape) -> bool:
+        """Return whether a tensor of theirs belongs to a block that a shape does not have."""
+        return self._block_number(name, self.blocks) >= shape.distinct_blocks
+
+    def _block_number(self, name: str, blocks: str) -> int:
+        """Return the number of the block that a tensor of theirs belongs to; -1: to none."""
+        stem, _, rest = name.removeprefix(self.dotted).partition(f"{blocks}.")
         number = rest.partition(".")[0]
-        return int(number) if not stem and number.isdecimal() and len(number) < 10 else None
+        return int(number) if not stem and number.isdecimal() and len(number) < 10 else -1
+
+    @property
+    def dotted(self) -> str:
+        """The prefix as it stands before a name."""
+        return f"{self.prefix}." if self.prefix else ""
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has, as `option=value, not its own value`."""
@@ -370,6 +387,51 @@ class CausalFamily(Family):
         output = [] if shape.tie_output else same("heads.lm", self.output_layer, "weight")
         score = same("heads.class.linear", "score", "weight")
         return {LANGUAGE_MODEL: output, SEQUENCE_CLASSIFICATION: score}
+
+
+class TwoStackFamily(Family):
+    """A family with an encoder and a decoder, which share their token embeddings.
+
+    Attributes:
+        of_stack: The modules of each stack outside of its blocks.
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "direction": "encoder_decoder", "embedding_width": None, "segments": 0,
+        "output_transform": False,
+    }  # fmt: skip
+    outside: ClassVar[ModuleNames] = {"token_embedding": "shared"}
+    inside: ClassVar[ModuleNames] = {}
+    of_stack: ClassVar[ModuleNames]
+
+    @abstractmethod
+    def inside_of(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
+        """Return the modules of a block of the encoder or the decoder."""
+
+    def backbone(self, shape: BackboneShape) -> list[Rule]:
+        shared = {f"backbone.{ours}": theirs for ours, theirs in self.outside.items()}
+        rules = self._rules(shared, shape)
+        for stack, own in zip(_STACKS, shape.stacks, strict=True):
+            there, here = f"{stack}.", f"backbone.{stack}."
+            rules += with_prefix(self._rules(self.of_stack, own), there, here)
+            block = self._rules(self.inside_of(own, decodes=stack == "decoder"), own)
+            for number in range(own.depth):
+                theirs = f"{there}{self.blocks}.{number}."
+                rules += with_prefix(block, theirs, f"{here}blocks.{number}.")
+        return rules
+
+    def is_beyond(self, name: str, shape: BackboneShape) -> bool:
+        return any(
+            self._block_number(name, f"{stack}.{self.blocks}") >= own.depth
+            for stack, own in zip(_STACKS, shape.stacks, strict=True)
+        )
+
+    def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
+        """Return the rules of its language model."""
+        return {LANGUAGE_MODEL: [] if shape.tie_output else same("heads.lm", "lm_head", "weight")}
+
+
+_STACKS = ("encoder", "decoder")
 
 
 def _tensors(module: str, shape: BackboneShape) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class Inputs:
             parts.append({kind: {"id": name, "type_id": segment}})
         return parts
 
-    def check(self, path: Path, tokenizer: Tokenizer, direction: Direction, key: str) -> None:
+    def check(self, path: Path, tokenizer: Tokenizer, direction: str, key: str) -> None:
         """Compare what a `tokenizer.json` makes of short and long texts with what a run reads."""
         if self.length is None:
             return

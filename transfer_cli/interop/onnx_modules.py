@@ -125,6 +125,8 @@ def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
 
 def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
     """Return the module to export."""
+    if model.backbone.shape.has_encoder:
+        raise ConfigError("format=onnx does not write an encoder and a decoder; take format=hf")
     for part in added_modules(model).values():
         if not part.in_graphs:
             raise ConfigError(

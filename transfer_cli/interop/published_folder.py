@@ -31,7 +31,8 @@ from transfer_cli.interop.family import (
 from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.interop.vocabulary import longest_input, read_tokenizer
-from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
+from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
+from transfer_cli.model.encoder_decoder import backbone_of
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead, TokenJudge
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -49,6 +50,7 @@ _ADAPTER = "adapter_config.json"
 PEFT_CLASSES = {
     "SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification",
     "QUESTION_ANS": "ForQuestionAnswering", "CAUSAL_LM": "ForCausalLM",
+    "SEQ_2_SEQ_LM": "ForConditionalGeneration",
 }  # fmt: skip
 """The end of the class of peft that loads an adapter, by its `task_type`."""
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING",
@@ -113,10 +115,11 @@ def open_folder(folder: Path, key: str) -> Published:
     with raised_as(CheckpointError, f"{settings.path}: "):
         shape = family.shape(settings)
     tensors = files.read_tensors(folder, family.synonyms, values=False)
+    shape = family.with_weights(shape, tensors.keys())
     there = _Folder(settings, family, shape, tensors)
     backbone = family.rules_of(settings, shape)
-    if any(name.startswith(f"{family.prefix}.") for name in tensors):
-        backbone = with_prefix(backbone, f"{family.prefix}.")
+    if any(name.startswith(family.dotted) for name in tensors):
+        backbone = with_prefix(backbone, family.dotted)
     there.check_blocks(backbone)
     trained = there.trained()
     rules = (*backbone, *trained.rules)
@@ -211,8 +214,7 @@ class _Folder:
                 f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
                 f"({depth}); without the whole backbone nothing is loaded"
             )
-        blocks = self.shape.distinct_blocks
-        surplus = [n for n in self.found if (self.family.block_number(n) or 0) >= blocks]
+        surplus = [n for n in self.found if self.family.is_beyond(n, self.shape)]
         if surplus:
             raise CheckpointError(
                 f"{place} says {depth}, and the weights hold {listed(surplus)}; one of the two is "
@@ -235,7 +237,7 @@ class _Folder:
             }
             if self.family.pooler_activation != "none":
                 heads["pooler"] = Pooler(shape, self.family.pooler_activation)
-            tensors = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
+            tensors = TransferModel(backbone_of(shape, vocabulary), heads).state_dict()
             expected: dict[str, Tensor] = {}
             for rule in rules:
                 parts = rule.conversion.give(tensors[rule.ours], len(rule.theirs))
@@ -300,9 +302,13 @@ class _Folder:
         poolers = (
             rules
             for pooler in (self.family.pooler(), own_pooler)
-            for rules in (pooler, without_prefix(pooler, f"{self.family.prefix}."))
+            for rules in (pooler, without_prefix(pooler, self.family.dotted))
         )
         pooler = next(filter(self._has, poolers), [])
+        if self.shape.has_encoder:
+            objective = _node("tasks.text_to_text.seq2seq.Seq2Seq")
+            task = _node("tasks.text_to_text.task.TextToTextTask")
+            return _Trained(output, objective, task=task)
         causal = _node("objectives.causal_lm.CausalLM")
         return _Trained((*output, *pooler), causal if self.family.is_causal else masked)
 

@@ -109,6 +109,11 @@ def _write_config(
         "bos_token_id": tokenizer.cls,
         "eos_token_id": tokenizer.sep,
     }
+    if ours.shape.has_encoder:
+        start, *forced = tokenizer.target_start
+        content["decoder_start_token_id"] = start
+        if forced:
+            content["forced_bos_token_id"] = forced[0]
     if ours.labels:
         content["id2label"] = {str(number): label for number, label in enumerate(ours.labels)}
         content["label2id"] = {label: number for number, label in enumerate(ours.labels)}
@@ -151,7 +156,8 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
         for token in data["added_tokens"]:
             if token["content"] in (names["mask"], names["unk"]):
                 token["lstrip"] = token["content"] == names["mask"]
-    causal = ours.shape.direction == "causal"
+    direction = ours.shape.direction
+    causal = direction == "causal"
     is_bare = data.get("post_processor") is None and not causal
     inputs = None
     if ours.texts != "published" or is_bare:
@@ -171,7 +177,7 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
         "clean_up_tokenization_spaces": False,
         **{f"{key}_token": names[key] for key in vocabulary.SPECIAL_TOKENS},
     }
-    if causal:
+    if causal or ours.shape.has_encoder:
         begin = names.get(vocabulary.BEGIN, names["cls"])
         options |= {"bos_token": begin, "eos_token": names["sep"]}
     if ours.head not in (None, LANGUAGE_MODEL):
@@ -179,7 +185,7 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
         options["split_special_tokens"] = True
     files.dump_json(folder / vocabulary.OPTIONS, options)
     if inputs is not None:
-        inputs.check(path, tokenizer, "causal" if causal else "bidirectional", "to")
+        inputs.check(path, tokenizer, direction, "to")
 
 
 def _inputs(ours: Ours) -> Inputs:

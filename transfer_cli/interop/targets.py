@@ -99,7 +99,7 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
     misfits = {family: _misfits(family, ours) for family in known.values()}
 
     def distance(family: Family) -> tuple[bool, int, int]:
-        turned = family.is_causal != (ours.shape.direction == "causal")
+        turned = family.fixed["direction"] != ours.shape.direction
         return turned, len(family.misfits(ours.shape, ours.tokenizer)), len(misfits[family])
 
     best = min(misfits, key=distance)
@@ -108,7 +108,7 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
     reasons = f"{best.name}: {'; '.join(misfits[best])}"
     if wanted is not None:
         raise CheckpointError(f"run: it is no {reasons}. family=null takes what fits")
-    fits = all(part.in_graphs for part in ours.added.values())
+    fits = not ours.shape.has_encoder and all(part.in_graphs for part in ours.added.values())
     raise CheckpointError(
         f"run: no published family fits, the nearest is {reasons}{GRAPHS if fits else ''}"
     )
@@ -116,7 +116,7 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
 
 def _of_family(family: Family, ours: Ours) -> Target:
     rules, head = _rules(family, ours)
-    prefix = f"{family.prefix}." if head else ""
+    prefix = family.dotted if head else ""
     constants = family.constants(ours.shape)
     return Target(
         family=family,
@@ -189,7 +189,7 @@ def _rules(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None
     of_head = list(head.rules) if head else []
     has_place = {rule.ours for rule in of_head}
     pooler = [r for r in family.pooler() if r.ours in ours.tensors and r.ours not in has_place]
-    prefix = f"{family.prefix}."
+    prefix = family.dotted
     rules = [*with_prefix(family.backbone(ours.shape), prefix), *pooler, *of_head]
     # A bare backbone has no prefix, nor has what belongs to it.
     return (rules, head) if head else (without_prefix(rules, prefix), None)

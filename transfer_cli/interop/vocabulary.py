@@ -61,6 +61,8 @@ def layouts_of(
     """Return the layout of a text, and that of two; see `LAYOUTS`."""
     if texts == "lines" and tokenizer.sep == tokenizer.cls:
         return "A", "A B"  # its one special token is between documents
+    if direction == "encoder_decoder":
+        direction = "causal" if tokenizer.cls == tokenizer.sep else "bidirectional"
     one, two = LAYOUTS[texts, direction]
     if texts == "labelled":
         two = two.replace("A sep B", f"A{' sep' * tokenizer.separators} B")

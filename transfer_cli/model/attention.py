@@ -1,11 +1,12 @@
-"""Self-attention (Vaswani et al. 2017, section 3.2).
+"""Attention of a sequence on itself, and on another (Vaswani et al. 2017, section 3.2).
 
 Legend: B batch, H heads of queries, G heads of keys and values, T queries, S keys, D width, W width
 of a head.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ from transfer_cli.model.attention_dropout import attend, causal_mask
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.packing import Packing
-from transfer_cli.model.products import DISTANCE, REMEMBERED, Products
+from transfer_cli.model.products import CROSS, DISTANCE, REMEMBERED, SOURCE, Products
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.sparse_attention import SparseView
 
@@ -53,6 +54,25 @@ class RelativeScores:
 
 
 @dataclass(frozen=True)
+class SourceText:
+    """A text that a decoder reads.
+
+    Args:
+        tokens: `[B, S]`.
+        mask: True at real tokens, `[B, S]`.
+        padded: Whether it is False anywhere.
+        packing: How the states are packed; None: they are `[B, S, D]`.
+        states: What the encoder has made of it; None: nothing yet.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    padded: bool = True
+    packing: Packing | None = None
+    states: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class AttentionInputs:
     """The inputs of a block's attention besides its hidden states.
 
@@ -71,6 +91,7 @@ class AttentionInputs:
         memory: The states of earlier positions, `[B, M, D]`, which queries also see.
         probe: What looks at the pass, or changes it; None: nothing does.
         place: The number of the block among the L that a pass goes through, from 0.
+        source: What a decoder's block reads beside its own states.
     """
 
     attn_mask: Tensor | None = None
@@ -84,6 +105,7 @@ class AttentionInputs:
     memory: Tensor | None = None
     probe: "Probe | None" = None
     place: int = 0
+    source: SourceText | None = None
 
     @property
     def gates(self) -> Gates | None:
@@ -129,21 +151,17 @@ class Probe:
     probabilities: Callable[[int, Tensor], None] | None = None
 
 
-class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence on itself.
+class Attention(nn.Module):
+    """Multi-head attention.
 
-    The input projection packs queries, keys and values. Consecutive heads of queries may share a
-    head of keys and values (Ainslie et al. 2023); the cache holds the shared ones. Attention uses
-    torch's fused kernels, or on a CPU with dropout, which applies to the attention probabilities in
-    training, those of `attention_dropout`.
+    Consecutive heads of queries may share a head of keys and values (Ainslie et al. 2023); the
+    cache holds the shared ones. Attention uses torch's fused kernels, or on a CPU with dropout,
+    which applies to the attention probabilities in training, those of `attention_dropout`.
     """
 
+    output: nn.Linear
     rows: tuple[int, int, int]
-    """How many rows of the input projection make queries, keys and values."""
-    query_norm: nn.Module | None
-    key_norm: nn.Module | None
-    prefix: nn.Module | None
-    """Maps queries to what is added to the mixed values; None without an edit."""
+    """How many rows of its input projections make queries, keys and values."""
 
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
@@ -152,7 +170,64 @@ class SelfAttention(nn.Module):
         self.dropout = shape.attention_dropout
         wide, narrow = shape.heads * shape.head_size, shape.shared_heads * shape.head_size
         self.rows = wide, narrow, narrow
-        has_bias = shape.biases in ("all", "qkv")
+        # Kernels divide scores by the root.
+        self.query_scale = 1.0 if shape.scaled_scores else math.sqrt(shape.head_size)
+
+    @property
+    def projections(self) -> Mapping[str, Mapping[str, slice]]:
+        """The input projections by name: which of their rows make `query`, `key` and `value`."""
+        raise NotImplementedError
+
+    def _by_head(self, states_BTN: Tensor) -> Tensor:
+        by_head: Tensor = states_BTN.unflatten(2, (-1, self.head_width)).transpose(1, 2)
+        return by_head
+
+    def _scaled(self, query_BHTW: Tensor) -> Tensor:
+        return query_BHTW if self.query_scale == 1 else query_BHTW * self.query_scale
+
+    def _mix_shared(
+        self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs
+    ) -> Tensor:
+        """Return what `_mix` does, of keys and values that heads of queries may share."""
+        if self.sharing == 1:
+            return self._mix(query, key, value, inputs)
+        alike = inputs.attn_mask is None or inputs.attn_mask.shape[1] == 1
+        alike = alike and not inputs.causal and inputs.sparse is None
+        alike = alike and (inputs.probe is None or inputs.probe.probabilities is None)
+        if query.shape[2] == 1 and alike:
+            # Of one token, heads that share keys are like so many tokens: nothing is copied.
+            grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
+            return self._mix(grouped_BGTW, key, value, inputs).view_as(query)
+        key, value = (states.repeat_interleave(self.sharing, dim=1) for states in (key, value))
+        return self._mix(query, key, value, inputs)
+
+    def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the values, weighted, `[B, H, T, W]`."""
+        dropout = self.dropout if self.training else 0.0
+        if inputs.probe is not None and inputs.probe.probabilities is not None:
+            probabilities_BHTS = masked_scores(query, key, inputs).softmax(-1)
+            inputs.probe.probabilities(inputs.place, probabilities_BHTS)
+            return F.dropout(probabilities_BHTS, dropout) @ value
+        if inputs.sparse is not None:
+            return inputs.sparse.attend(query, key, value, dropout)
+        lengths = None if inputs.packing is None else inputs.packing.lengths
+        return attend(
+            query, key, value, attn_mask=inputs.attn_mask, causal=inputs.causal, dropout=dropout,
+            lengths=lengths,
+        )  # fmt: skip
+
+
+class SelfAttention(Attention):
+    """Attention of a sequence on itself; the input projection packs queries, keys and values."""
+
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    prefix: nn.Module | None
+    """Maps queries to what is added to the mixed values; None without an edit."""
+
+    def __init__(self, shape: BackboneShape) -> None:
+        super().__init__(shape)
+        wide, has_bias = self.rows[0], shape.biases in ("all", "qkv")
         self.packed = nn.Linear(shape.width, sum(self.rows), bias=has_bias)
         self.output = nn.Linear(wide, shape.width, bias=shape.biases == "all")
         if shape.projects_distances:
@@ -164,6 +239,13 @@ class SelfAttention(nn.Module):
             self.query_norm = self.key_norm = None
         self.register_module("prefix", None)
 
+    @property
+    def projections(self) -> Mapping[str, Mapping[str, slice]]:
+        """See `Attention`."""
+        ends = itertools.accumulate(self.rows, initial=0)
+        slices = [slice(*pair) for pair in itertools.pairwise(ends)]
+        return {"packed": dict(zip(("query", "key", "value"), slices, strict=True))}
+
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
         query, key, value = self._projected(hidden_BTD, inputs)
@@ -171,6 +253,7 @@ class SelfAttention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         if inputs.rotate is not None:
             query, key = inputs.rotate(query, key)
+        query = self._scaled(query)
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.extend(key, value)
         scored = query
@@ -242,44 +325,64 @@ class SelfAttention(nn.Module):
             scores_BHTS = scores_BHTS.clone(memory_format=torch.contiguous_format)
         return query_BHTW + u_H1W, replace(inputs, attn_mask=scores_BHTS, causal=False)
 
-    def _mix_shared(
-        self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs
-    ) -> Tensor:
-        """Return what `_mix` does, of keys and values that heads of queries may share."""
-        if self.sharing == 1:
-            return self._mix(query, key, value, inputs)
-        alike = inputs.attn_mask is None or inputs.attn_mask.shape[1] == 1
-        alike = alike and not inputs.causal and inputs.sparse is None
-        alike = alike and (inputs.probe is None or inputs.probe.probabilities is None)
-        if query.shape[2] == 1 and alike:
-            # Of one token, heads that share keys are like so many tokens: nothing is copied.
-            grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
-            return self._mix(grouped_BGTW, key, value, inputs).view_as(query)
-        key, value = (states.repeat_interleave(self.sharing, dim=1) for states in (key, value))
-        return self._mix(query, key, value, inputs)
-
-    def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return the values, weighted, `[B, H, T, W]`."""
-        dropout = self.dropout if self.training else 0.0
-        if inputs.probe is not None and inputs.probe.probabilities is not None:
-            probabilities_BHTS = masked_scores(query, key, inputs).softmax(-1)
-            inputs.probe.probabilities(inputs.place, probabilities_BHTS)
-            return F.dropout(probabilities_BHTS, dropout) @ value
-        if inputs.sparse is not None:
-            return inputs.sparse.attend(query, key, value, dropout)
-        lengths = None if inputs.packing is None else inputs.packing.lengths
-        return attend(
-            query, key, value, attn_mask=inputs.attn_mask, causal=inputs.causal, dropout=dropout,
-            lengths=lengths,
-        )  # fmt: skip
-
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Split before the heads: the backward pass then joins three gradients by one copy, not two.
-        query, key, value = (
-            part.unflatten(2, (-1, self.head_width)).transpose(1, 2)
-            for part in projected.split(self.rows, dim=2)
-        )
+        query, key, value = map(self._by_head, projected.split(self.rows, dim=2))
         return query, key, value
+
+
+class CrossAttention(Attention):
+    """Attention of a decoder's states on those that the encoder has made of a source.
+
+    It has no positions. A pass with a cache computes keys and values once.
+    """
+
+    def __init__(self, shape: BackboneShape) -> None:
+        super().__init__(shape)
+        wide, narrow, _ = self.rows
+        has_bias = shape.biases in ("all", "qkv")
+        self.query = nn.Linear(shape.width, wide, bias=has_bias)
+        self.key_value = nn.Linear(shape.width, 2 * narrow, bias=has_bias)
+        self.output = nn.Linear(wide, shape.width, bias=shape.biases == "all")
+
+    @property
+    def projections(self) -> Mapping[str, Mapping[str, slice]]:
+        """See `Attention`."""
+        wide, narrow, _ = self.rows
+        keys, values = slice(0, narrow), slice(narrow, 2 * narrow)
+        return {"query": {"query": slice(0, wide)}, "key_value": {"key": keys, "value": values}}
+
+    def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`, or packed as the hidden states are."""
+        source, cache = inputs.source, inputs.kv_cache
+        if source is None or source.states is None:
+            raise ValueError("a decoder reads a source, and it is not encoded")
+        query_BTN = self.query(hidden_BTD)
+        if inputs.packing is not None:
+            query_BTN = inputs.packing.unpack(query_BTN)
+        both = None if cache is None else cache.of_source
+        if both is None:
+            made = self.key_value(source.states)
+            made = made if source.packing is None else source.packing.unpack(made)
+            key, value = map(self._by_head, made.chunk(2, dim=2))
+            both = key, value
+            if cache is not None:
+                cache.of_source = both
+        seen_B11S = source.mask[:, None, None] if source.padded else None
+        query = self._scaled(self._by_head(query_BTN))
+        mixed_BHTW = self._mix_shared(query, *both, AttentionInputs(seen_B11S))
+        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
+        if inputs.packing is not None:
+            mixed_BTD = inputs.packing.pack(mixed_BTD)
+        out: Tensor = self.output(mixed_BTD)
+        return out
+
+    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+        """Count projections and pairs of a query and a token of the source; see `Multiplies`."""
+        keys_move = counted.through(self.key_value, SOURCE + unit, moves=counted.source_moves)
+        moves = counted.through(self.query, unit, moves=moves) or keys_move
+        counted.add(CROSS, 2 * self.rows[0], moves=moves, trains=moves)
+        return counted.through(self.output, unit, moves=moves)
 
 
 def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:

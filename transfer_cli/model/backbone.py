@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.added_embeddings import AddedRows, AddedSegments
-from transfer_cli.model.attention import Probe
+from transfer_cli.model.attention import Probe, SourceText
 from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.kv_cache import KVCache
@@ -58,7 +58,7 @@ class Backbone(nn.Module):
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
         super().__init__()
-        if shape.direction == "auto":
+        if shape.direction not in ("causal", "bidirectional"):
             raise ValueError("direction must be causal or bidirectional before a model is built")
         _check_memory(shape.least_bytes(vocabulary))
         self.shape = shape
@@ -125,10 +125,11 @@ class Backbone(nn.Module):
         if not self.shape.has_final_norm:
             return
         std = INITIAL_STD / math.sqrt(2 * self.shape.depth)
-        nn.init.normal_(block.attention.output.weight, std=std)
-        nn.init.normal_(block.feed_forward.output.weight, std=std)
+        for part in (*block.attentions, block.feed_forward):
+            output: nn.Linear = part.output  # type: ignore[assignment]
+            nn.init.normal_(output.weight, std=std)
 
-    def forward(  # noqa: PLR0913 - everything that a pass depends on
+    def forward(  # noqa: PLR0913 - all that a pass depends on
         self,
         tokens_BT: Tensor,
         mask_BT: Tensor,
@@ -142,6 +143,7 @@ class Backbone(nn.Module):
         packing: Packing | None = None,
         memory: Memory | None = None,
         layers: Sequence[int] | None = None,
+        source: SourceText | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -168,6 +170,7 @@ class Backbone(nn.Module):
                 keeps its own there. Only with positions that are distances, and without a cache.
             layers: Return these of the hidden states alone: torch's compiler computes a gradient of
                 each that a graph returns, though nobody reads it. None: all.
+            source: What a decoder reads (`model.encoder_decoder`).
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
@@ -204,6 +207,7 @@ class Backbone(nn.Module):
                 packing=packing,
                 probe=self.probe,
                 place=place,
+                source=source,
             )
             hidden_states.append(self.blocks[number](hidden_states[-1], seen))
         if memory is not None:

@@ -27,12 +27,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transfer_cli.model.attention import AttentionInputs, SelfAttention
+from transfer_cli.model.attention import (
+    Attention,
+    AttentionInputs,
+    CrossAttention,
+    SelfAttention,
+)
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.products import Products
 from transfer_cli.model.shape import BackboneShape
 
+AFTER_CROSS = "after_cross_attention"
 BESIDE = "beside_feed_forward"
 BESIDE_BLOCK = "beside_block"
 """Sites of a block that need not be there."""
@@ -108,6 +114,8 @@ class Block(nn.Module, ABC):
     """Whether `attention_norm` and `feed_forward_norm` come after their sub-layers."""
     parallel: ClassVar[bool] = False
     """Whether the feed-forward layer reads the same state as the attention."""
+    cross_attention: CrossAttention | None
+    """A decoder's attention on its source, between the other two sub-layers."""
 
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
@@ -123,6 +131,19 @@ class Block(nn.Module, ABC):
         self.sites = nn.ModuleDict(
             {"after_attention": nn.Identity(), "after_feed_forward": nn.Identity()}
         )
+        self.register_module("cross_attention", None)
+
+    def read_source(self, shape: BackboneShape) -> None:
+        """Make it a decoder's block, which has an attention on a source with a norm and a site."""
+        self.cross_attention_norm = build_norm(shape, shape.width)
+        self.cross_attention = CrossAttention(shape)
+        self.sites[AFTER_CROSS] = nn.Identity()
+
+    @property
+    def attentions(self) -> "Sequence[Attention]":
+        """Its attention, and a decoder's on its source."""
+        cross = self.cross_attention
+        return [self.attention] if cross is None else [self.attention, cross]
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
@@ -159,6 +180,20 @@ class Block(nn.Module, ABC):
         out: Tensor = self.attention(z, inputs)
         return out
 
+    def after_source(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the residual stream with what the attention on a source adds, if there is any."""
+        if self.cross_attention is None:
+            return z
+        before, follow = self.cross_norms()
+        read = z if before is None else before(z)
+        z = z + self.sites[AFTER_CROSS](self.drop(self.cross_attention(read, inputs)))
+        return z if follow is None else self.kept(follow(z))
+
+    def cross_norms(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """Return the norm before the attention on a source, and that behind it."""
+        norm = self.cross_attention_norm
+        return (None, norm) if self.norms_follow else (norm, None)
+
     def feed(self, z: Tensor, read: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the update of the residual stream by the feed-forward layer and what is beside.
 
@@ -190,6 +225,14 @@ class Block(nn.Module, ABC):
         attended = counted.through(self.sites["after_attention"], unit, moves=attended)
         attended = attended or counted.trains(follow[0])
         between = moves if self.parallel else moves or read or attended
+        if self.cross_attention is not None:
+            before, behind = self.cross_norms()
+            crossed = counted.through(
+                self.cross_attention, unit, moves=between or counted.trains(before)
+            )
+            crossed = counted.through(self.sites[AFTER_CROSS], unit, moves=crossed)
+            between = between or crossed or counted.trains(behind)
+            attended = attended or between
         between = between or counted.trains(first[1])
         fed = counted.through(self.feed_forward, unit, moves=between)
         fed = counted.through(self.sites["after_feed_forward"], unit, moves=fed)
@@ -206,7 +249,7 @@ class PreNormBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         read = self.reads(z)
-        z = z + self.attend(read, inputs)
+        z = self.after_source(z + self.attend(read, inputs), inputs)
         return z + self.feed(self.feed_forward_norm(z), read, inputs)
 
 
@@ -221,6 +264,7 @@ class PostNormBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         attended = self.kept(self.attention_norm(z + self.attend(z, inputs)))
+        attended = self.after_source(attended, inputs)
         out: Tensor = self.feed_forward_norm(attended + self.feed(attended, z, inputs))
         return out
 

@@ -52,6 +52,7 @@ class LanguageModelHead(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocabulary, size))
             nn.init.normal_(self.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if shape.output_bias else None
+        self.scale = shape.output_scale
         self.compiled = False
         """Whether `torch.compile` compiles the loss."""
         self.on_rows: Callable[[int], None] | None = None
@@ -106,6 +107,8 @@ class LanguageModelHead(nn.Module):
             self.on_rows(hidden_ND.numel() // hidden_ND.shape[-1])
         if self.transform is not None:
             hidden_ND = self.norm(self.activation(self.transform(hidden_ND)))
+        if self.scale != 1:
+            hidden_ND = hidden_ND * self.scale
         return hidden_ND, getattr(self, "weight", embedding_VD), self.bias
 
 

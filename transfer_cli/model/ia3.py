@@ -1,7 +1,5 @@
 """Learned factors of keys, values and the feed-forward layer ((IA)3; Liu et al. 2022)."""
 
-import itertools
-
 from transfer_cli.model.block import Block
 from transfer_cli.model.edited_linear import Factors, edited
 
@@ -18,10 +16,12 @@ def add_ia3(block: Block) -> None:
     """
     if any(isinstance(module, Factors) for module in block.modules()):
         raise ValueError("it has the factors of (IA)3 already; one such edit is enough")
-    attention, feed_forward = block.attention, block.feed_forward
-    packed, output = edited(attention.packed), edited(feed_forward.output)
-    queries, keys, _ = itertools.accumulate(attention.rows)
-    packed.factors["key"] = Factors(slice(queries, keys)).to(packed.weight)
-    packed.factors["value"] = Factors(slice(keys, packed.out_features)).to(packed.weight)
+    for attention in block.attentions:
+        name, rows = next(each for each in attention.projections.items() if "key" in each[1])
+        layer = edited(getattr(attention, name))
+        for part in ("key", "value"):
+            layer.factors[part] = Factors(rows[part]).to(layer.weight)
+        setattr(attention, name, layer)
+    output = edited(block.feed_forward.output)
     output.input_factors = Factors(slice(0, output.in_features)).to(output.weight)
-    attention.packed, feed_forward.output = packed, output
+    block.feed_forward.output = output

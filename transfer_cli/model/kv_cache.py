@@ -21,6 +21,8 @@ class LayerKVCache:
         self._filled = 0
         self._both: tuple[Tensor, Tensor] | None = None
         self._beside: LayerKVCache | None = None
+        self.of_source: tuple[Tensor, Tensor] | None = None
+        """The keys and values of what a decoder reads, once there are some."""
 
     @property
     def length(self) -> int:
@@ -66,6 +68,9 @@ class LayerKVCache:
             new.extend(*(states[:, :, :length].expand(rows, -1, -1, -1) for states in self._both))
         if self._beside is not None:
             new._beside = self._beside.fork(rows, max_length, length)
+        if self.of_source is not None:
+            key, value = (states.expand(rows, -1, -1, -1) for states in self.of_source)
+            new.of_source = key, value
         return new
 
 

@@ -1,6 +1,5 @@
 """Low-rank updates of linear layers (Hu et al. 2021), and those of directions (Liu et al. 2024)."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -15,9 +14,6 @@ from transfer_cli.model.edited_linear import EditedLinear, RowChange, edited
 from transfer_cli.model.products import Products
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
-
-IN_PROJ_TARGETS: tuple[Target, ...] = ("query", "key", "value")
-"""The matrices in the input projection `attention.packed`, in the order of their rows."""
 
 
 class LowRank(RowChange):
@@ -108,7 +104,7 @@ def add_lora(
 ) -> None:
     """Add low-rank updates of the targets to a block.
 
-    The target `feed_forward` is two matrices.
+    The target `feed_forward` is two matrices; a decoder's block has two attentions.
 
     Args:
         make: Returns an update of these rows of a matrix.
@@ -128,17 +124,14 @@ def add_lora(
     def whole(linear: nn.Linear) -> EditedLinear:
         return with_updates(linear, {"all": slice(0, linear.out_features)})
 
-    attention, feed_forward = block.attention, block.feed_forward
-    ends = list(itertools.accumulate(attention.rows, initial=0))
-    parts: dict[str, slice] = {
-        name: slice(first, end)
-        for name, (first, end) in zip(IN_PROJ_TARGETS, itertools.pairwise(ends), strict=True)
-        if name in targets
-    }
-    if parts:
-        attention.packed = with_updates(attention.packed, parts)
-    if "output" in targets:
-        attention.output = whole(attention.output)
+    for attention in block.attentions:
+        for name, rows in attention.projections.items():
+            parts: dict[str, slice] = {n: each for n, each in rows.items() if n in targets}
+            if parts:
+                setattr(attention, name, with_updates(getattr(attention, name), parts))
+        if "output" in targets:
+            attention.output = whole(attention.output)
+    feed_forward = block.feed_forward
     if "feed_forward" in targets:
         feed_forward.inner = whole(feed_forward.inner)
         feed_forward.output = whole(feed_forward.output)

@@ -29,6 +29,8 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
     Raises:
         ValueError: There are no such blocks, or a model of them is none that a shape describes.
     """
+    if shape.has_encoder:
+        raise ValueError("the model has an encoder and a decoder, whose blocks are not picked")
     if not layers or list(layers) != sorted(set(layers)):
         raise ValueError(f"{list(layers)} has to name a block or more, ascending, each once")
     if not 0 <= layers[0] <= layers[-1] < shape.depth:

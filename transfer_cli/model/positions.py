@@ -117,20 +117,24 @@ def _turned(states_BHTW: Tensor, cos_B1TR: Tensor, sin_B1TR: Tensor) -> Tensor:
     return torch.cat([turned.to(rest.dtype), rest], dim=-1)
 
 
-class RelativeBias(LearnedPositions):
-    """Learned embeddings, and a learned bias of each head for each distance (MPNet).
+class DistanceBias(Positions):
+    """A learned bias of each head for each distance (T5; Raffel et al. 2020, section 2.1).
 
-    Distances share a bias in ranges that grow with them, as in Raffel et al. 2020; all blocks have
-    the same. Song et al. 2020.
+    Distances share a bias in ranges that grow with them; all blocks have the same. In a causal
+    model all ranges are of keys up to the query's own position.
     """
 
     ranges: ClassVar[int] = 32
     farthest: ClassVar[int] = 128
     """The distance from which on all have one bias."""
+    looks_ahead: bool
+    """Whether half of the ranges are of keys behind their query."""
+    bias: nn.Embedding
 
     def __init__(self, shape: BackboneShape) -> None:
-        super().__init__(shape)
+        super().__init__()
         self.bias = nn.Embedding(self.ranges, shape.heads)
+        self.looks_ahead = shape.direction == "bidirectional"
 
     def attend(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
@@ -155,12 +159,23 @@ class RelativeBias(LearnedPositions):
         return bias_1HTS if seen is None else bias_1HTS.masked_fill(~seen, -math.inf)
 
     def _range(self, distance_TS: Tensor) -> Tensor:
-        """Return the row of each distance: half of the rows are for keys behind their query."""
-        half = self.ranges // 2
-        exact, far = half // 2, distance_TS.abs()
+        """Return the row of each distance."""
+        rows = self.ranges // 2 if self.looks_ahead else self.ranges
+        exact, far = rows // 2, distance_TS.abs()
         share = (far.clamp(min=1) / exact).log() / math.log(self.farthest / exact)
-        grown = (exact + (share * (half - exact)).long()).clamp(max=half - 1)
-        return torch.where(far < exact, far, grown) + half * (distance_TS > 0)
+        grown = (exact + (share * (rows - exact)).long()).clamp(max=rows - 1)
+        row_TS = torch.where(far < exact, far, grown)
+        return row_TS + rows * (distance_TS > 0) if self.looks_ahead else row_TS
+
+
+class RelativeBias(DistanceBias, LearnedPositions):
+    """Learned embeddings, and biases of distances to both sides (MPNet, Song et al. 2020)."""
+
+    looks_ahead = True
+
+    def __init__(self, shape: BackboneShape) -> None:
+        LearnedPositions.__init__(self, shape)
+        self.bias = nn.Embedding(self.ranges, shape.heads)
 
 
 class RelativePositions(Positions):
@@ -195,7 +210,7 @@ class RelativePositions(Positions):
 
 POSITIONS: dict[str, type[Positions]] = {
     "learned": LearnedPositions, "sinusoidal": SinusoidalPositions, "rotary": RotaryPositions,
-    "relative_bias": RelativeBias, "relative": RelativePositions,
+    "relative_bias": RelativeBias, "bias": DistanceBias, "relative": RelativePositions,
 }  # fmt: skip
 
 

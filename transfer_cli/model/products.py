@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 TOKEN, PLACE, PAIR, NEAR = "token", "place", "pair", "near_pair"
 REMEMBERED, DISTANCE = "remembered", "distance"
+SOURCE, CROSS = "source.", "cross_pair"
+"""What the units of an encoder begin with, and a query of a decoder and a key of its source."""
 
 
 class Products:
@@ -35,6 +37,12 @@ class Products:
         self._trained = trained
         self.prices: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.pairs: Sequence[str] = ()
+        self.source_moves = False
+        """Whether the states move that a decoder's attention reads of its source."""
+
+    def beside(self) -> "Products":
+        """Return what counts anew, of the same that trains."""
+        return Products(self._trained)
 
     def trains(self, *parts: nn.Module | Tensor | None) -> bool:
         """Return whether anything in these parts trains."""

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from transfer_cli.errors import above_zero, at_least, one_of
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Direction = Literal["auto", "causal", "bidirectional"]
+Settled = Literal["causal", "bidirectional", "encoder_decoder"]
+Direction = Literal["auto", "causal", "bidirectional", "encoder_decoder"]
 PoolerActivation = Literal["none", "tanh", "gelu", "relu", "gelu_norm"]
 Biases = Literal["all", "none", "qkv", "feed_forward"]
 Share = Literal["none", "all"]
@@ -56,7 +57,7 @@ CHOICES: dict[str, Collection[str]] = {
     "direction": get_args(Direction), "pooler": get_args(PoolerActivation),
     "biases": get_args(Biases), "residual": FORMS,
     "norm": ("layer", "layer_no_bias", "rms", "rms_unit"), "feedforward_kind": ("mlp", "gated"),
-    "position_kind": ("learned", "sinusoidal", "rotary", "relative_bias", "relative"),
+    "position_kind": ("learned", "sinusoidal", "rotary", "relative_bias", "bias", "relative"),
     "attention": ("full", "window", *SPARSE_KINDS), "sparse": get_args(Sparse),
 }  # fmt: skip
 """Names that a field may have. Kinds of module are in a table of their own by the same name:
@@ -140,7 +141,7 @@ class BackboneShape:
     Args:
         width: D, the size of a hidden state.
         heads: Attention heads; divide `width`, unless they have a `head_width`.
-        depth: L, the number of blocks.
+        depth: L, the number of blocks; with an encoder, those of the decoder.
         feedforward: Inner size of a block's feed-forward layer.
         positions: Maximum length of a sequence.
         dropout: After the embeddings and on every sub-layer's output.
@@ -150,10 +151,11 @@ class BackboneShape:
             `model.block`).
         norm: layer, layer_no_bias, rms or rms_unit (see `model.norms`).
         feedforward_kind: mlp or gated (see `model.block`).
-        position_kind: learned, sinusoidal, rotary, relative_bias or relative (see
+        position_kind: learned, sinusoidal, rotary, relative_bias, bias or relative (see
             `model.positions`).
         attention: full, window, strided or fixed (see `model.patterns`).
-        direction: causal, bidirectional, or auto: the objective's.
+        direction: causal, bidirectional, encoder_decoder (see `model.encoder_decoder`), or auto:
+            the objective's.
         embedding_norm: Whether the embeddings have a norm; None: only with `post`.
         output_bias: Whether the language-model head has a bias.
         tie_output: Whether the language-model head uses the token embedding as its matrix.
@@ -190,6 +192,10 @@ class BackboneShape:
             states that they had (see `model.memory`); 0: none.
         embeddings: The file of word vectors that a new model's embeddings begin as
             (`data.word_vectors`), which is no part of its shape.
+        encoder_depth: The number of blocks of an encoder; None: as many as the decoder's.
+        scaled_scores: Whether scores are divided by the square root of a head's width (T5: not).
+        output_scale: Factor of what the matrix of the language-model head reads (T5, where it is
+            tied: 1 / sqrt(width)).
     """
 
     width: int
@@ -229,6 +235,9 @@ class BackboneShape:
     summary: int | None = None
     recurrence: int = 0
     embeddings: InitVar[str | None] = None
+    encoder_depth: int | None = None
+    scaled_scores: bool = True
+    output_scale: float = 1.0
 
     def __post_init__(self, embeddings: str | None) -> None:
         check_sizes(vars(self))
@@ -244,6 +253,7 @@ class BackboneShape:
             # Something has to bring hidden states to the size of their matrix.
             object.__setattr__(self, "output_transform", True)
         above_zero("embedding_scale", self.embedding_scale)
+        above_zero("output_scale", self.output_scale)
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must be in (0, 1), got {self.epsilon}")
         for name in ("dropout", "attention_dropout"):
@@ -254,6 +264,7 @@ class BackboneShape:
         self._check_share()
         self._check_sparse()
         self._check_positions()
+        self._check_stacks()
 
     def _check_positions(self) -> None:
         if self.position_kind == "rotary":
@@ -268,6 +279,29 @@ class BackboneShape:
                 f"recurrence={self.recurrence}: a memory has no positions of its own, only "
                 "distances; take position_kind=relative (model=xl-tiny), or recurrence=0"
             )
+
+    def _check_stacks(self) -> None:
+        if self.encoder_depth is not None:
+            _check_size("encoder_depth", self.encoder_depth, 1, MAX_DEPTH)
+            if self.direction in ("causal", "bidirectional"):
+                raise ValueError(
+                    f"encoder_depth={self.encoder_depth}: a {self.direction} model has one stack "
+                    "of blocks; take objective=seq2seq, or leave encoder_depth out"
+                )
+        if self.direction != "encoder_decoder":
+            return
+        built = {
+            "residual": ("pre", "post"), "attention": ("full",), "share": ("none",),
+            "recurrence": (0,), "segments": (0,),
+            "position_kind": ("learned", "sinusoidal", "rotary", "bias"),
+        }  # fmt: skip
+        for name, values in built.items():
+            value = getattr(self, name)
+            if value not in values:
+                raise ValueError(
+                    f"{name}={value} is not built for an encoder and a decoder; take "
+                    f"{' or '.join(map(str, values))}"
+                )
 
     def _check_share(self) -> None:
         if isinstance(self.share, str):
@@ -291,7 +325,7 @@ class BackboneShape:
                 f"attention={self.attention} looks back alone, and this model is to look both "
                 "ways; take attention=full or window, or objective=clm"
             )
-        if self.position_kind in ("relative_bias", "relative"):
+        if self.position_kind in ("relative_bias", "bias", "relative"):
             raise ValueError(
                 f"attention={self.attention} has no scores of distances, which "
                 f"position_kind={self.position_kind} needs; take attention=full or window"
@@ -309,11 +343,25 @@ class BackboneShape:
 
     def least_bytes(self, vocabulary: int) -> int:
         """Return the bytes of the largest matrices in float32."""
-        positions = 0 if self.position_kind in ("rotary", "relative") else self.positions
+        has_table = self.position_kind not in ("rotary", "bias", "relative")
+        positions = self.positions if has_table else 0
         embeddings = self.embedding_size * (vocabulary + positions)
         heads = 2 * (self.heads + self.shared_heads) * self.head_size
-        blocks = self.distinct_blocks * self.width * (heads + 2 * self.feedforward)
+        blocks = self.distinct_blocks + (self.stacks[0].depth if self.has_encoder else 0)
+        blocks *= self.width * (heads + 2 * self.feedforward)
         return 4 * (embeddings + blocks)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether there are two stacks of blocks, an encoder's and a decoder's."""
+        return self.direction == "encoder_decoder"
+
+    @property
+    def stacks(self) -> "tuple[BackboneShape, BackboneShape]":
+        """The shapes of the encoder and of the decoder, each as of a model of its own."""
+        alone = replace(self, direction="causal", encoder_depth=None)
+        depth = self.encoder_depth or self.depth
+        return replace(alone, direction="bidirectional", depth=depth), alone
 
     @property
     def is_bounded(self) -> bool:

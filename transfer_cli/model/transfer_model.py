@@ -25,6 +25,7 @@ class Pass:
         causal: Whether no query saw a later key.
         lengths: Real tokens of each text.
         earlier: Positions of a memory that all of a text's tokens saw.
+        source: What went through the encoder for it; None: there is none.
     """
 
     tokens: int
@@ -33,6 +34,7 @@ class Pass:
     causal: bool
     lengths: Sequence[int]
     earlier: int = 0
+    source: "Pass | None" = None
 
 
 class TransferModel(nn.Module):
@@ -64,7 +66,8 @@ class LayerGroup:
     """Parameters of one depth that are trained or frozen together.
 
     Args:
-        name: "embeddings", "block.0", ..., "added.0", ..., "head.class".
+        name: "embeddings", "block.0", ..., "added.0", ..., "head.class"; with two stacks
+            "encoder.block.0", ..., "decoder.block.0", ...
         depth: 0 for the embeddings, L + 1 for heads and added modules.
         parameters: Full names of its parameters.
         inherited: Whether all of them came from the pretrained weights.
@@ -74,6 +77,11 @@ class LayerGroup:
     depth: int
     parameters: tuple[str, ...]
     inherited: bool
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is a block, without what edits added to it."""
+        return self.name.startswith(("block.", "encoder.block.", "decoder.block."))
 
 
 _Place = tuple[int, int, str]
@@ -89,11 +97,13 @@ def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
     the parameters that pretrained weights filled.
     """
     depth, added = len(model.backbone.blocks), added_parameters(model)
+    shape = model.backbone.shape
+    below = {"encoder": 0, "decoder": depth - shape.depth} if shape.has_encoder else {}
     members: dict[_Place, list[str]] = {}
     for name, _ in model.named_parameters():
-        place = _place(name, depth)
+        place = _place(name, depth, below)
         if name in added and place[0] <= depth:
-            place = (depth + 1, place[0], f"added.{place[2].removeprefix('block.')}")
+            place = (depth + 1, place[0], f"added.{place[2].replace('block.', '')}")
         members.setdefault(place, []).append(name)
     return [
         LayerGroup(group, place, tuple(names), inherited=set(names) <= inherited)
@@ -101,13 +111,18 @@ def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
     ]
 
 
-def _place(name: str, depth: int) -> _Place:
+def _place(name: str, depth: int, below: Mapping[str, int]) -> _Place:
+    """Return the place of a parameter; `below` says how many blocks are below those of a stack."""
     part, *rest = name.split(".")
     top = depth + 1
     if part != "backbone":
         return top, top, f"head.{rest[0]}" if part == "heads" else f"head.{part}"
+    first, stack = 0, ""
+    if rest[0] in below:
+        first, stack = below[rest[0]], f"{rest.pop(0)}."
+        depth = below["decoder"] if stack == "encoder." else depth
     if rest[0] == "blocks":
-        return int(rest[1]) + 1, 0, f"block.{rest[1]}"
+        return first + int(rest[1]) + 1, 0, f"{stack}block.{rest[1]}"
     if rest[0] == "final_norm":
-        return depth, 0, f"block.{depth - 1}"
+        return depth, 0, f"{stack}block.{depth - 1 - first}"
     return 0, 0, "embeddings"

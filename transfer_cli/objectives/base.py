@@ -11,18 +11,19 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, is_padded
+from transfer_cli.batch import Batch, is_padded, view_of
 from transfer_cli.data.split import Dataset, TextStats
 from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.packing import Packing, Rows
-from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.shape import BackboneShape, Settled
 from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -177,6 +178,9 @@ class Encoding:
                 packing=self._packing,
                 memory=self._memory,
                 layers=layers,
+                **(
+                    {"source": source_of(batch)} if "tokens_source" in batch else {}
+                ),  # few have one
             )
             return states
 
@@ -188,11 +192,14 @@ class Encoding:
         if self._rows is not None:
             sequences, positions = self._rows.sequence.shape
         computed = sequences * positions if packing is None else len(packing.rows)
-        causal = self._model.backbone.causal and "prefix" not in batch
+        source = None
+        if "tokens_source" in batch:
+            source = replace(Encoding(self._model, _read_by_encoder(batch)).made, causal=False)
+        causal = source is not None or (self._model.backbone.causal and "prefix" not in batch)
         # On the host, where it is known: to ask a device would be to wait for it.
         lengths = batch["lengths"].tolist() if "lengths" in batch else [positions] * sequences
         earlier = 0 if self._memory is None else self._memory.length
-        return Pass(computed, sequences, positions, causal, lengths, earlier)
+        return Pass(computed, sequences, positions, causal, lengths, earlier, source)
 
     def pooled(self, pooling: Pooling) -> Tensor:
         """Return one vector a sequence, see `model.heads.pool`; or that of the batch."""
@@ -206,12 +213,25 @@ def _sequences(values: Tensor) -> Tensor:
     return values.flatten(0, -2)
 
 
+def source_of(batch: Batch) -> SourceText:
+    """Return what a decoder reads in a batch."""
+    view = _read_by_encoder(batch)
+    rows = view.get("real_rows")
+    packing = None if rows is None else Packing.of(view["mask"], rows)
+    return SourceText(view["tokens"], view["mask"], is_padded(view), packing)
+
+
+def _read_by_encoder(batch: Batch) -> Batch:
+    view = view_of(batch, "source")
+    return {name: value for name, value in view.items() if not name.endswith("_source")}
+
+
 class Objective(ABC):
     """A loss, its modules and its metrics."""
 
     task: str | None = None
     """The name of the task whose examples it needs (`tasks.base.Task.name`); None: any."""
-    direction: Literal["causal", "bidirectional"] | None = None
+    direction: Settled | None = None
     """The direction of attention that the objective needs; None: either."""
     keeps_tokens: bool = True
     """Whether `prepare` leaves a batch's tokens as they are."""

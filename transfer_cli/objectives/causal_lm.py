@@ -6,7 +6,7 @@ Legend: B batch, T positions.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.model.shape import Settled
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 
@@ -30,7 +31,7 @@ class CausalLM(LanguageModel):
     tokens: never padding, never the appended classification token.
     """
 
-    direction: Literal["causal"] | None = "causal"
+    direction: Settled | None = "causal"
     # Perplexity by token is the headline if words are not counted.
     metrics: ClassVar[tuple[Metric, ...]] = (
         perplexity("word_perplexity"),

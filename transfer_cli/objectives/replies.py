@@ -5,12 +5,14 @@ Every batch takes equally many passes, so that processes that share the model's 
 Legend: R texts, N texts that go on, T positions, D width, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.model.attention import SourceText
+from transfer_cli.model.encoder_decoder import EncoderDecoder
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
@@ -152,3 +154,47 @@ def replies(
     return Continued(
         model, tokens_RT, segment_RT, begin_R, most=most, prefix_R=prefix_R, segment=segment
     ).picked(pick)
+
+
+@torch.no_grad()
+def targets(
+    model: TransferModel,
+    source: SourceText,
+    start: Sequence[int],
+    *,
+    most: int,
+    pick: Pick,
+    end: int,
+) -> Tensor:
+    """Return what an encoder-decoder writes, `[R, most]`; what follows an end means nothing.
+
+    The encoder reads the sources once. Where no other process waits for its passes, it stops when
+    all targets have ended.
+
+    Args:
+        model: With the head of a language model.
+        source: Texts that are padded on the right.
+        start: The tokens that each target stands behind.
+        most: Tokens of a target.
+        pick: Chooses tokens.
+        end: The token that ends a target.
+    """
+    backbone = model.backbone
+    if not isinstance(backbone, EncoderDecoder):
+        raise TypeError("the model has no decoder that reads a source")
+    source = backbone.encode(source)
+    read_RT = torch.tensor(start, device=source.tokens.device).expand(len(source.tokens), -1)
+    kv_cache = KVCache(backbone.shape.depth, len(start) + most)
+    waits = torch.distributed.is_initialized()
+    predicted = list[Tensor]()
+    for _ in range(most):
+        mask_RT = torch.ones_like(read_RT, dtype=torch.bool)
+        states = backbone(read_RT, mask_RT, padded=False, kv_cache=kv_cache, source=source)
+        top_RD = model.readout([state[:, -1:] for state in states])[:, 0]
+        logits_RV = model.heads[HEAD](top_RD, backbone.token_embedding.weight)
+        predicted.append(pick(logits_RV.float()))
+        read_RT = predicted[-1][:, None]
+        if not waits and bool((torch.stack(predicted, 1) == end).any(1).all()):
+            break
+    written_RT = torch.stack(predicted, dim=1)
+    return torch.nn.functional.pad(written_RT, (0, most - written_RT.shape[1]), value=end)

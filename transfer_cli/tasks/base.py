@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
+from transfer_cli.model.shape import Settled
 
-Direction = Literal["causal", "bidirectional"]
+Direction = Settled
 
 CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
 """The task of models that name none and have labels."""

@@ -295,13 +295,16 @@ def test_a_head_that_a_family_does_not_have_is_named(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_every_family_knows_its_blocks_by_their_names(family):
-    shape = replace(CAUSAL, depth=11)
+    direction = family.fixed["direction"]
+    shape = replace(CAUSAL, depth=11, direction=direction, position_kind="rotary")
+    short = replace(shape, depth=4)
     for rule in family.backbone(shape):
-        number = int(rule.ours.split(".")[2]) if ".blocks." in rule.ours else None
+        number = int(rule.ours.partition(".blocks.")[2].partition(".")[0] or -1)
         for name in rule.theirs:
-            assert family.block_number(name) == number
-            assert family.block_number(f"{family.prefix}.{name}") == number
-            assert family.block_number(f"other.{name}") is None
+            assert family.is_beyond(name, short) == (number >= 4)
+            assert family.is_beyond(f"{family.dotted}{name}", short) == (number >= 4)
+            assert not family.is_beyond(name, shape)
+            assert not family.is_beyond(f"other.{name}", short)
 
 
 # --- inputs --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
-from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.finished_run import Trained, check_one_stack, open_trained
 from transfer_cli.assembly.language_models import sentence_scorer
 from transfer_cli.commands.score.sentence_scores import (
     Findings,
@@ -82,6 +82,7 @@ def score(config: ScoreConfig) -> None:
         RunDirectory.check_free(Path(config.output).expanduser())
     precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
+    check_one_stack(trained)
     if not isinstance(trained.objective, LanguageModel):
         raise CheckpointError(
             f"run: {config.run} is no language model ({type(trained.objective).__name__}); score "

@@ -1,11 +1,15 @@
 """Texts made from others: the record of the task, tables of them, the loss of their tokens.
 
-==============  ===============================  ================================
-direction       source and target                segments
-==============  ===============================  ================================
-causal          source `sep` target `cls`        0 up to `sep`, then 1
-bidirectional   `cls` source `sep` target `sep`  0 up to the first `sep`, then 1
-==============  ===============================  ================================
+===============  =====================================  ================================
+direction        source and target                      segments
+===============  =====================================  ================================
+causal           source `sep` target `cls`              0 up to `sep`, then 1
+bidirectional    `cls` source `sep` target `sep`        0 up to the first `sep`, then 1
+encoder_decoder  (`cls`) source `sep` | start target    the row's parts are stacks' inputs,
+                 `sep`                                  see `seq2seq.apart`
+===============  =====================================  ================================
+
+What a target stands behind in a decoder says `Tokenizer.target_start`.
 
 The prefix ends with the token before the target, which predicts its first token; the last token
 ends the target.
@@ -22,7 +26,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.columns import source_of
-from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known
+from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known, specials_around
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
@@ -30,6 +34,7 @@ from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.shape import Settled
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, TaskInfo
 from transfer_cli.objectives.beam_search import BeamSearch
@@ -69,7 +74,8 @@ class TextToTextTask(Task):
     """A text that is made from another.
 
     Args:
-        prefix: Whether all of the source sees all of it; else it is read from left to right.
+        prefix: Whether all of the source sees all of it; else it is read from left to right. A text
+            stands before each source, such as "summarize: " (Raffel et al. 2020).
         target_length: The most tokens of a target with its end; None: half of an input.
     """
 
@@ -78,12 +84,14 @@ class TextToTextTask(Task):
     files = f"{__name__}.TextPairsTable"
     scores_answers = True
 
-    prefix: bool = True
+    prefix: bool | str = True
     target_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.target_length is not None:
             at_least("target_length", self.target_length, 2)
+        if isinstance(self.prefix, str) and not self.prefix.strip():
+            raise ConfigError("data.prefix: is empty; give true, false, or a text for each source")
 
     def text_column(self, names: Sequence[str], name: str) -> str | None:
         return source_of(names)
@@ -115,30 +123,31 @@ class TextToTextTask(Task):
 
         The room of a source is the same whether its target is known and however long that is.
         """
-        is_causal = direction == "causal"
-        begin, end = ends(tokenizer, causal=is_causal)
-        room = length - self.most_new(length) - len(begin) - 1
-        if room < 1:
+        begin, start, end = ends(tokenizer, direction)
+        most, apart = self.most_new(length), direction == "encoder_decoder"
+        room = length - len(begin) - 1 - (0 if apart else most)
+        if room < 1 or len(start) + most > length:
             raise ConfigError(
-                f"data.target_length is {self.most_new(length)}: of the {length} tokens of an "
-                f"input (data.length), {length - len(begin) - 2} at most may be a target's"
+                f"data.target_length is {most}: of the {length} tokens of an input (data.length), "
+                f"{length - (len(start) if apart else len(begin) + 2)} at most may be a target's"
             )
         known = all_known([example.target for example in examples], "target")
-        sources = tokenizer.encode_batch([example.source for example in examples])
+        before = self.prefix if isinstance(self.prefix, str) else ""
+        sources = tokenizer.encode_batch([f"{before}{example.source}" for example in examples])
         targets = tokenizer.encode_batch([example.target or "" for example in examples])
         rows, firsts, following, is_cut = [], [], [], []
         for source, target in zip(sources, targets, strict=True):
             first = [*begin, *source[:room], tokenizer.sep]
-            kept = target[: self.most_new(length) - 1]
+            kept = target[: most - 1]
             second = [*kept, end] if known else []
-            rows.append([*first, *second])
+            rows.append([*first, *start, *second])
             firsts.append(len(first))
-            following.append([*[IGNORE] * (len(first) - 1), *second, IGNORE])
+            following.append([*[IGNORE] * (len(first) + len(start) - 1), *second, IGNORE])
             is_cut.append(len(source) > room or len(target) > len(kept))
         of_rows: dict[str, Sequence[Any]] = {"next_tokens": following} if known else {}
-        if self.prefix:
+        if self.prefix or apart:
             of_rows["prefix"] = firsts
-        elif not is_causal:
+        elif direction == "bidirectional":
             of_rows["prefix"] = [0] * len(rows)
         encoded = EncodedTexts(
             examples, rows, tokenizer.pad, firsts=firsts, targets=of_rows,
@@ -177,9 +186,14 @@ class TextToTextTask(Task):
         return text
 
 
-def ends(tokenizer: Tokenizer, *, causal: bool) -> tuple[list[int], int]:
-    """Return the special tokens before a source, and the one that ends a target."""
-    return ([], tokenizer.cls) if causal else ([tokenizer.cls], tokenizer.sep)
+def ends(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int], int]:
+    """Return the special tokens before a source and before a target, and the target's end."""
+    if direction == "encoder_decoder":
+        before, (end,) = specials_around(tokenizer, direction)
+        return before, tokenizer.target_start, end
+    return (
+        ([], [], tokenizer.cls) if direction == "causal" else ([tokenizer.cls], [], tokenizer.sep)
+    )
 
 
 @dataclass(kw_only=True)
@@ -196,7 +210,7 @@ class TextPairsTable(Table):
     task: ClassVar[type[Task]] = TextToTextTask
     truncate: Truncate = field(default="longest_first", init=False)  # there is one text
 
-    prefix: bool = True
+    prefix: bool | str = True
     target_length: int | None = None
 
     @property
@@ -250,7 +264,7 @@ class PrefixLM(CausalLM):
 
     task: str | None = "text to text"
     metrics: ClassVar[tuple[Metric, ...]] = (perplexity("perplexity"), LOSS, ACCURACY)
-    direction = None
+    direction: Settled | None = None
     predicts = LanguageModel.predicts
 
     def __init__(
@@ -290,8 +304,9 @@ class PrefixLM(CausalLM):
                 "data.prefix=false"
             )
         if self.corruption is not None:
-            self._begin, self._end = ends(self.info.vocabulary, causal=backbone.causal)
-            self._room = backbone.shape.positions - len(self._begin) - 2
+            direction = backbone.shape.direction
+            self._begin, self._start, self._end = ends(self.info.vocabulary, direction)
+            self._room = backbone.shape.positions - len(self._begin) - len(self._start) - 2
             _, spans = self.corruption.counts(self.corruption.longest(self._room))
             if spans >= len(self.info.vocabulary.sentinels):
                 key = "objective" if self.info.name == "main" else f"losses.{self.info.name}"
@@ -327,7 +342,8 @@ class PrefixLM(CausalLM):
                     text[first : first + most], vocabulary.sentinels, draws_T3
                 )
             )
-        width = self.corruption.grown(min(length, most)) + len(self._begin) + 2
+        width = self.corruption.grown(min(length, most))
+        width += len(self._begin) + len(self._start) + 2
         return {"index": batch["index"], **self._laid_out(rows, width)}
 
     def _laid_out(self, rows: Sequence[tuple[list[int], list[int]]], width: int) -> Batch:
@@ -336,12 +352,13 @@ class PrefixLM(CausalLM):
         for source, target in rows:
             first = [*self._begin, *source, self.info.vocabulary.sep]
             second = [*target, self._end] if target else []
-            padding = width - len(first) - len(second)
-            tokens.append([*first, *second, *[self.info.vocabulary.pad] * padding])
-            before = [IGNORE] * (len(first) - 1)
+            padding = width - len(first) - len(self._start) - len(second)
+            row = [*first, *self._start, *second]
+            tokens.append([*row, *[self.info.vocabulary.pad] * padding])
+            before = [IGNORE] * (len(first) + len(self._start) - 1)
             targets.append([*before, *second, *[IGNORE] * (padding + 1)])
             prefixes.append(len(first))
-            lengths.append(len(first) + len(second))
+            lengths.append(len(row))
         place_T, prefix_B = torch.arange(width), torch.tensor(prefixes)
         mask_BT = place_T < torch.tensor(lengths)[:, None]
         return {

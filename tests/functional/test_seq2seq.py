@@ -1,0 +1,78 @@
+"""An encoder-decoder from a published folder to an export, and what it refuses."""
+
+import json
+
+import pytest
+
+from tests.published import TEXT, reference
+from tests.unit.interop.test_encoder_decoders import publish
+
+PAIRS = "source\ttarget\n" + "".join(
+    f"{text.strip() or 'none'}\t{(text.split() or ['none'])[0]}\n" for text in TEXT * 3
+)
+
+
+@pytest.fixture
+def words(tmp_path):
+    """Return the words that fine-tune a small T5 on pairs of texts."""
+    publish(tmp_path / "t5", "t5")
+    (tmp_path / "pairs.tsv").write_text(PAIRS)
+    return (
+        "finetune", f"init_from={tmp_path / 't5'}", "data=text_pairs", "objective=seq2seq",
+        f"data.train={tmp_path / 'pairs.tsv'}", "data.prefix=first word: ", "data.length=40",
+        "data.target_length=6", "data.duplicates=keep", "loop.batch=8", "loop.steps=6",
+        "loop.evaluate_every=3 steps", "checkpoint.every=3 steps", "device=cpu",
+    )  # fmt: skip
+
+
+def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tmp_path):
+    lib = reference()
+    transfer(*words, "run.dir=whole").ok()
+    stopped(3, *words, "run.dir=parts")
+    transfer("finetune", "resume=parts").ok()
+    weights = [tmp_path / run / "model" / "weights.safetensors" for run in ("whole", "parts")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+    said = transfer("predict", "whole", f"input={tmp_path / 'pairs.tsv'}").ok().out
+    measured = transfer("evaluate", "whole").ok().out
+    transfer("export", "whole", "to=exported").ok()
+
+    answers = [json.loads(line) for line in said.splitlines()]
+    assert len(answers) == len(TEXT) * 3
+    assert {"text", "answer"} <= answers[0].keys()
+    results = json.loads((tmp_path / "whole" / "results.json").read_text())
+    measures = results["measures"]["validation"]
+    assert {"perplexity", "exact_match", "rouge_l"} <= measures.keys()
+    assert "exact_match" in measured
+    model = lib.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported").eval()
+    tokenizer = lib.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    read = tokenizer([f"first word: {TEXT[0]}"], return_tensors="pt")
+    written = model.generate(
+        input_ids=read.input_ids, attention_mask=read.attention_mask, max_new_tokens=5,
+        do_sample=False, use_cache=False, suppress_tokens=[0, 2],
+    )  # fmt: skip
+    whole = tokenizer.decode(written[0, 1:], skip_special_tokens=True)
+    assert whole.startswith(answers[0]["answer"][: len(whole)])
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm", "prefix_lm", "classification"])
+def test_objectives_of_one_stack_are_refused(transfer, words, tmp_path, objective):
+    changed = [word for word in words if not word.startswith("objective=")]
+
+    transfer(*changed, f"objective={objective}", "run.dir=none").refusal("objective", "seq2seq")
+
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (("data.target_length=60",), "data.target_length"),
+        (("data.length=600",), "data.length"),
+        (("data.prefix=' '",), "data.prefix"),
+        (("loop.pack=true",), "loop.pack"),
+        (("adaptation/edits=segments",), "adaptation.edits"),
+    ],
+)
+def test_what_does_not_fit_is_refused(transfer, words, typed, named):
+    transfer(*words, *typed, "run.dir=none").refusal(named)

@@ -1,0 +1,160 @@
+"""Two stacks: what the decoder sees, what a cache and packing change, groups and edits."""
+
+import pytest
+import torch
+
+from transfer_cli.adaptation.edits import IA3, Adapters, LoRA
+from transfer_cli.model.added import merge
+from transfer_cli.model.attention import SourceText
+from transfer_cli.model.encoder_decoder import EncoderDecoder
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.packing import Packing
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel, layer_groups
+
+T5 = {"position_kind": "bias", "norm": "rms", "biases": "none", "feedforward_kind": "gated",
+      "scaled_scores": False}  # fmt: skip
+BART = {"residual": "post", "position_kind": "learned"}
+
+
+def model(**options):
+    sizes = {"width": 16, "heads": 2, "depth": 3, "encoder_depth": 2, "feedforward": 24}
+    usual = {**sizes, "positions": 20, "dropout": 0.0, "direction": "encoder_decoder"}
+    shape = BackboneShape(**usual | options)
+    torch.manual_seed(0)
+    backbone = EncoderDecoder(shape, vocabulary=30)
+    return TransferModel(backbone, {"lm": LanguageModelHead(shape, 30)}).eval()
+
+
+def texts(lengths, seed):
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    draw = torch.randint(30, mask.shape, generator=torch.Generator().manual_seed(seed))
+    return draw, mask
+
+
+def packed(mask):
+    return Packing.of(mask, mask.flatten().nonzero().squeeze(1))
+
+
+@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+def test_padding_and_packing_change_nothing_and_no_later_token_is_seen(options):
+    backbone = model(**options).backbone
+    (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
+
+    whole = backbone(tokens, mask, source=SourceText(read, seen))[-1]
+    alone = backbone(tokens[1:, :3], mask[1:, :3], padded=False,
+                     source=SourceText(read[1:], seen[1:], padded=False))[-1]  # fmt: skip
+    packing = packed(mask)
+    rows = backbone(tokens, mask, packing=packing,
+                    source=SourceText(read, seen, packing=packed(seen)))[-1]  # fmt: skip
+    later = tokens.clone()
+    later[:, 2] += 1
+    changed = backbone(later % 30, mask, source=SourceText(read, seen))[-1]
+    other = read.clone()
+    other[0, 3] = (other[0, 3] + 1) % 30
+    reread = backbone(tokens, mask, source=SourceText(other, seen))[-1]
+
+    torch.testing.assert_close(whole[1:, :3], alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(packing.unpack(rows)[mask], whole[mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(changed[:, :2], whole[:, :2], rtol=0, atol=1e-6)
+    assert not torch.allclose(reread[0, 0], whole[0, 0], atol=1e-4)
+    torch.testing.assert_close(reread[1], whole[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+def test_a_cache_reads_the_source_once_and_changes_nothing(options):
+    backbone = model(**options).backbone
+    (tokens, mask), (read, seen) = texts([6, 6], 1), texts([4, 7], 2)
+    source = backbone.encode(SourceText(read, seen))
+    cache, parts = KVCache(backbone.shape.depth, 6), []
+
+    for part in tokens.split([3, 1, 1, 1], dim=1):
+        here = torch.ones_like(part, dtype=torch.bool)
+        parts.append(backbone(part, here, padded=False, kv_cache=cache, source=source)[-1])
+        source = SourceText(
+            read, seen, states=source.states * torch.nan
+        )  # which nobody reads again
+
+    whole = backbone(tokens, mask, padded=False, source=SourceText(read, seen))[-1]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
+
+
+def test_groups_are_a_partition_with_both_stacks():
+    whole = model(**T5)
+    groups = layer_groups(whole, set())
+
+    assert [group.name for group in groups] == [
+        "embeddings", "encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1",
+        "decoder.block.2", "head.lm",
+    ]  # fmt: skip
+    assert [group.depth for group in groups] == [0, 1, 2, 3, 4, 5, 6]
+    names = [name for group in groups for name in group.parameters]
+    assert sorted(names) == sorted(name for name, _ in whole.named_parameters())
+    assert "backbone.encoder.final_norm.weight" in groups[2].parameters
+    assert "backbone.decoder.final_norm.weight" in groups[5].parameters
+
+
+@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+@pytest.mark.parametrize(
+    ("edit", "in_cross"),
+    [
+        (LoRA(rank=2, dropout=0.0, targets=("query", "key", "value", "output")), 4),
+        (IA3(), 2),
+        (Adapters(size=4), 0),
+    ],
+)
+def test_edits_reach_the_attention_on_the_source_and_start_as_nothing(options, edit, in_cross):
+    whole = model(**options)
+    (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
+
+    def top():
+        return whole.backbone(tokens, mask, source=SourceText(read, seen))[-1]
+
+    before = top()
+    edit(whole, {})
+    torch.testing.assert_close(top(), before, rtol=0, atol=1e-6)
+    added = [g for g in layer_groups(whole, set()) if g.name.startswith("added.")]
+    assert [g.name for g in added] == [f"added.encoder.{n}" for n in range(2)] + [
+        f"added.decoder.{n}" for n in range(3)
+    ]
+    of_cross = [n for n in added[-1].parameters if "cross_attention" in n]
+    sizes = {"lora": 2 * in_cross, "factors": in_cross}
+    assert len(of_cross) == next((n for k, n in sizes.items() if k in of_cross[0]), 4)
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            if any(name in group.parameters for group in added):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    moved = top()
+    assert not torch.allclose(moved, before, atol=1e-4)
+    if in_cross:
+        merge(whole)
+        torch.testing.assert_close(top(), moved, rtol=0, atol=1e-5)
+
+
+def test_checkpointing_and_a_compiler_find_the_same_gradients():
+    (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
+    found = []
+    for recomputed in (False, True):
+        whole = model(**T5).train()
+        whole.backbone.recompute(recomputed)
+        whole.backbone(tokens, mask, source=SourceText(read, seen))[-1][
+            mask
+        ].square().sum().backward()
+        found.append({name: each.grad for name, each in whole.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"residual": "sandwich"}, "residual"),
+        ({"position_kind": "relative"}, "position_kind"),
+        ({"share": "all"}, "share"),
+        ({"direction": "causal"}, "encoder_depth"),
+    ],
+)
+def test_shapes_that_are_not_built_are_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        model(**options)

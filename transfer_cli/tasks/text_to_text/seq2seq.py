@@ -1,0 +1,98 @@
+"""The loss of an encoder-decoder: a target's tokens, given its source.
+
+Legend: B texts, S positions of sources, T positions of targets, N positions of both.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from transfer_cli.batch import IGNORE, Batch, view_of
+from transfer_cli.model.encoder_decoder import EncoderDecoder
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Sample, source_of
+from transfer_cli.objectives.replies import targets, without_special
+from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
+
+
+class Seq2Seq(PrefixLM):
+    """-log p(next token | source, target so far), over the tokens of targets and their ends.
+
+    The encoder reads the source once, the decoder the target, shifted by one place (teacher
+    forcing; Sutskever et al. 2014, Vaswani et al. 2017). Its options are those of `PrefixLM`.
+    """
+
+    direction = "encoder_decoder"
+    keeps_tokens = False
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return sources and targets apart, see `apart`."""
+        if self.corruption is not None:
+            batch = super().prepare(batch, noise)
+        elif "next_tokens" in batch:
+            batch = {**batch, "target": batch["next_tokens"]}
+        return apart(batch, self.info.vocabulary.pad)
+
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the tokens of answers, `answer` `[B, most tokens of a target]`."""
+        if self.corruption is not None or not isinstance(model.backbone, EncoderDecoder):
+            return {}
+        vocabulary = self.info.vocabulary
+        if "tokens_source" not in batch:
+            batch = apart(batch, vocabulary.pad)
+        start, positions = vocabulary.target_start, model.backbone.shape.positions
+        predicted = targets(
+            model,
+            source_of(batch),
+            start,
+            most=min(TextToTextTask.most_new(self.info.task, positions), positions - len(start)),
+            pick=lambda logits: without_special(logits, vocabulary, vocabulary.sep).argmax(1),
+            end=vocabulary.sep,
+        )
+        return {"answer": predicted}
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return those of a language model, with the sources as inputs."""
+        source = view_of(batch, "source")
+        rows = zip(source["tokens"], source["mask"], strict=True)
+        shown = super().samples(model, batch, encoded)
+        return [
+            replace(each, tokens=tokens[mask].tolist())
+            for each, (tokens, mask) in zip(shown, rows, strict=True)
+        ]
+
+
+def apart(batch: Batch, pad: int) -> Batch:
+    """Return a batch whose rows are a source and its target, `[B, N]`, with both apart.
+
+    `tokens_source` and `mask_source` are sources, `[B, S]`; `tokens`, `mask` and `target` are
+    targets, `[B, T]`. A token that only ends a row is no input of the decoder.
+    """
+    tokens_BN, mask_BN = batch["tokens"], batch["mask"]
+    length_B, width = mask_BN.sum(1), tokens_BN.shape[1]
+    # An estimate's rows have no sources: half of each is one.
+    prefix_B = batch["prefix"] if "prefix" in batch else length_B // 2
+    written_B = length_B - prefix_B - int("target" in batch)
+    place_N = torch.arange(width, device=tokens_BN.device)
+
+    def cut(first_B: Tensor, size_B: Tensor) -> tuple[Tensor, Tensor]:
+        place_T = place_N[: max(1, int(size_B.max()))]
+        return first_B[:, None] + place_T, place_T < size_B[:, None]
+
+    read_BS, is_read_BS = cut(torch.zeros_like(prefix_B), prefix_B)
+    place_BT, mask_BT = cut(prefix_B, written_B)
+    place_BT = place_BT.clamp(max=width - 1)
+    kept = {name: batch[name] for name in ("index", "epoch") if name in batch}
+    made = {
+        "tokens_source": tokens_BN.gather(1, read_BS).masked_fill(~is_read_BS, pad),
+        "mask_source": is_read_BS,
+        "tokens": tokens_BN.gather(1, place_BT).masked_fill(~mask_BT, pad),
+        "mask": mask_BT,
+    }
+    if "target" in batch:
+        made["target"] = batch["target"].gather(1, place_BT).masked_fill(~mask_BT, IGNORE)
+    return kept | made
