@@ -156,45 +156,56 @@ def replies(
     ).picked(pick)
 
 
-@torch.no_grad()
-def targets(
-    model: TransferModel,
-    source: SourceText,
-    start: Sequence[int],
-    *,
-    most: int,
-    pick: Pick,
-    end: int,
-) -> Tensor:
-    """Return what an encoder-decoder writes, `[R, most]`; what follows an end means nothing.
-
-    The encoder reads the sources once. Where no other process waits for its passes, it stops when
-    all targets have ended.
+class Written:
+    """Targets that an encoder-decoder writes token by token, from sources that it reads once.
 
     Args:
         model: With the head of a language model.
         source: Texts that are padded on the right.
         start: The tokens that each target stands behind.
-        most: Tokens of a target.
-        pick: Chooses tokens.
-        end: The token that ends a target.
+        most: Tokens of a target, at most.
     """
-    backbone = model.backbone
-    if not isinstance(backbone, EncoderDecoder):
-        raise TypeError("the model has no decoder that reads a source")
-    source = backbone.encode(source)
-    read_RT = torch.tensor(start, device=source.tokens.device).expand(len(source.tokens), -1)
-    kv_cache = KVCache(backbone.shape.depth, len(start) + most)
+
+    def __init__(
+        self, model: TransferModel, source: SourceText, start: Sequence[int], *, most: int
+    ) -> None:
+        backbone = model.backbone
+        if not isinstance(backbone, EncoderDecoder):
+            raise TypeError("the model has no decoder that reads a source")
+        self._model, self._backbone, self._source = model, backbone, backbone.encode(source)
+        rows, device = len(source.tokens), source.tokens.device
+        self._start_RT = torch.tensor(start, device=device).expand(rows, -1)
+        self._kv_cache = KVCache(backbone.shape.depth, len(start) + most)
+
+    def first(self) -> Tensor:
+        """Return the logits of the first tokens, `[R, V]`."""
+        return self._logits(self._start_RT)
+
+    def next(self, tokens_R: Tensor) -> Tensor:
+        """Read a token more of each target, and return the logits of what follows, `[R, V]`."""
+        return self._logits(tokens_R[:, None])
+
+    def _logits(self, read_RT: Tensor) -> Tensor:
+        states = self._backbone(
+            read_RT, torch.ones_like(read_RT, dtype=torch.bool), padded=False,
+            kv_cache=self._kv_cache, source=self._source,
+        )  # fmt: skip
+        top_RD = self._model.readout([state[:, -1:] for state in states])[:, 0]
+        logits_RV: Tensor = self._model.heads[HEAD](top_RD, self._backbone.token_embedding.weight)
+        return logits_RV.float()
+
+
+@torch.no_grad()
+def likeliest(written: Written, *, most: int, pick: Pick, end: int) -> Tensor:
+    """Return targets of which each token is picked, `[R, most]`; after an end they mean nothing.
+
+    Where no other process waits for its passes, it stops when all targets have ended.
+    """
     waits = torch.distributed.is_initialized()
-    predicted = list[Tensor]()
-    for _ in range(most):
-        mask_RT = torch.ones_like(read_RT, dtype=torch.bool)
-        states = backbone(read_RT, mask_RT, padded=False, kv_cache=kv_cache, source=source)
-        top_RD = model.readout([state[:, -1:] for state in states])[:, 0]
-        logits_RV = model.heads[HEAD](top_RD, backbone.token_embedding.weight)
-        predicted.append(pick(logits_RV.float()))
-        read_RT = predicted[-1][:, None]
-        if not waits and bool((torch.stack(predicted, 1) == end).any(1).all()):
-            break
+    predicted = [pick(written.first())]
+    ended_R = predicted[0] == end
+    while len(predicted) < most and (waits or not bool(ended_R.all())):
+        predicted.append(pick(written.next(predicted[-1])))
+        ended_R = ended_R | (predicted[-1] == end)
     written_RT = torch.stack(predicted, dim=1)
     return torch.nn.functional.pad(written_RT, (0, most - written_RT.shape[1]), value=end)

@@ -12,7 +12,7 @@ from transfer_cli.batch import IGNORE, Batch, view_of
 from transfer_cli.model.encoder_decoder import EncoderDecoder
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Sample, source_of
-from transfer_cli.objectives.replies import targets, without_special
+from transfer_cli.objectives.replies import Written, likeliest, without_special
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
 
@@ -45,11 +45,10 @@ class Seq2Seq(PrefixLM):
         if "tokens_source" not in batch:
             batch = apart(batch, vocabulary.pad)
         start, positions = vocabulary.target_start, model.backbone.shape.positions
-        predicted = targets(
-            model,
-            source_of(batch),
-            start,
-            most=min(TextToTextTask.most_new(self.info.task, positions), positions - len(start)),
+        most = min(TextToTextTask.most_new(self.info.task, positions), positions - len(start))
+        predicted = likeliest(
+            Written(model, source_of(batch), start, most=most),
+            most=most,
             pick=lambda logits: without_special(logits, vocabulary, vocabulary.sep).argmax(1),
             end=vocabulary.sep,
         )
