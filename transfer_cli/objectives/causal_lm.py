@@ -14,9 +14,9 @@ from torch import Tensor
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, perplexity
+from transfer_cli.model.shape import Settled
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.model.shape import Settled
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 

@@ -6,9 +6,11 @@ Legend: R texts, N texts that go on, T positions, D width, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.attention import SourceText
@@ -98,12 +100,15 @@ class Continued:
         mask_N1 = torch.ones_like(tokens_N1, dtype=torch.bool)
         return self._logits(tokens_N1, mask_N1, tokens_N1 * 0 + self._segment, None)
 
-    def picked(self, pick: Pick) -> Tensor:
-        """Return one text after each, `[R, most]`; what follows its end means nothing."""
+    def picked(self, pick: Pick, end: int = -1) -> Tensor:
+        """Return one text after each, `[R, most]`; what follows its end, if any, means nothing."""
         predicted = [pick(self.first())]
-        for _ in range(self._most - 1):
+        ended_R = predicted[0] == end
+        while len(predicted) < self._most and (self._is_shared or not bool(ended_R.all())):
             predicted.append(pick(self.next(predicted[-1])))
-        return torch.stack(predicted, dim=1)
+            ended_R = ended_R | (predicted[-1] == end)
+        picked_RT = torch.stack(predicted, dim=1)
+        return functional.pad(picked_RT, (0, self._most - len(predicted)), value=end)
 
     def searched(self, search: BeamSearch, end: int, vocabulary: Tokenizer) -> Tensor:
         """Return the likeliest texts that are found, `[R, most]`, filled up with their end."""
@@ -111,12 +116,20 @@ class Continued:
             self.first(), self.next, most=self._most, ends=[end],
             allowed_V=without_special(torch.zeros(1, vocabulary.size), vocabulary, end)[0] == 0,
         )  # fmt: skip
-        row = torch.zeros(1, dtype=torch.long, device=self._begin_R.device)
-        # Processes that share the model's parts take equally many passes.
-        while hasattr(self._model, "reshard") and self._read < self._most - 1:
+        row = torch.zeros(1, dtype=torch.long, device=self._device)
+        while self._is_shared and self._read < self._most - 1:
             self.next(row, row)
         filled = [[*tokens, *[end] * (self._most - len(tokens))] for tokens in found]
-        return torch.tensor(filled, device=self._begin_R.device)
+        return torch.tensor(filled, device=self._device)
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether processes share the model's parts, and so take equally many passes."""
+        return hasattr(self._model, "reshard")
+
+    @property
+    def _device(self) -> torch.device:
+        return self._model.backbone.token_embedding.weight.device
 
     def _logits(
         self, tokens_RT: Tensor, mask_RT: Tensor, segment_RT: Tensor, packing: Packing | None
@@ -126,12 +139,57 @@ class Continued:
             prefix_B=self._prefix_R, packing=packing,
         )  # fmt: skip
         last_R = self._begin_R.cumsum(0) - 1
-        ends = [state[:, -1:] if packing is None else state[0, last_R, None] for state in states]
-        top_RD = self._model.readout(ends)[:, 0]
+        return self._of_states(
+            [state[:, -1:] if packing is None else state[0, last_R, None] for state in states]
+        )
+
+    def _of_states(self, states_R1D: Sequence[Tensor]) -> Tensor:
+        top_RD = self._model.readout(states_R1D)[:, 0]
         logits_RV: Tensor = self._model.heads[HEAD](
             top_RD, self._model.backbone.token_embedding.weight
         )
         return logits_RV.float()
+
+
+class Written(Continued):
+    """Targets that an encoder-decoder writes token by token, from sources that it reads once.
+
+    Args:
+        model: With the head of a language model.
+        source: Texts that are padded on the right.
+        start: The tokens that each target stands behind.
+        most: Tokens of a target, at most.
+    """
+
+    def __init__(
+        self, model: TransferModel, source: SourceText, start: Sequence[int], *, most: int
+    ) -> None:
+        backbone = model.backbone
+        if not isinstance(backbone, EncoderDecoder):
+            raise TypeError("the model has no decoder that reads a source")
+        self._model, self._backbone, self._source = model, backbone, backbone.encode(source)
+        self._most, self._read = most, 0
+        self._start_RT = torch.tensor(start, device=self._device).expand(len(source.tokens), -1)
+        self._kv_cache = KVCache(backbone.shape.depth, len(start) + most)
+
+    def first(self) -> Tensor:
+        """Return the logits of the first tokens, `[R, V]`."""
+        return self._written(self._start_RT)
+
+    def next(self, tokens_N: Tensor, rows_N: Tensor | None = None) -> Tensor:
+        """See `Continued`."""
+        self._read += 1
+        if rows_N is not None:
+            self._kv_cache.select(rows_N)
+            self._source = replace(self._source, mask=self._source.mask[rows_N])
+        return self._written(tokens_N[:, None])
+
+    def _written(self, read_RT: Tensor) -> Tensor:
+        mask_RT = torch.ones_like(read_RT, dtype=torch.bool)
+        states = self._backbone(
+            read_RT, mask_RT, padded=False, kv_cache=self._kv_cache, source=self._source
+        )
+        return self._of_states([state[:, -1:] for state in states])
 
 
 @torch.no_grad()
@@ -154,58 +212,3 @@ def replies(
     return Continued(
         model, tokens_RT, segment_RT, begin_R, most=most, prefix_R=prefix_R, segment=segment
     ).picked(pick)
-
-
-class Written:
-    """Targets that an encoder-decoder writes token by token, from sources that it reads once.
-
-    Args:
-        model: With the head of a language model.
-        source: Texts that are padded on the right.
-        start: The tokens that each target stands behind.
-        most: Tokens of a target, at most.
-    """
-
-    def __init__(
-        self, model: TransferModel, source: SourceText, start: Sequence[int], *, most: int
-    ) -> None:
-        backbone = model.backbone
-        if not isinstance(backbone, EncoderDecoder):
-            raise TypeError("the model has no decoder that reads a source")
-        self._model, self._backbone, self._source = model, backbone, backbone.encode(source)
-        rows, device = len(source.tokens), source.tokens.device
-        self._start_RT = torch.tensor(start, device=device).expand(rows, -1)
-        self._kv_cache = KVCache(backbone.shape.depth, len(start) + most)
-
-    def first(self) -> Tensor:
-        """Return the logits of the first tokens, `[R, V]`."""
-        return self._logits(self._start_RT)
-
-    def next(self, tokens_R: Tensor) -> Tensor:
-        """Read a token more of each target, and return the logits of what follows, `[R, V]`."""
-        return self._logits(tokens_R[:, None])
-
-    def _logits(self, read_RT: Tensor) -> Tensor:
-        states = self._backbone(
-            read_RT, torch.ones_like(read_RT, dtype=torch.bool), padded=False,
-            kv_cache=self._kv_cache, source=self._source,
-        )  # fmt: skip
-        top_RD = self._model.readout([state[:, -1:] for state in states])[:, 0]
-        logits_RV: Tensor = self._model.heads[HEAD](top_RD, self._backbone.token_embedding.weight)
-        return logits_RV.float()
-
-
-@torch.no_grad()
-def likeliest(written: Written, *, most: int, pick: Pick, end: int) -> Tensor:
-    """Return targets of which each token is picked, `[R, most]`; after an end they mean nothing.
-
-    Where no other process waits for its passes, it stops when all targets have ended.
-    """
-    waits = torch.distributed.is_initialized()
-    predicted = [pick(written.first())]
-    ended_R = predicted[0] == end
-    while len(predicted) < most and (waits or not bool(ended_R.all())):
-        predicted.append(pick(written.next(predicted[-1])))
-        ended_R = ended_R | (predicted[-1] == end)
-    written_RT = torch.stack(predicted, dim=1)
-    return torch.nn.functional.pad(written_RT, (0, most - written_RT.shape[1]), value=end)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch, view_of
-from transfer_cli.model.encoder_decoder import EncoderDecoder
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Sample, source_of
-from transfer_cli.objectives.replies import Written, likeliest, without_special
+from transfer_cli.objectives.replies import Written
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
 
@@ -35,24 +34,13 @@ class Seq2Seq(PrefixLM):
             batch = {**batch, "target": batch["next_tokens"]}
         return apart(batch, self.info.vocabulary.pad)
 
-    def predictions(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
-        """Return the tokens of answers, `answer` `[B, most tokens of a target]`."""
-        if self.corruption is not None or not isinstance(model.backbone, EncoderDecoder):
-            return {}
-        vocabulary = self.info.vocabulary
+    def begun(self, model: TransferModel, batch: Batch) -> Written:
+        """See `PrefixLM`."""
         if "tokens_source" not in batch:
-            batch = apart(batch, vocabulary.pad)
-        start, positions = vocabulary.target_start, model.backbone.shape.positions
+            batch = apart(batch, self.info.vocabulary.pad)
+        start, positions = self.info.vocabulary.target_start, model.backbone.shape.positions
         most = min(TextToTextTask.most_new(self.info.task, positions), positions - len(start))
-        predicted = likeliest(
-            Written(model, source_of(batch), start, most=most),
-            most=most,
-            pick=lambda logits: without_special(logits, vocabulary, vocabulary.sep).argmax(1),
-            end=vocabulary.sep,
-        )
-        return {"answer": predicted}
+        return Written(model, source_of(batch), start, most=most)
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return those of a language model, with the sources as inputs."""

@@ -375,17 +375,20 @@ class PrefixLM(CausalLM):
         """Return the tokens of answers, `answer` `[B, most tokens of a target]`."""
         if self.corruption is not None:
             return {}
-        task, vocabulary = self.info.task, self.info.vocabulary
-        most = TextToTextTask.most_new(task, model.backbone.shape.positions)
+        texts, vocabulary = self.begun(model, batch), self.info.vocabulary
         end = vocabulary.cls if model.backbone.causal else vocabulary.sep
-        texts = Continued(
-            model, batch["tokens"], batch["segment"], _begin(batch), most=most,
-            prefix_R=batch.get("prefix"), segment=1,
-        )  # fmt: skip
         if self.search.beams > 1:
             return {"answer": texts.searched(self.search, end, vocabulary)}
-        said = texts.picked(lambda logits: without_special(logits, vocabulary, end).argmax(1))
+        said = texts.picked(lambda logits: without_special(logits, vocabulary, end).argmax(1), end)
         return {"answer": said}
+
+    def begun(self, model: TransferModel, batch: Batch) -> Continued:
+        """Return the targets of a batch's sources, of which no token is written yet."""
+        return Continued(
+            model, batch["tokens"], batch["segment"], _begin(batch),
+            most=TextToTextTask.most_new(self.info.task, model.backbone.shape.positions),
+            prefix_R=batch.get("prefix"), segment=1,
+        )  # fmt: skip
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
