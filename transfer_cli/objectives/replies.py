@@ -116,6 +116,7 @@ class Continued:
         filled = [[*tokens, *[end] * (self._most - len(tokens))] for tokens in found]
         return torch.tensor(filled, device=self._begin_R.device)
 
+    @torch.no_grad()
     def _logits(
         self, tokens_RT: Tensor, mask_RT: Tensor, segment_RT: Tensor, packing: Packing | None
     ) -> Tensor:
@@ -132,7 +133,6 @@ class Continued:
         return logits_RV.float()
 
 
-@torch.no_grad()
 def replies(
     model: TransferModel,
     tokens_RT: Tensor,
