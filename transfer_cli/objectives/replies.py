@@ -131,6 +131,7 @@ class Continued:
     def _device(self) -> torch.device:
         return self._model.backbone.token_embedding.weight.device
 
+    @torch.no_grad()
     def _logits(
         self, tokens_RT: Tensor, mask_RT: Tensor, segment_RT: Tensor, packing: Packing | None
     ) -> Tensor:
@@ -161,6 +162,7 @@ class Written(Continued):
         most: Tokens of a target, at most.
     """
 
+    @torch.no_grad()
     def __init__(
         self, model: TransferModel, source: SourceText, start: Sequence[int], *, most: int
     ) -> None:
@@ -184,6 +186,7 @@ class Written(Continued):
             self._source = replace(self._source, mask=self._source.mask[rows_N])
         return self._written(tokens_N[:, None])
 
+    @torch.no_grad()
     def _written(self, read_RT: Tensor) -> Tensor:
         mask_RT = torch.ones_like(read_RT, dtype=torch.bool)
         states = self._backbone(
@@ -192,7 +195,6 @@ class Written(Continued):
         return self._of_states([state[:, -1:] for state in states])
 
 
-@torch.no_grad()
 def replies(
     model: TransferModel,
     tokens_RT: Tensor,
