@@ -4,7 +4,8 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
+from transfer_cli.commands.conversation import asked_in, listening
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.config.schema import GenerateConfig, SamplingConfig
@@ -20,7 +22,7 @@ from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least, raised_as
 from transfer_cli.generation import decoding
 from transfer_cli.generation.decoding import Sampling, TokenSampler
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -40,13 +42,33 @@ def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
     _check(config)
-    prompt = _prompt(text_of(config.prompt, "prompt"))
+    asks = config.messages is not None
+    if asks == (config.prompt is not None):
+        raise ConfigError(
+            "prompt: give a text to go on with, such as prompt='Once upon', or messages=FILE"
+        )
+    prompt = "" if asks else _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
+    if not asks:
+        rows = _shown(Continuation(trained, precision, prompt, config), prompt, config)
+    else:
+        rows = []
+        with listening(trained) as listener:
+            for example in asked_in(Path(config.messages or "").expanduser(), listener.task):
+                continuation = Continuation(trained, precision, listener.prompt(example), config)
+                rows += _shown(continuation, str(example.messages[-1]["content"]), config)
+    if config.output is not None:
+        write_json_lines(config.output, rows)
+
+
+def _shown(
+    continuation: "Continuation", prompt: str, config: GenerateConfig
+) -> list[dict[str, Any]]:
+    """Show what a text goes on with, and return it as rows of the output."""
     shows = config.output != STANDARD_OUTPUT
     streams = shows and config.samples == 1
     # Several texts, or those of a file, are not shown while they grow.
-    continuation = Continuation(trained, precision, prompt, config)
     lead = "" if continuation.is_source else paint(fit(prompt), "note", sys.stdout)
     with ExitStack() as line:
         if streams:
@@ -55,8 +77,7 @@ def generate(config: GenerateConfig) -> None:
         continuation.run(lambda text: flush_out(fit(text)) if streams else None)
     if shows and not streams:
         flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in continuation.texts))
-    if config.output is not None:
-        _write(config.output, prompt, continuation.texts, continuation.whole)
+    return _rows(prompt, continuation.texts, continuation.whole)
 
 
 def _check(config: GenerateConfig) -> None:
@@ -76,18 +97,21 @@ class Continuation:
     """
 
     def __init__(
-        self, trained: Trained, precision: Precision, prompt: str, config: GenerateConfig
+        self,
+        trained: Trained,
+        precision: Precision,
+        prompt: str | Prompt,
+        config: GenerateConfig,
     ) -> None:
         _check(config)
         self._trained, self._precision, self._config = trained, precision, config
-        self._asked, shape = _asked(trained, prompt), trained.start.description.shape
+        text, shape = prompt if isinstance(prompt, str) else "", trained.start.description.shape
+        self._asked = _asked(trained, prompt) if isinstance(prompt, str) else prompt
         self._memory = _memory(self._asked, shape, is_cached=config.cache)
         positions = None if self._memory else shape.positions
         self._most = _room(len(self._asked.tokens), config.max_tokens, positions)
         stops = texts_of(config.stop, "stop")
-        self.texts = [
-            GeneratedText(self._asked.layout, prompt, stops) for _ in range(config.samples)
-        ]
+        self.texts = [GeneratedText(self._asked.layout, text, stops) for _ in range(config.samples)]
         self.whole = "max_tokens" if self._most == config.max_tokens else "positions"
 
     @property
@@ -109,7 +133,7 @@ class Continuation:
                 sampler=TokenSampler(config.seed, config.samples),
                 allowed_V=asked.layout.allowed_tokens(),
                 prefix=asked.prefix,
-                segment=int(asked.is_source),
+                segment=asked.segment,
                 memory=self._memory,
             )
             for tokens_B in drawn:
@@ -130,9 +154,9 @@ def sampling_of(config: SamplingConfig) -> Sampling:
         return Sampling(config.temperature, config.top_k, config.top_p)
 
 
-def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str) -> None:
-    """Write texts as JSON lines; `whole` is what ended those that nothing else did."""
-    rows = [
+def _rows(prompt: str, texts: Sequence[GeneratedText], whole: str) -> list[dict[str, Any]]:
+    """Return texts as the output has them; `whole` is what ended those that nothing else did."""
+    return [
         {
             "prompt": prompt,
             "text": each.text,
@@ -141,35 +165,24 @@ def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str)
         }
         for each in texts
     ]
-    write_json_lines(output, rows)
 
 
-@dataclass(frozen=True)
-class _Prompt:
-    """A prompt as a model reads it, to go on with, or as a source to be answered."""
-
-    layout: PromptLayout
-    tokens: list[int]
-    prefix: int | None = None
-    is_source: bool = False
-
-
-def _asked(trained: Trained, prompt: str) -> _Prompt:
+def _asked(trained: Trained, prompt: str) -> Prompt:
     """Return a prompt as a run reads it: as text in pretraining, or as a source."""
     tokenizer, task = trained.start.tokenizer, trained.start.task
     if not isinstance(task, TextToTextTask):
         layout = trained.start.prompt_layout
-        return _Prompt(layout, layout.encode(prompt))
+        return Prompt(layout, layout.encode(prompt))
     direction = direction_of(trained.start.description.shape)
     data = task.encode([TextToTextExample(prompt)], tokenizer, trained.length, direction)
     warn_of_cuts(data.num_cut, 1, *task.kept(trained.length))
     batch = data.batch(np.zeros(1, dtype=np.int64))
     prefix = int(batch["prefix"]) if "prefix" in batch else None
     layout = PromptLayout(tokenizer, answer_end=data.end)
-    return _Prompt(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
+    return Prompt(layout, batch["tokens"][0].tolist(), prefix, segment=1)
 
 
-def _memory(asked: _Prompt, shape: BackboneShape, *, is_cached: bool) -> int | None:
+def _memory(asked: Prompt, shape: BackboneShape, *, is_cached: bool) -> int | None:
     """Return how many tokens before the last one a model of running text sees; None: all."""
     if asked.is_source or not shape.recurrence:
         return None

@@ -79,13 +79,18 @@ def json_rows(path: Path) -> Iterator[Record]:
 
 def texts(path: Path, field: str) -> Iterator[str]:
     """Yield the texts in `field` of every row of a JSON file."""
+    for record in whole_records(path):
+        yield text_of(record, field, str(path))
+
+
+def whole_records(path: Path) -> Iterator[Record]:
+    """Yield the rows of a JSON file of any form."""
     name = str(path)
     with closing(readers.open_file(path)) as file:
         start, stream = readers.looked_at(file, LOOKED_AT_BYTES, name)
         source = as_lines(readers.recognised(start, stream, name, None), name)
         lines = readers.all_lines(source.stream, name, source.encoding)
-        for record in json_records(lines, name):
-            yield text_of(record, field, name)
+        yield from json_records(lines, name)
 
 
 def json_records(

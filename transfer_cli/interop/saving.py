@@ -107,7 +107,7 @@ def _write_config(
         "vocab_size": rows,
         "pad_token_id": pad,
         "bos_token_id": tokenizer.cls,
-        "eos_token_id": tokenizer.sep,
+        "eos_token_id": ours.ends if len(ours.ends) > 1 else tokenizer.sep,
     }
     if ours.labels:
         content["id2label"] = {str(number): label for number, label in enumerate(ours.labels)}
@@ -130,6 +130,10 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
             f"run: the classifier's bias has no place in {family}, which has none{GRAPHS}"
         )
     tensors[NORM_BIAS] = (norm.double() + shift).to(norm.dtype)
+
+
+_OF_TEMPLATES = ("bos_token", "eos_token")
+"""What chat templates write of special tokens."""
 
 
 def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
@@ -174,6 +178,9 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
     if causal:
         begin = names.get(vocabulary.BEGIN, names["cls"])
         options |= {"bos_token": begin, "eos_token": names["sep"]}
+    if ours.chat is not None:
+        options |= {key: name for key, name in ours.chat.tokens.items() if key in _OF_TEMPLATES}
+        (folder / vocabulary.CHAT_TEMPLATE).write_text(ours.chat.source, encoding="utf-8")
     if ours.head not in (None, LANGUAGE_MODEL):
         # Here a text is never taken for a special token; one that fills gaps holds masks.
         options["split_special_tokens"] = True

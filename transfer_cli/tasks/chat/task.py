@@ -76,7 +76,7 @@ class ChatTask(Task):
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        return None if self.template is None else ChatTemplate(self.template, self.tokens)
+        return None if self.template is None else ChatTemplate(self.template, self.tokens, self.end)
 
     def written_by(self, chat: Callable[[], ChatTemplate | None]) -> "ChatTask":
         found = chat()
