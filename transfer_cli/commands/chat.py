@@ -38,7 +38,7 @@ def _conversation(config: ChatConfig, trained: Trained, precision: Precision) ->
     """Answer as the chat template has it; `/reset` and `/system TEXT` begin anew."""
     most = config.max_tokens or 512
     with listening(trained) as listener:
-        system = listener.task.system if config.system is None else text_of(config.system, "system")
+        system = None if config.system is None else text_of(config.system, "system")
         messages = _begun(system)
         for line in _lines():
             command, _, rest = line.partition(" ")

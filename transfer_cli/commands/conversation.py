@@ -25,7 +25,8 @@ class Listener:
     def prompt(self, example: ChatExample) -> Prompt:
         """Return all that stands before what the model says next."""
         tokenizer = self.trained.start.tokenizer
-        text = self.render(example.messages, example.tools, asks=True).text
+        spoken = example.spoken_to(self.task.system)
+        text = self.render(spoken.messages, spoken.tools, asks=True).text
         [(tokens, _)] = tokenizer.encode_marked([text])
         return Prompt(PromptLayout(tokenizer, answer_end=self.task.end_in(tokenizer)), tokens)
 
@@ -65,7 +66,7 @@ def asked_in(path: Path, task: ChatTask) -> Sequence[ChatExample]:
     first = records[0].fields
     if {"role", "content"} <= first.keys():
         turns = [record.fields for record in records]
-        return [ChatExample(messages_of(turns, str(path))).spoken_to(task.system)]
+        return [ChatExample(messages_of(turns, str(path)))]
     column = task.text_column([*first], str(path))
     if column is None:
         raise ConfigError(

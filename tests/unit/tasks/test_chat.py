@@ -246,15 +246,13 @@ def loaded(path, rows, **options):
 
 
 @pytest.mark.parametrize("form", READ)
-@pytest.mark.parametrize("system", [None, "Be kind."])
-def test_conversations_are_recognised_by_their_columns(form, system, tmp_path, caplog):
+def test_conversations_are_recognised_by_their_columns(form, tmp_path, caplog):
     caplog.set_level("INFO")
     row, expected = READ[form]
 
-    (found,) = loaded(tmp_path / "rows.jsonl", [row], system=system)
+    (found,) = loaded(tmp_path / "rows.jsonl", [row])
 
-    lead = [] if system is None else [("system", system)]
-    assert [(turn["role"], turn["content"]) for turn in found.messages] == [*lead, *expected]
+    assert [(turn["role"], turn["content"]) for turn in found.messages] == expected
     assert "text from " in caplog.text
 
 
@@ -316,6 +314,14 @@ def test_a_template_that_writes_turns_otherwise_later_is_refused(folder_of):
 
     with pytest.raises(DataError, match="turn 3 is written otherwise"):
         task.encode([ChatExample(TURNS)], tokenizer, 100, "causal")
+
+
+def test_a_system_text_stands_before_conversations_without_one(folder_of):
+    data, _ = written(folder_of("llama3"), [TURNS, TURNS[1:]], system=TURNS[0]["content"])
+
+    batch = data.batch(np.array([0, 1]))
+
+    assert torch.equal(*batch["tokens"])
 
 
 def test_tools_and_their_turns_reach_the_template():

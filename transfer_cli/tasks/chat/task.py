@@ -92,7 +92,7 @@ class ChatTask(Task):
         return next((column for column in known if column in names), None)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> ChatExample:
-        found = conversation_of(record, text, text, name).spoken_to(self.system).unanswered()
+        found = conversation_of(record, text, text, name).unanswered()
         if not found.messages:
             raise DataError(f"{name}, line {record.line}: nothing is asked.")
         return found
@@ -125,7 +125,7 @@ class ChatTask(Task):
             raise ConfigError("data: conversations have no chat template here; see docs/chat.md")
         end, rows = self.end_in(tokenizer), list[_ChatRow]()
         with template.opened() as render:
-            writer = _Writer(render, tokenizer, end)
+            writer = _Writer(render, tokenizer, end, self.system)
             for portion in in_portions(examples, "conversations"):
                 rows += writer.rows(portion, length)
         if any(row.is_cut for row in rows) and not any(row.answers for row in rows):
@@ -229,6 +229,7 @@ class _Writer:
     render: Renderer
     tokenizer: Tokenizer
     end: int
+    system: str | None
 
     def rows(self, examples: Sequence[ChatExample], length: int) -> list[_ChatRow]:
         """Return the rows of examples."""
@@ -242,10 +243,11 @@ class _Writer:
 
     def _written(self, example: ChatExample) -> tuple[str, list[Span]]:
         """Return a conversation as one text, and the spans of what the model says."""
+        spoken = example.spoken_to(self.system)
         try:
             if example.messages[-1]["role"] == ASSISTANT:
-                return answers_in(self.render, example.messages, example.tools)
-            return self.render(example.messages, example.tools, asks=True).text, []
+                return answers_in(self.render, spoken.messages, spoken.tools)
+            return self.render(spoken.messages, spoken.tools, asks=True).text, []
         except DataError as error:
             raise DataError(f"{example.place}{error}") from error
 
@@ -306,7 +308,7 @@ class Conversations(Table):
             raise DataError(
                 f"{name}, line {record.line}: the conversation has no answer.{cure}", "no answer"
             )
-        return TableRow(record.line, "", found.spoken_to(self.system))
+        return TableRow(record.line, "", found)
 
     def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
         """Return none: a text is no name."""
