@@ -472,9 +472,7 @@ def choose_chat_template(
     elif place is not None:
         with raised_as(ConfigError, f"tokenizer.chat_template: {place}: ", OSError, ValueError):
             source = read_text(Path(place).expanduser(), MAX_TEMPLATE_BYTES)
-        first, last = tokenizer.pieces([tokenizer.opens, tokenizer.sep])
-        tokens = {"bos_token": first, "eos_token": last} if own is None else own.tokens
-        own = ChatTemplate(source, tokens, where=str(place))
+        own = ChatTemplate(source, {} if own is None else own.tokens, where=str(place))
     if own is None:
         return None
     with raised_as(ConfigError, "tokenizer.chat_template: ", DataError):

@@ -48,13 +48,14 @@ def listening(trained: Trained) -> Iterator[Listener]:
     start, template = trained.start, trained.start.chat_template
     if template is None:
         raise CheckpointError(
-            f"run: {trained.path} has no chat template, so it cannot be talked to; a run of "
-            "objective=sft has one, and transfer generate goes on with a text"
+            f"run: {trained.path} has no chat template, by which it can be talked to; runs of "
+            "objective=sft have one (of objective=next_utterance none is needed)"
         )
     task = start.task if isinstance(start.task, ChatTask) else ChatTask()
+    if not template.end:
+        template = with_end(template, start.tokenizer)
+        task = task.written_by(lambda: template)
     with template.opened() as render:
-        if not task.end:
-            task = task.written_by(lambda: with_end(template, start.tokenizer))
         yield Listener(trained, task, render)
 
 

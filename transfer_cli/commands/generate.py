@@ -45,7 +45,7 @@ def generate(config: GenerateConfig) -> None:
     asks = config.messages is not None
     if asks == (config.prompt is not None):
         raise ConfigError(
-            "prompt: give a text to go on with, such as prompt='Once upon', or messages=FILE"
+            "prompt: expected either a text to go on with, prompt=VALUE, or messages=FILE"
         )
     prompt = "" if asks else _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)

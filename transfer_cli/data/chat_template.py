@@ -71,7 +71,7 @@ class ChatTemplate:
     """
 
     source: str
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str | None] = field(default_factory=dict)
     end: str = ""
     where: str = "the chat template"
 
@@ -191,12 +191,16 @@ def _same(one: str, other: str) -> int:
 
 
 def with_end(template: ChatTemplate, tokenizer: Tokenizer) -> ChatTemplate:
-    """Return a template that knows which token ends what the model says.
+    """Return a template that knows which token ends what the model says, and those of texts.
 
-    It is the first special one behind an answer; where the template writes none, that of texts.
+    The former is the first special one behind an answer; where the template writes none, it is the
+    latter.
     """
     answer = "an answer"
     turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": answer}]
+    first, last = tokenizer.pieces([tokenizer.opens, tokenizer.sep])
+    named = {"bos_token": first, "eos_token": last, **template.tokens}
+    template = replace(template, tokens=named)
     with template.opened() as render:
         text, spans = answers_in(render, turns, None)
     [(tokens, starts)] = tokenizer.encode_marked([text])

@@ -179,7 +179,7 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
         begin = names.get(vocabulary.BEGIN, names["cls"])
         options |= {"bos_token": begin, "eos_token": names["sep"]}
     if ours.chat is not None:
-        options |= {key: name for key, name in ours.chat.tokens.items() if key in _OF_TEMPLATES}
+        options |= {k: name for k, name in ours.chat.tokens.items() if k in _OF_TEMPLATES and name}
         (folder / vocabulary.CHAT_TEMPLATE).write_text(ours.chat.source, encoding="utf-8")
     if ours.head not in (None, LANGUAGE_MODEL):
         # Here a text is never taken for a special token; one that fills gaps holds masks.

@@ -64,7 +64,7 @@ class Ours:
     def ends(self) -> list[int]:
         """The tokens that end what it writes: a turn, where it is talked to, and a text."""
         chat = self.chat
-        name = "" if chat is None else chat.end or chat.tokens.get("eos_token", "")
+        name = "" if chat is None else chat.end or chat.tokens.get("eos_token") or ""
         turn = self.tokenizer.token(name)
         return [*dict.fromkeys(end for end in (turn, self.tokenizer.sep) if end is not None)]
 

@@ -107,8 +107,7 @@ def chat_template_in(folder: Path) -> ChatTemplate | None:
         return None
     parts = {**_object(folder / SPECIAL), **options}
     tokens = {key: _name(part) for key, part in parts.items() if key.endswith("_token")}
-    known = {key: name for key, name in tokens.items() if name is not None}
-    return ChatTemplate(found, known, where=f"the chat template of {folder}")
+    return ChatTemplate(found, tokens, where=f"the chat template of {folder}")
 
 
 def longest_input(folder: Path) -> int | None:

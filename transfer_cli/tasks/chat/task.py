@@ -66,7 +66,7 @@ class ChatTask(Task):
     scores_answers = True
 
     template: str | None = None
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str | None] = field(default_factory=dict)
     end: str = ""
     system: str | None = None
     answer_tokens: int = 32
