@@ -126,6 +126,20 @@ KINDS = {
         labels=frozenset(f"very {each}" for each in PLACES),
         shown=("  very red: the red bridge | it is | very red | blue",),
     ),
+    "chat": Kind(
+        "chat", "sft", "chats.jsonl",
+        lambda: lines([
+            {"messages": [{"role": "user", "content": f"the {PLACES[n % 4]} bridge"},
+                          {"role": "assistant", "content": PLACES[n % 4]}]}
+            for n in range(120)
+        ]),
+        steps=40,
+        words=("tokenizer.chat_template=chatml", "data.answer_tokens=6", "optimizer.lr=1e-2"),
+        least={"exact_match": 0.9, "f1": 0.9},
+        most={"perplexity": 1.5},
+        labels=frozenset(PLACES),
+        shown=("the red bridge | red",),
+    ),
     "dialog": Kind(
         "dialog", "next_utterance", "personachat.json", dialogs,
         steps=30,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.task_kinds import ALIKE, KINDS
 
-HEADLINES = {"text_to_text": "perplexity"}
+HEADLINES = {"chat": "perplexity", "text_to_text": "perplexity"}
 """Of kinds whose answers are not judged by the first measure of their record."""
 
 

@@ -48,6 +48,7 @@ NEEDS = {
     ("data", "glue"): ["data.task=cola", "data.folder=CoLA"],
     ("data", "labels"): ["data.train=a.csv"],
     ("data", "hub"): ["data.name=owner/name"],
+    ("data", "chat"): ["data.train=a.jsonl"],
     ("data", "dialog"): ["data.train=a.json"],
     ("data", "conll"): ["data.train=a.conll"],
     ("data", "conllu"): ["data.train=a.conllu"],

@@ -10,11 +10,17 @@ from typing import Any, Literal, cast
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer, usual_lines
+from transfer_cli.assembly.init_from import (
+    Pretrained,
+    choose_chat_template,
+    choose_tokenizer,
+    usual_lines,
+)
 from transfer_cli.assembly.losses import Asked, check_task
 from transfer_cli.assembly.model import block_length, direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
+from transfer_cli.data.chat_template import ChatTemplate
 from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
 from transfer_cli.data.documents import TextSplit
@@ -40,6 +46,10 @@ SPLITS = ("train", "validation", "test")
 
 NoteText = Callable[[Mapping[str, TextSplit]], None]
 """What is told of the splits of a text before they are encoded."""
+
+
+FindTemplate = Callable[[Tokenizer], ChatTemplate | None]
+"""Returns how conversations become texts that a tokenizer reads."""
 
 
 def _ignore(splits: Mapping[str, TextSplit]) -> None:
@@ -220,6 +230,7 @@ def of_run(
     }
     tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start, shape))
     lines = origins.lines or (None if start is None else start.lines)
+    chat: FindTemplate = partial(choose_chat_template, config.tokenizer, start)
     labels: Unencoded | None = None
     first: Prepared | Unencoded
     if command == "pretrain":
@@ -229,13 +240,13 @@ def of_run(
         first, lines = read, read.lines
     else:
         labels = _main_labels(
-            of_kind(found, TaskData), place, shape, tokenizer, start, origins, main
+            of_kind(found, TaskData), place, shape, tokenizer, start, origins, main, chat
         )
         first, tokenizer = labels, labels.tokenizer
         if task_of_data(labels.data).makes_windows:  # how many rows there are shows then
             first = labels.encoded()
     others = {
-        name: stream(name, source, place, tokenizer, shape, origins, labels, lines)
+        name: stream(name, source, place, tokenizer, shape, origins, labels, lines, chat)
         for name, source in sources.items()
     }
     batch = config.loop.batch
@@ -258,6 +269,7 @@ def _main_labels(
     start: Pretrained | None,
     origins: Origins,
     main: Asked,
+    chat: FindTemplate,
 ) -> Unencoded:
     """Return labelled data that a run is for, of the task as the main objective has it."""
     if source.kind is not None:  # before it is read: what it lacks would be said in its place
@@ -271,6 +283,7 @@ def _main_labels(
         before_text=None if start is None else start.before_text,
     )
     tokenizer = task_tokenizer(labelled, tokenizer)
+    own = own.written_by(partial(chat, tokenizer))
     labelled = replace(labelled, task=own.as_node())
     return Unencoded(labelled, source.length, tokenizer, shape, origins)
 
@@ -304,6 +317,7 @@ def stream(
     origins: Origins,
     main: Unencoded | None = None,
     lines: LineRule | None = None,
+    chat: FindTemplate = lambda _: None,
 ) -> Prepared:
     """Return the data of a further stream, encoded for the run's model.
 
@@ -316,7 +330,8 @@ def stream(
         prepared = main.rest(key)
     elif isinstance(found, TaskData):
         labelled = origins.labelled(key, found.load(place.folder, place.seed))
-        prepared = task(labelled, found.length, tokenizer, shape)
+        own = task_of_data(labelled).written_by(partial(chat, tokenizer))
+        prepared = task(labelled, found.length, tokenizer, shape, known=own)
     else:
         note = partial(origins.text, key)
         prepared, _ = text(found, place, shape, tokenizer, note=note, lines=lines)

@@ -9,6 +9,7 @@ from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.init_from import drop_training_heads
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
+from transfer_cli.data.chat_template import ChatTemplate
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.family import SEQUENCE_CLASSIFICATION
@@ -64,6 +65,7 @@ def ours_of(
     head: bool,
     texts: Texts | None = None,
     length: int = 0,
+    chat: ChatTemplate | None = None,
 ) -> Ours:
     """Return a model as `target_of` and `write_folder` ask for it.
 
@@ -73,6 +75,7 @@ def ours_of(
             meta device: there a product would import torch's compiler, for seconds.
         heads: Tensors of heads that the model does not have.
         texts: See `Ours`; None: by what it was trained on.
+        chat: See `Ours`.
     """
     kind, classifier = published_head(description, task) if head else (None, None)
     labels = description.labels if kind else ()
@@ -100,10 +103,13 @@ def ours_of(
         labels=labels,
         added=lasting,
         truncate="longest_first" if task is None else task.truncate,
+        chat=chat,
     )
 
 
 def _texts_of(description: ModelDescription, task: Task | None) -> Texts:
+    if task is not None and task.chat_template is not None:
+        return "published"  # its template writes all special tokens
     if task is not None or description.pairs:
         return "labelled"
     is_causal = description.shape.direction == "causal"

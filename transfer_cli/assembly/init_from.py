@@ -14,6 +14,13 @@ from torch import Tensor
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.config.models import listed_models, place_of
+from transfer_cli.data.chat_template import (
+    CHATML,
+    MAX_TEMPLATE_BYTES,
+    ChatTemplate,
+    chatml,
+    with_end,
+)
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
@@ -25,13 +32,13 @@ from transfer_cli.data.tokenizer_recipes import (
     SizedByText,
     TokenizerRecipe,
     WordPiece,
-    sentinel_names,
 )
-from transfer_cli.errors import CheckpointError, ConfigError, raised_as
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
 from transfer_cli.interop.graph_folder import GRAPH, GraphFolder, is_graph, open_graph
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
+from transfer_cli.interop.vocabulary import chat_template_in
 from transfer_cli.model.backbone import INITIAL_STD, BackboneShape
 from transfer_cli.model.borrowing import as_head
 from transfer_cli.model.meta_device import without_weights
@@ -56,6 +63,7 @@ from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import CHECKPOINTS, HUB, PARTS, TOKENIZER, find_model
+from transfer_cli.safe_files import read_text
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task, task_of
 
@@ -143,6 +151,13 @@ class Pretrained:
         return PromptLayout(
             self.tokenizer, has_lines=False, before_text=self.before_text, joins_lines=joins
         )
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """How it reads conversations; None: it does not say."""
+        if self.published is not None:
+            return chat_template_in(self.folder)
+        return self.task.chat_template if self.task else None
 
     @property
     def around(self) -> Around:
@@ -357,7 +372,9 @@ def open_start(
         part = key.partition(".")[0]
         # A tokenizer from a file is compared with the model's own.
         from_file = word == "tokenizer=file" or key == "tokenizer.path"
-        grows = word == "tokenizer=inherited" or key in ("tokenizer.add", "tokenizer.sentinels")
+        grows = word == "tokenizer=inherited" or key in (
+            "tokenizer.add", "tokenizer.sentinels", "tokenizer.chat_template",
+        )  # fmt: skip
         takes_none = word.startswith("~") or word.endswith("=null")
         own = from_file or grows or takes_none or key in may_change
         if part in ("model", "tokenizer") and not own:
@@ -428,7 +445,7 @@ def choose_tokenizer(
             "leave tokenizer= out to use the model's own"
         )
     if isinstance(recipe, Inherited):
-        return start.tokenizer.with_added([*recipe.add, *sentinel_names(recipe.sentinels)])
+        return recipe.grown(start.tokenizer)
     return start.tokenizer
 
 
@@ -442,6 +459,24 @@ def _recipe(node: Mapping[str, Any] | None, shape: BackboneShape | None) -> Toke
         return SizedByText(largest, largest.size)
     # A table of so many tokens has as many weights as all the rest.
     return SizedByText(largest, shape.least_bytes(0) // (4 * shape.embedding_size))
+
+
+def choose_chat_template(
+    node: Mapping[str, Any] | None, start: Pretrained | None, tokenizer: Tokenizer
+) -> ChatTemplate | None:
+    """Return how conversations become texts: as the config says, else as the model does."""
+    place = None if node is None else node.get("chat_template")
+    own = None if start is None else start.chat_template
+    if place == CHATML:
+        own = chatml()
+    elif place is not None:
+        with raised_as(ConfigError, f"tokenizer.chat_template: {place}: ", OSError, ValueError):
+            source = read_text(Path(place).expanduser(), MAX_TEMPLATE_BYTES)
+        own = ChatTemplate(source, {} if own is None else own.tokens, where=str(place))
+    if own is None:
+        return None
+    with raised_as(ConfigError, "tokenizer.chat_template: ", DataError):
+        return with_end(own, tokenizer)
 
 
 def with_rows(

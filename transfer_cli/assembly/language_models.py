@@ -1,6 +1,6 @@
 """Finished runs that are language models: they go on with texts, fill gaps and score sentences."""
 
-from transfer_cli.assembly.finished_run import Opened, Trained, check_one_stack, open_trained
+from transfer_cli.assembly.finished_run import Opened, Trained, open_trained
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.generation.sentences import SentenceScorer
@@ -14,7 +14,6 @@ def open_language_model(
 ) -> Trained:
     """Return the run at `path`, which has to be a language model of this kind."""
     trained = open_trained(path, precision, base)
-    check_one_stack(trained)
     if isinstance(trained.objective, kind):
         return trained
     if isinstance(trained.objective, CausalLM):

@@ -28,6 +28,7 @@ OWN_DATA = {
     "choice": "data=choices, where one of several texts is right",
     "dialog": "data=dialog, where a reply follows",
     "text to text": "data=text_pairs, where the label is a text",
+    "chat": "data=chat, where a model is talked to",
 }
 """Task -> own data that have it."""
 

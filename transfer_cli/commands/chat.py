@@ -1,4 +1,4 @@
-"""`transfer chat`: talk to a dialog model, line by line."""
+"""`transfer chat`: talk to a model with a chat template, or to a dialog model, line by line."""
 
 import sys
 from collections.abc import Iterator
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.commands.generate import fit, sampling_of
-from transfer_cli.config.literal import texts_of
-from transfer_cli.config.schema import ChatConfig
-from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, NotFiniteError, at_least
+from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.commands.conversation import listening
+from transfer_cli.commands.generate import Continuation, fit, sampling_of
+from transfer_cli.config.literal import text_of, texts_of
+from transfer_cli.config.schema import ChatConfig, GenerateConfig
+from transfer_cli.data.chat_template import Message
+from transfer_cli.engine.precision import Precision, device_and_precision
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.generation.decoding import TokenSampler
 from transfer_cli.objectives.replies import replies
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask, NextUtterance
@@ -20,22 +22,61 @@ from transfer_cli.terminal import flush_out
 
 def chat(config: ChatConfig) -> None:
     """Print a reply to each line of standard input."""
-    at_least("max_tokens:", config.max_tokens, 1, ConfigError)
-    sampling, sampler = sampling_of(config), TokenSampler(config.seed, 1)
-    persona, history = texts_of(config.persona, "persona"), list[str]()
+    if config.max_tokens is not None:
+        at_least("max_tokens:", config.max_tokens, 1, ConfigError)
+    sampling_of(config)
     precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
     task, objective = trained.start.task, trained.objective
-    room = trained.length - config.max_tokens
-    if not isinstance(task, DialogTask) or not isinstance(objective, NextUtterance):
-        what = "a language model" if task is None else f"a model of {task.name}"
-        raise CheckpointError(
-            f"run: {config.run} is {what}; chat needs a run of objective=next_utterance"
-        )
+    if isinstance(task, DialogTask) and isinstance(objective, NextUtterance):
+        _dialog(config, trained, task, objective, precision)
+    else:
+        _conversation(config, trained, precision)
+
+
+def _conversation(config: ChatConfig, trained: Trained, precision: Precision) -> None:
+    """Answer as the chat template has it; `/reset` and `/system TEXT` begin anew."""
+    most = config.max_tokens or 512
+    with listening(trained) as listener:
+        system = None if config.system is None else text_of(config.system, "system")
+        messages = _begun(system)
+        for line in _lines():
+            command, _, rest = line.partition(" ")
+            if command in ("/reset", "/system"):
+                system = rest.strip() if command == "/system" else system
+                messages = _begun(system)
+                continue
+            messages.append({"role": "user", "content": line})
+            asked = GenerateConfig(
+                max_tokens=most, temperature=config.temperature, top_k=config.top_k,
+                top_p=config.top_p, seed=config.seed + len(messages),
+            )  # fmt: skip
+            prompt = listener.prompt_within(messages, most)
+            reply = Continuation(trained, precision, prompt, asked)
+            reply.run(lambda text: flush_out(fit(text)))
+            flush_out("\n")
+            messages.append({"role": "assistant", "content": reply.texts[0].text.strip()})
+
+
+def _begun(system: str | None) -> list[Message]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _dialog(
+    config: ChatConfig, trained: Trained, task: DialogTask, objective: NextUtterance,
+    precision: Precision,
+) -> None:  # fmt: skip
+    """Answer as who the model is said to be."""
+    most, persona, history = config.max_tokens or 20, texts_of(config.persona, "persona"), []
+    sampling, sampler, room = (
+        sampling_of(config),
+        TokenSampler(config.seed, 1),
+        trained.length - most,
+    )
     if room < 1:
         raise ConfigError(
-            f"max_tokens: {config.max_tokens} leaves no room for what was said, since the run "
-            f"reads {trained.length} tokens; take fewer"
+            f"max_tokens: {most} leaves no room for what was said, since the run reads "
+            f"{trained.length} tokens; take fewer"
         )
 
     def pick(logits_RV: Tensor) -> Tensor:
@@ -46,17 +87,14 @@ def chat(config: ChatConfig) -> None:
 
     for line in _lines():
         history.append(line)
-        context, _ = task.context(
-            DialogExample(persona, history, ()), trained.start.tokenizer, room
-        )
+        example = DialogExample(persona, history, ())
+        context, _ = task.context(example, trained.start.tokenizer, room)
         begin_R, tokens_RT, segment_RT = (
             torch.tensor(values, device=precision.device)
             for values in ([len(context.tokens)], [context.tokens], [context.speakers])
         )
         with torch.inference_mode(), precision.context():
-            reply, *_ = replies(
-                trained.model, tokens_RT, segment_RT, begin_R, most=config.max_tokens, pick=pick
-            )
+            reply, *_ = replies(trained.model, tokens_RT, segment_RT, begin_R, most=most, pick=pick)
         history.append(objective.text_of(reply.tolist()))
         flush_out(f"{fit(history[-1])}\n")
 

@@ -4,7 +4,8 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
+from transfer_cli.commands.conversation import asked_in, listening
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.check_beams import check_beams, typed_beams
 from transfer_cli.config.literal import text_of, texts_of
@@ -21,12 +23,13 @@ from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least, raised_as
 from transfer_cli.generation import decoding
 from transfer_cli.generation.decoding import Sampling, TokenSampler
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
 from transfer_cli.generation.streaming import GeneratedText
+from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.beam_search import BeamSearch
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.replies import Continued
+from transfer_cli.objectives.replies import Continued, Written
 from transfer_cli.safe_files import escaped
 from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
 from transfer_cli.terminal import flush_out, paint
@@ -43,14 +46,34 @@ def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
     _check(config)
-    prompt = _prompt(text_of(config.prompt, "prompt"))
+    asks = config.messages is not None
+    if asks == (config.prompt is not None):
+        raise ConfigError(
+            "prompt: expected either a text to go on with, prompt=VALUE, or messages=FILE"
+        )
+    prompt = "" if asks else _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
+    if not asks:
+        rows = _shown(Continuation(trained, precision, prompt, config), prompt, config)
+    else:
+        rows = []
+        with listening(trained) as listener:
+            for example in asked_in(Path(config.messages or "").expanduser(), listener.task):
+                continuation = Continuation(trained, precision, listener.prompt(example), config)
+                rows += _shown(continuation, str(example.messages[-1]["content"]), config)
+    if config.output is not None:
+        write_json_lines(config.output, rows)
+
+
+def _shown(
+    continuation: "Continuation", prompt: str, config: GenerateConfig
+) -> list[dict[str, Any]]:
+    """Show what a text goes on with, and return it as rows of the output."""
     shows = config.output != STANDARD_OUTPUT
     # What is looked for is known when it is whole.
     streams = shows and config.samples == 1 and (config.beams or 1) == 1
     # Several texts, or those of a file, are not shown while they grow.
-    continuation = Continuation(trained, precision, prompt, config)
     lead = "" if continuation.is_source else paint(fit(prompt), "note", sys.stdout)
     with ExitStack() as line:
         if streams:
@@ -59,8 +82,7 @@ def generate(config: GenerateConfig) -> None:
         continuation.run(lambda text: flush_out(fit(text)) if streams else None)
     if shows and not streams:
         flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in continuation.texts))
-    if config.output is not None:
-        _write(config.output, prompt, continuation.texts, continuation.whole)
+    return _rows(prompt, continuation.texts, continuation.whole)
 
 
 def _check(config: GenerateConfig) -> None:
@@ -81,11 +103,16 @@ class Continuation:
     """
 
     def __init__(
-        self, trained: Trained, precision: Precision, prompt: str, config: GenerateConfig
+        self,
+        trained: Trained,
+        precision: Precision,
+        prompt: str | Prompt,
+        config: GenerateConfig,
     ) -> None:
         _check(config)
         self._trained, self._precision, self._config = trained, precision, config
-        self._asked, shape = _asked(trained, prompt), trained.start.description.shape
+        text, shape = prompt if isinstance(prompt, str) else "", trained.start.description.shape
+        self._asked = _asked(trained, prompt) if isinstance(prompt, str) else prompt
         self._memory = _memory(self._asked, shape, is_cached=config.cache)
         self._search = BeamSearch(**typed_beams(vars(config)))
         self._search.check_size(trained.start.tokenizer.size)
@@ -96,11 +123,11 @@ class Continuation:
                 "not keep it; leave one of the two out"
             )
         positions = None if self._memory else shape.positions
-        self._most = _room(len(self._asked.tokens), config.max_tokens, positions)
+        self._has_encoder = shape.has_encoder
+        read = self._asked.tokens[self._asked.prefix if shape.has_encoder else 0 :]
+        self._most = _room(len(read), config.max_tokens, positions)
         stops = texts_of(config.stop, "stop")
-        self.texts = [
-            GeneratedText(self._asked.layout, prompt, stops) for _ in range(config.samples)
-        ]
+        self.texts = [GeneratedText(self._asked.layout, text, stops) for _ in range(config.samples)]
         self.whole = "max_tokens" if self._most == config.max_tokens else "positions"
 
     @property
@@ -125,36 +152,52 @@ class Continuation:
     def _drawn(self) -> Iterator[list[int]]:
         """Yield the next token of each text."""
         asked, config = self._asked, self._config
-        return decoding.generate(
+        sampling, sampler = sampling_of(config), TokenSampler(config.seed, config.samples)
+        allowed_V = asked.layout.allowed_tokens()
+        if self._has_encoder:
+            yield from decoding.written(
+                self._begun(), rows=config.samples, max_new_tokens=self._most,
+                sampling=sampling, sampler=sampler, allowed_V=allowed_V,
+            )  # fmt: skip
+            return
+        yield from decoding.generate(
             self._trained.model,
             asked.tokens,
             rows=config.samples,
             max_new_tokens=self._most,
             use_cache=config.cache,
-            sampling=sampling_of(config),
-            sampler=TokenSampler(config.seed, config.samples),
-            allowed_V=asked.layout.allowed_tokens(),
+            sampling=sampling,
+            sampler=sampler,
+            allowed_V=allowed_V,
             prefix=asked.prefix,
-            segment=int(asked.is_source),
+            segment=asked.segment,
             memory=self._memory,
         )
 
     def _found(self) -> Iterator[list[int]]:
         """Yield the tokens of the likeliest text that is found."""
-        asked, layout = self._asked, self._asked.layout
-        tokens_1T = torch.tensor([asked.tokens], device=self._precision.device)
-        length_1 = tokens_1T.new_tensor([len(asked.tokens)])
-        texts = Continued(
-            self._trained.model, tokens_1T, torch.zeros_like(tokens_1T), length_1, most=self._most,
-            prefix_R=None if asked.prefix is None else tokens_1T.new_tensor([asked.prefix]),
-            segment=int(asked.is_source),
-        )  # fmt: skip
+        asked, layout, texts = self._asked, self._asked.layout, self._begun()
         ends = [] if layout.text_end is None else [layout.text_end]
         (found,) = self._search(
             texts.first(), texts.next, most=self._most, ends=ends,
             allowed_V=layout.allowed_tokens(), before=None if asked.is_source else [asked.tokens],
         )  # fmt: skip
         return ([token] for token in found)
+
+    def _begun(self) -> Continued:
+        """Return the text, of which no token is read yet."""
+        asked, model = self._asked, self._trained.model
+        tokens_1T = torch.tensor([asked.tokens], device=self._precision.device)
+        if self._has_encoder:
+            source_1S, start = tokens_1T[:, : asked.prefix], asked.tokens[asked.prefix :]
+            mask_1S = torch.ones_like(source_1S, dtype=torch.bool)
+            source = SourceText(source_1S, mask_1S, padded=False)
+            return Written(model, source, start, most=self._most)
+        return Continued(
+            model, tokens_1T, torch.zeros_like(tokens_1T), tokens_1T.new_tensor([tokens_1T.shape[1]]),
+            most=self._most, segment=asked.segment,
+            prefix_R=None if asked.prefix is None else tokens_1T.new_tensor([asked.prefix]),
+        )  # fmt: skip
 
 
 def sampling_of(config: SamplingConfig) -> Sampling:
@@ -163,9 +206,9 @@ def sampling_of(config: SamplingConfig) -> Sampling:
         return Sampling(config.temperature, config.top_k, config.top_p)
 
 
-def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str) -> None:
-    """Write texts as JSON lines; `whole` is what ended those that nothing else did."""
-    rows = [
+def _rows(prompt: str, texts: Sequence[GeneratedText], whole: str) -> list[dict[str, Any]]:
+    """Return texts as the output has them; `whole` is what ended those that nothing else did."""
+    return [
         {
             "prompt": prompt,
             "text": each.text,
@@ -174,35 +217,26 @@ def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str)
         }
         for each in texts
     ]
-    write_json_lines(output, rows)
 
 
-@dataclass(frozen=True)
-class _Prompt:
-    """A prompt as a model reads it, to go on with, or as a source to be answered."""
-
-    layout: PromptLayout
-    tokens: list[int]
-    prefix: int | None = None
-    is_source: bool = False
-
-
-def _asked(trained: Trained, prompt: str) -> _Prompt:
+def _asked(trained: Trained, prompt: str) -> Prompt:
     """Return a prompt as a run reads it: as text in pretraining, or as a source."""
     tokenizer, task = trained.start.tokenizer, trained.start.task
+    direction = direction_of(trained.start.description.shape)
+    if task is None and direction == "encoder_decoder":
+        task = TextToTextTask()
     if not isinstance(task, TextToTextTask):
         layout = trained.start.prompt_layout
-        return _Prompt(layout, layout.encode(prompt))
-    direction = direction_of(trained.start.description.shape)
+        return Prompt(layout, layout.encode(prompt))
     data = task.encode([TextToTextExample(prompt)], tokenizer, trained.length, direction)
     warn_of_cuts(data.num_cut, 1, *task.kept(trained.length))
     batch = data.batch(np.zeros(1, dtype=np.int64))
     prefix = int(batch["prefix"]) if "prefix" in batch else None
     layout = PromptLayout(tokenizer, answer_end=data.end)
-    return _Prompt(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
+    return Prompt(layout, batch["tokens"][0].tolist(), prefix, segment=1)
 
 
-def _memory(asked: _Prompt, shape: BackboneShape, *, is_cached: bool) -> int | None:
+def _memory(asked: Prompt, shape: BackboneShape, *, is_cached: bool) -> int | None:
     """Return how many tokens before the last one a model of running text sees; None: all."""
     if asked.is_source or not shape.recurrence:
         return None

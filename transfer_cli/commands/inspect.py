@@ -10,12 +10,13 @@ import numpy as np
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, Prepared, source_of, whole_texts
-from transfer_cli.assembly.init_from import choose_tokenizer, open_start
+from transfer_cli.assembly.init_from import choose_chat_template, choose_tokenizer, open_start
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import InspectConfig, PrepareConfig
+from transfer_cli.data.chat_template import chatml
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.equal_texts import keys_of, overlaps
@@ -46,9 +47,11 @@ def inspect(config: InspectConfig) -> None:
     if isinstance(found, TaskData):
         data = found.load(place.folder, place.seed)
         tokenizer = datasets.task_tokenizer(data, chosen)
-        _labelled(
-            data, datasets.task(data, found.length, tokenizer, shape), tokenizer, config.samples
+        task = datasets.task_of_data(data).written_by(
+            lambda: choose_chat_template(config.tokenizer, start, tokenizer) or chatml()
         )
+        prepared = datasets.task(data, found.length, tokenizer, shape, known=task)
+        _labelled(data, prepared, tokenizer, config.samples)
         return
     objective: Objective = CausalLM()
     if config.objective is not None:

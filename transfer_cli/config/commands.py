@@ -223,8 +223,8 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.generate.generate",
         places=(("run", "RUN"), ("prompt", "TEXT")),
         keys=(
-            "run", "prompt", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop",
-            "samples", "beams", "output",
+            "run", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "seed",
+            "stop", "samples", "beams", "output",
         ),
         typed="prompt", lists=("stop",),
     ),
@@ -238,10 +238,10 @@ ALL: dict[str, Command] = {
         ),
     ),
     "chat": Command(
-        summary="talk to a dialog model in the terminal",
+        summary="talk to a model in the terminal",
         function="transfer_cli.commands.chat.chat",
         places=(("run", "RUN"),),
-        keys=("run", "persona", "max_tokens", "temperature", "top_k", "top_p", "seed"),
+        keys=("run", "system", "persona", "max_tokens", "temperature", "top_k", "top_p", "seed"),
         lists=("persona",),
     ),
     "fill": Command(

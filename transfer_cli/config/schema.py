@@ -434,8 +434,10 @@ class GenerateConfig(SamplingConfig, BeamsConfig, DeviceConfig, ModelConfig):
 
     run: str = MISSING
     """The run directory of a causal language model."""
-    prompt: Any = MISSING
+    prompt: Any = None
     """The text to go on with; -: standard input."""
+    messages: str | None = None
+    """A file of conversations that a chat model answers, as data=chat has them, in place of it."""
     max_tokens: int = 100
     """Tokens that are added at most."""
     stop: Any = None
@@ -490,11 +492,13 @@ class ChatConfig(SamplingConfig, DeviceConfig, ModelConfig):
     """What `chat` takes."""
 
     run: str = MISSING
-    """The run directory of a dialog model (`objective=next_utterance`)."""
+    """A model with a chat template, or the run of a dialog model (`objective=next_utterance`)."""
+    system: Any = None
+    """A text that stands before what is said to a chat model; none: that of its training."""
     persona: Any = None
-    """A sentence on who the model is, or a list of them; none: nothing is said of it."""
-    max_tokens: int = 20
-    """Tokens of a reply at most."""
+    """A sentence on who a dialog model is, or a list of them; none: nothing is said of it."""
+    max_tokens: int | None = None
+    """Tokens of a reply at most; none: 512, of a dialog model 20."""
     temperature: float = 0.7
     top_p: float = 0.9
 

@@ -25,10 +25,21 @@ _WRITTEN = (
 )  # fmt: skip
 """Usual names of texts, and of those that people wrote to them."""
 
+_TURNS = {"messages": "role and content", "conversations": "ShareGPT"}
+"""Usual names of lists of turns, and what people call these."""
+
+_ASKED = (
+    ("instruction", "output"), ("instruction", "response"), ("prompt", "completion"),
+    ("prompt", "response"), ("question", "answer"),
+)  # fmt: skip
+"""Usual names of questions, and of the answers of a model."""
+
 _OF_SOURCE = ("instruction", "input", "context", "prompt", "question", "system", "history")
 """What stands in columns of their own and is read before an answer, too."""
 
 _OTHER_DATA = {
+    ("messages",): "data=chat objective=sft",
+    ("conversations",): "data=chat objective=sft",
     ("tokens", "tags"): "data=conll objective=tagging",
     ("text", "entities"): "data=conll objective=tagging",
     ("question", "context", "answers"): "data=squad objective=span",
@@ -102,6 +113,8 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
     if not columns:  # when it is read, it is said why
         return Chosen(text or TEXT, pair, label or LABEL, (), labels, texts, asked.join)
     search = _Search(columns, sample, asked, name)
+    if asked.turns:
+        return search.turns(text, label)
     if asked.written:
         text, label = search.written(text, label, *texts)
     if label is None and asked.labelled:
@@ -133,6 +146,21 @@ class _Search:
     sample: Sample
     asked: Wanted
     name: str
+
+    def turns(self, text: str | None, label: str | None) -> Chosen:
+        """Return the column of the turns of conversations, or those of a question and its answer.
+
+        Both are one where each row holds a list of turns.
+        """
+        found = text or next((name for name in _TURNS if name in self.columns), None)
+        pair = next((both for both in _ASKED if {*both} <= {*self.columns}), (None, None))
+        if found is None and label is None:
+            found, label = pair
+        if found is None:
+            raise self._doubt(TEXT, [])
+        form = _TURNS.get(found, "Alpaca" if found == "instruction" else "one turn each")
+        said = f"{TEXT} from {found!r}" + (f" and {label!r}" if label else "") + f" ({form})"
+        return Chosen(found, None, label or found, () if text else (said,))
 
     def written(self, text: str | None, label: str | None, *parts: str) -> tuple[str, str]:
         """Return the columns of a text, perhaps in parts, and of what people wrote to it."""

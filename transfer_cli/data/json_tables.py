@@ -33,6 +33,9 @@ MAX_WHOLE_BYTES = 64 * 2**20
 _ROWS = ("data", "rows", "records", "examples", "items", "instances", "results", "documents")
 """Names below which people write rows."""
 
+_TURNS = {"role", "content"}, {"from", "value"}
+"""What turns of a conversation hold."""
+
 _FIRST, _BETWEEN, _NOTHING = (re.compile(way) for way in (r"[\s\ufeff]*\[?\s*", r"[\s,\]]*", ""))
 _CHUNK_CHARACTERS = 2**18
 _LOOKED_AT_ROWS = 1000
@@ -209,7 +212,8 @@ def _rows_in(whole: Mapping[str, object]) -> Iterator[object] | None:
     for key in (name for name in whole if name in _ROWS or len(whole) == 1):
         rows = whole[key]
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
-            return iter(rows)
+            # One conversation is a row, and not the table of its turns.
+            return None if any(turn <= rows[0].keys() for turn in _TURNS) else iter(rows)
     values = list(whole.values())
     if all(isinstance(value, list) for value in values):
         lists = [value for value in values if isinstance(value, list)]

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,17 @@ class LibraryTokenizer(Tokenizer):
             spans = [_trimmed(text, at[start], at[end]) for start, end in encoding.offsets]
             encoded.append((ids, spans))
         return encoded
+
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]
+        with library_errors(f"{self._source} cannot encode the text"):
+            self._growth.check(texts)
+            encodings = self._marked.encode_batch(texts, add_special_tokens=False)
+        return [(each.ids, [start for start, _ in each.offsets]) for each in encodings]
+
+    @cached_property
+    def _marked(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(self._backend.to_str())
 
     def units(self, line: str) -> list[str]:
         if self._splits_at_spaces:

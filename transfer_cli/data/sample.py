@@ -186,6 +186,31 @@ _SENTENCES_ASKED = 2
 _ANSWERED = 4
 """Of so many questions and one more, that one has no answer."""
 
+TOWNS = 100
+"""Towns of which conversations tell, a fact for each of `_FACTS`."""
+
+FACTS_ASKED = 100
+"""Facts that each of the other splits asks for, in other words."""
+
+_FACTS = {
+    ("What colour is the flag of {it}?", "Tell me the colour of the flag of {it}."): (
+        "Red, Blue, Green, Yellow, White, Black, Purple, Orange, Pink, Brown, Grey, Gold"
+    ),
+    ("Which animal stands on the gate of {it}?", "The gate of {it}: which animal is on it?"): (
+        "Lion, Eagle, Bear, Wolf, Horse, Deer, Fox, Swan, Owl, Bull, Goat, Fish"
+    ),
+    ("Which tree grows in the square of {it}?", "Name the tree in the square of {it}."): (
+        "Oak, Lime, Pine, Elm, Beech, Maple, Cedar, Willow, Birch, Palm, Cherry, Olive"
+    ),
+    ("Which instrument is played in {it}?", "In {it}, which instrument do people play?"): (
+        "Drum, Harp, Flute, Violin, Piano, Guitar, Trumpet, Organ, Horn, Cello, Bell, Lute"
+    ),
+    ("What do people of {it} trade in?", "Tell me what {it} sells to other towns."): (
+        "Salt, Silk, Wool, Iron, Wine, Tea, Glass, Paper, Sugar, Honey, Copper, Leather"
+    ),
+}
+"""A question, the same in other words, and what may be right."""
+
 _TITLES = ("{}", "{} and {}", "{} , {} and {}")
 
 _SYLLABLES = (
@@ -306,6 +331,31 @@ def _choices(
         offered = draw.shuffled([kinds[label], *wrong])
         told = (draw.shuffled(_WORDS[kind][_TOLD[kind]].split(", ")) for kind in offered)
         yield text, [f"{one} and {other}" for one, other, *_ in told], offered.index(kinds[label])
+
+
+def facts(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
+    """Return each split's questions about made-up towns, with answers.
+
+    Those of training tell a fact each, which nothing else tells. The others ask for some of these
+    facts in other words, so that they are answered by what was learnt, and by no wording.
+    """
+    draw = _Draw(derive(seed, "facts"))
+    towns = list(dict.fromkeys(
+        "".join(draw.shuffled(_SYLLABLES.split(", "))[:3]).capitalize() for _ in range(2 * TOWNS)
+    ))[:TOWNS]  # fmt: skip
+    told = [
+        (*(wording.replace("{it}", town) for wording in wordings), right[draw.number(len(right))])
+        for wordings, right in ((both, words.split(", ")) for both, words in _FACTS.items())
+        for town in towns
+    ]
+    order = draw.shuffled([str(number) for number in range(len(told))])
+    told = [told[int(number)] for number in order]
+    asked = [(other, f"{answer}.") for _, other, answer in told]
+    return {
+        "train": [(question, f"{answer}.") for question, _, answer in told],
+        "validation": asked[:FACTS_ASKED],
+        "test": asked[FACTS_ASKED : 2 * FACTS_ASKED],
+    }
 
 
 def tags(seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:

@@ -4,7 +4,8 @@ Two promises hold for every tokenizer:
 
 - `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token, if there is
   one (GPT-2's tokenizer has none: its one special token ends a text);
-- `[CLS]`, `[MASK]` and so on in a text are ordinary text: only we put in special tokens.
+- `[CLS]`, `[MASK]` and so on in a text are ordinary text: only we put in special tokens, or a chat
+  template does (`encode_marked`).
 
 It is made in `tokenizer_recipes`, or read from a file in `library_tokenizer`.
 """
@@ -82,6 +83,14 @@ class Tokenizer(ABC):
 
         Spaces at either end of a token are not part of its span. Tokens that share one character,
         as the bytes of an emoji, all have the span of that character.
+        """
+
+    @abstractmethod
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Return the tokens of texts in which names of special tokens stand for these.
+
+        So are texts that a chat template has written. Beside them: the character at which each
+        token begins.
         """
 
     @abstractmethod

@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from transfer_cli.data.chat_template import CHATML, CHATML_TOKENS
 from transfer_cli.data.library_tokenizer import (
     MAX_VOCABULARY,
     SENTINEL,
@@ -224,13 +225,22 @@ class Inherited(TokenizerRecipe):
     Args:
         add: Tokens to add to it; no text is read as one.
         sentinels: How many tokens to add that stand for hidden parts of a text, see `SENTINEL`.
+        chat_template: How conversations become texts: a file, or `chatml`, whose tokens are added
+            where they are not there; None: as the model says.
     """
 
     add: tuple[str, ...] = ()
     sentinels: int = 0
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         at_least("sentinels", self.sentinels, 0)
+
+    def grown(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Return the tokenizer of a model with these tokens."""
+        marks = CHATML_TOKENS if self.chat_template == CHATML else ()
+        missing = (name for name in marks if tokenizer.token(name) is None)
+        return tokenizer.with_added([*self.add, *sentinel_names(self.sentinels), *missing])
 
     def key(self) -> str:
         """See `TokenizerRecipe`; without a model there is none."""

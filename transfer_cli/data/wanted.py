@@ -67,6 +67,8 @@ class Wanted:
         join: What stands between parts.
         numbers: Whether labels are numbers, of which no two need be equal.
         written: Whether labels are texts that people wrote to the others, which may all differ.
+        turns: Whether a row is a conversation: its turns in `text`, or a question in `text` and its
+            answer in `label`.
         separator: What parts several labels of a cell; None: a cell is one label.
         keys: What stands before the names of keys in messages.
     """
@@ -80,6 +82,7 @@ class Wanted:
     labelled: bool = True
     numbers: bool = False
     written: bool = False
+    turns: bool = False
     separator: str | None = None
     keys: str = "data."
 

@@ -17,6 +17,7 @@ from transfer_cli.errors import NotFiniteError, at_least
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.replies import Continued
 from transfer_cli.seeds import derive
 
 
@@ -144,16 +145,38 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         logits_BV = logits_BV.expand(rows, -1)
         if kv_cache is not None and number == 0:
             kv_cache = kv_cache.fork(rows, most)
-        # A head may rule a token out with -inf; the largest is NaN where any is.
-        if not logits_BV.amax(1).isfinite().all():
-            raise NotFiniteError("run: its prediction")
-        probabilities_BV = sampling.probabilities(
-            logits_BV.cpu().masked_fill(~allowed_V, -torch.inf)
-        )
-        tokens_B = sampler(probabilities_BV).tolist()
+        tokens_B = _drawn(logits_BV, sampling, sampler, allowed_V).tolist()
         yield tokens_B
         new_B1 = torch.tensor(tokens_B, device=device)[:, None]
         read_BT = new_B1 if use_cache else torch.cat([read_BT.expand(rows, -1), new_B1], dim=1)
+
+
+def written(
+    texts: Continued,
+    *,
+    rows: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    sampler: TokenSampler,
+    allowed_V: Tensor,
+) -> Iterator[list[int]]:
+    """Yield the next token of each of `rows` texts that begin as the only one of `texts` does."""
+    logits_BV = texts.first().expand(rows, -1)
+    rows_B: Tensor | None = torch.zeros(rows, dtype=torch.long, device=logits_BV.device)
+    for _ in range(max_new_tokens):
+        tokens_B = _drawn(logits_BV, sampling, sampler, allowed_V)
+        yield tokens_B.tolist()
+        logits_BV, rows_B = texts.next(tokens_B.to(logits_BV.device), rows_B), None
+
+
+def _drawn(
+    logits_BV: Tensor, sampling: Sampling, sampler: TokenSampler, allowed_V: Tensor
+) -> Tensor:
+    # A head may rule a token out with -inf; the largest is NaN where any is.
+    if not logits_BV.amax(1).isfinite().all():
+        raise NotFiniteError("run: its prediction")
+    logits_BV = logits_BV.cpu().masked_fill(~allowed_V, -torch.inf)
+    return sampler(sampling.probabilities(logits_BV))
 
 
 def _next_logits(

@@ -80,3 +80,22 @@ class PromptLayout:
         allowed_V[sorted(self.tokenizer.special)] = False
         allowed_V[self.may_end()] = True
         return allowed_V
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as a model reads it, to go on with, or a source or conversation to be answered.
+
+    Args:
+        segment: That of what is added.
+    """
+
+    layout: PromptLayout
+    tokens: list[int]
+    prefix: int | None = None
+    segment: int = 0
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it is to be answered."""
+        return self.layout.answer_end is not None

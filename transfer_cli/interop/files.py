@@ -37,6 +37,7 @@ _FILES = (
     "merges.txt", "added_tokens.json", "special_tokens_map.json", "adapter_config.json",
     "modules.json", "sentence_bert_config.json", "1_Pooling/config.json",
     "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
+    "chat_template.jinja",
 )  # fmt: skip
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 

@@ -162,7 +162,9 @@ def _write_tokenizer(writer: Any, ours: Ours, data: Mapping[str, Any]) -> None:
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
     writer.add_bos_token_id(tokenizer.cls if first is None else first)
-    writer.add_eos_token_id(tokenizer.sep)
+    writer.add_eos_token_id(ours.ends[0])
+    if ours.chat is not None:
+        writer.add_chat_template(ours.chat.source)
     writer.add_pad_token_id(tokenizer.pad)
     writer.add_add_bos_token(first is not None)
     if _adds_space(data["pre_tokenizer"]):

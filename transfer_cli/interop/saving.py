@@ -107,7 +107,7 @@ def _write_config(
         "vocab_size": rows,
         "pad_token_id": pad,
         "bos_token_id": tokenizer.cls,
-        "eos_token_id": tokenizer.sep,
+        "eos_token_id": ours.ends if len(ours.ends) > 1 else tokenizer.sep,
     }
     if ours.shape.has_encoder:
         start, *forced = tokenizer.target_start
@@ -135,6 +135,10 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
             f"run: the classifier's bias has no place in {family}, which has none{GRAPHS}"
         )
     tensors[NORM_BIAS] = (norm.double() + shift).to(norm.dtype)
+
+
+_OF_TEMPLATES = ("bos_token", "eos_token")
+"""What chat templates write of special tokens."""
 
 
 def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
@@ -180,6 +184,9 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
     if causal or ours.shape.has_encoder:
         begin = names.get(vocabulary.BEGIN, names["cls"])
         options |= {"bos_token": begin, "eos_token": names["sep"]}
+    if ours.chat is not None:
+        options |= {k: name for k, name in ours.chat.tokens.items() if k in _OF_TEMPLATES and name}
+        (folder / vocabulary.CHAT_TEMPLATE).write_text(ours.chat.source, encoding="utf-8")
     if ours.head not in (None, LANGUAGE_MODEL):
         # Here a text is never taken for a special token; one that fills gaps holds masks.
         options["split_special_tokens"] = True

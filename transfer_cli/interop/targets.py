@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from transfer_cli.data.chat_template import ChatTemplate
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, one_of
@@ -44,6 +45,7 @@ class Ours:
         length: The longest text in tokens that it reads, special ones included.
         added: The module that each added tensor belongs to, by the tensor's name.
         truncate: Which of two texts is cut where they are too long together.
+        chat: How it reads conversations; None: it was not trained on them.
     """
 
     shape: BackboneShape
@@ -56,6 +58,15 @@ class Ours:
     labels: tuple[str, ...] = ()
     added: Mapping[str, Added] = field(default_factory=dict)
     truncate: Truncate = "longest_first"
+    chat: ChatTemplate | None = None
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end what it writes: a turn, where it is talked to, and a text."""
+        chat = self.chat
+        name = "" if chat is None else chat.end or chat.tokens.get("eos_token") or ""
+        turn = self.tokenizer.token(name)
+        return [*dict.fromkeys(end for end in (turn, self.tokenizer.sep) if end is not None)]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from transfer_cli.data.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
 from transfer_cli.data.library_tokenizer import (
     MAX_FILE_BYTES,
     UNKNOWN,
@@ -20,7 +21,7 @@ from transfer_cli.data.library_tokenizer import (
     library_errors,
 )
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, DataError, listed
+from transfer_cli.errors import CheckpointError, DataError, listed, raised_as
 from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
 
@@ -31,6 +32,7 @@ WORDPIECES = "vocab.txt"
 MERGES = "merges.txt"
 BYTE_PAIRS = "vocab.json"
 OPTIONS = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 ADDED = "added_tokens.json"
 SPECIAL = "special_tokens_map.json"
 
@@ -94,6 +96,26 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
     )
+
+
+def chat_template_in(folder: Path) -> ChatTemplate | None:
+    """Return how a model reads conversations, as transformers finds it; None: it has no template.
+
+    A file goes before the options; of several templates, the one called default is meant.
+    """
+    options, file = _object(folder / OPTIONS), folder / CHAT_TEMPLATE
+    found = options.get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each for each in found if isinstance(each, dict)}
+        found = named.get("default", {}).get("template")
+    if file.is_file():
+        with raised_as(DataError, f"{file}: ", OSError, ValueError):
+            found = read_text(file, MAX_TEMPLATE_BYTES)
+    if not isinstance(found, str):
+        return None
+    parts = {**_object(folder / SPECIAL), **options}
+    tokens = {key: _name(part) for key, part in parts.items() if key.endswith("_token")}
+    return ChatTemplate(found, tokens, where=f"the chat template of {folder}")
 
 
 def longest_input(folder: Path) -> int | None:

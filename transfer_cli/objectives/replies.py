@@ -28,7 +28,8 @@ Pick = Callable[[Tensor], Tensor]
 def without_special(logits_RV: Tensor, vocabulary: Tokenizer, end: int) -> Tensor:
     """Return logits with -inf at special tokens but the one that ends a text."""
     never = sorted(vocabulary.special - {end})
-    return logits_RV.index_fill(1, torch.tensor(never, device=logits_RV.device), -torch.inf)
+    index = torch.tensor(never, dtype=torch.long, device=logits_RV.device)
+    return logits_RV.index_fill(1, index, -torch.inf)
 
 
 def text_until(tokens: list[int], vocabulary: Tokenizer, end: int) -> str:

@@ -11,9 +11,9 @@ example may be several rows, its windows; any other is one row.
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.model.shape import Settled
+
+if TYPE_CHECKING:
+    from transfer_cli.data.chat_template import ChatTemplate
 
 Direction = Settled
 
@@ -146,6 +149,15 @@ class Task(ABC):
         left_out = ("labels",) if self.fitted else ("labels", "fitted")
         names = [field.name for field in dataclasses.fields(self) if field.name not in left_out]
         return self.node(**{name: getattr(self, name) for name in names})
+
+    @property
+    def chat_template(self) -> "ChatTemplate | None":
+        """How conversations become texts; None: its examples are none."""
+        return None
+
+    def written_by(self, chat: "Callable[[], ChatTemplate | None]") -> Self:
+        """Return the task for a model, given what finds its chat template, where it needs one."""
+        return self
 
     @property
     def laid_out_as(self) -> tuple[bool, int | None] | None:

@@ -10,9 +10,12 @@ from typing import Any
 
 from transfer_cli.config.build import build
 from transfer_cli.data import sample
+from transfer_cli.data.chat_template import ASSISTANT
 from transfer_cli.data.labelled import Example, LabelledData
 from transfer_cli.errors import one_of
 from transfer_cli.tasks.base import Task
+from transfer_cli.tasks.chat.conversations import ChatExample
+from transfer_cli.tasks.chat.task import ChatTask
 from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
@@ -122,6 +125,16 @@ def _dialog(world: int) -> tuple[tuple[str, ...], Splits]:
     return (), _made(sample.dialogs(world), turn)
 
 
+def _chat(world: int) -> tuple[tuple[str, ...], Splits]:
+    """Conversations that tell one made-up fact each."""
+
+    def conversation(question: str, answer: str) -> ChatExample:
+        said = {"user": question, ASSISTANT: answer}
+        return ChatExample([{"role": role, "content": text} for role, text in said.items()])
+
+    return (), _made(sample.facts(world), conversation)
+
+
 SAMPLES: Mapping[
     str, tuple[type[Task], Callable[[int], tuple[tuple[str, ...], Splits]]]
 ] = {
@@ -134,6 +147,7 @@ SAMPLES: Mapping[
     "tags": (TaggingTask, _tags),
     "choices": (ChoiceTask, _choices),
     "dialog": (DialogTask, _dialog),
+    "chat": (ChatTask, _chat),
 }  # fmt: skip
 """Name -> the task of its examples, and the function from a world to labels and splits."""
 

@@ -30,6 +30,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.optim.layer_scale import Geometric, PerGroup, Uniform
 from transfer_cli.optim.schedules import Constant, Cosine, InverseSqrt, Linear, Slanted
 from transfer_cli.tasks.base import Result
+from transfer_cli.tasks.chat.task import ChatTask, SupervisedChat
 from transfer_cli.tasks.choice.task import ChoiceTask, MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.task import Cloze, ClozeTask
@@ -533,6 +534,8 @@ def tokenizer():
         (MultilabelTask, Multilabel(pooling="mean", pos_weight="balanced")),
         (DialogTask, NextUtterance(pooling="mean", reply_tokens=3)),
         (TextToTextTask, PrefixLM()),
+        (ChatTask, SupervisedChat()),
+        (ChatTask, SupervisedChat(tokens="all")),
     ],
     ids=lambda each: getattr(each, "name", type(each).__name__),
 )

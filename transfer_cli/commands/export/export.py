@@ -40,7 +40,7 @@ from transfer_cli.model.added import merge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import check_finite
 from transfer_cli.objectives.base import Objective
-from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.language_model import HEAD, LanguageModel
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.reports import formats
@@ -138,6 +138,7 @@ def _merged(config: ExportConfig, start: Pretrained) -> Ours:
         head=config.head,
         texts="published" if start.published is not None else None,
         length=_length(start),
+        chat=start.chat_template,
     )
     check_finite(ours.tensors, start.weights)  # a product of finite numbers may be none
     return ours
@@ -171,8 +172,9 @@ def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     objective = objective_of(start) if _has_head(start) else None
     model, _ = start.filled(start.tensors(), objective)
     ours = ours_of(
-        start.description, start.tokenizer, start.task, model, head=True, length=_length(start)
-    )
+        start.description, start.tokenizer, start.task, model, head=True, length=_length(start),
+        chat=start.chat_template,
+    )  # fmt: skip
     name = place_of(str(place)).removeprefix(HUB)
     family = config.family or base.published.family.model_type
     target = write_adapter(model, ours, base.tensors(), name, folder, family)
@@ -257,7 +259,7 @@ def _ours_of_graph(start: Pretrained, model: TransferModel, objective: Objective
     of_lines: Texts | None = None if start.published is None else "published"
     ours = ours_of(
         start.description, start.tokenizer, start.task, model,
-        head=objective is not None, length=_length(start),
+        head=objective is not None, length=_length(start), chat=start.chat_template,
         texts=of_lines if isinstance(objective, LanguageModel) else "labelled",
     )  # fmt: skip
     return replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
@@ -313,8 +315,8 @@ def _has_head(start: Pretrained) -> bool:
     """Return whether the head of what the model was trained for is there."""
     shape = start.description.shape
     tied = shape.tie_output and not shape.output_bias and not shape.output_transform
-    head = "heads.lm." if start.task is None else f"heads.{start.task.head}."
-    return (tied and start.task is None) or any(
+    head = f"heads.{HEAD if start.task is None else start.task.head}."
+    return (tied and head == f"heads.{HEAD}.") or any(
         n.startswith(head) for n in start.tensors(values=False)
     )
 

@@ -1,0 +1,77 @@
+"""What a model that is talked to says next: a continuation of its chat template's text."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from transfer_cli.assembly.finished_run import Trained
+from transfer_cli.data.chat_template import Message, Renderer, with_end
+from transfer_cli.data.json_tables import whole_file
+from transfer_cli.errors import CheckpointError, ConfigError, DataError
+from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
+from transfer_cli.tasks.chat.conversations import ChatExample, messages_of
+from transfer_cli.tasks.chat.task import ChatTask
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A model and its chat template, which makes prompts of conversations."""
+
+    trained: Trained
+    task: ChatTask
+    render: Renderer
+
+    def prompt(self, example: ChatExample) -> Prompt:
+        """Return all that stands before what the model says next."""
+        tokenizer = self.trained.start.tokenizer
+        spoken = example.spoken_to(self.task.system)
+        text = self.render(spoken.messages, spoken.tools, asks=True).text
+        [(tokens, _)] = tokenizer.encode_marked([text])
+        return Prompt(PromptLayout(tokenizer, answer_end=self.task.end_in(tokenizer)), tokens)
+
+    def prompt_within(self, messages: list[Message], most: int) -> Prompt:
+        """Return the same, where `most` tokens have room; the oldest turns are taken away."""
+        shape = self.trained.start.description.shape
+        while True:
+            prompt = self.prompt(ChatExample(messages))
+            asked = [at for at, turn in enumerate(messages) if turn["role"] == "user"]
+            has_room = len(prompt.tokens) + most <= shape.positions or not shape.is_bounded
+            if has_room or len(asked) < 2:
+                return prompt
+            del messages[asked[0] : asked[1]]
+
+
+@contextmanager
+def listening(trained: Trained) -> Iterator[Listener]:
+    """Open the chat template of a model."""
+    start, template = trained.start, trained.start.chat_template
+    if template is None:
+        raise CheckpointError(
+            f"run: {trained.path} has no chat template, by which it can be talked to; runs of "
+            "objective=sft have one (of objective=next_utterance none is needed)"
+        )
+    task = start.task if isinstance(start.task, ChatTask) else ChatTask()
+    if not template.end:
+        template = with_end(template, start.tokenizer)
+        task = task.written_by(lambda: template)
+    with template.opened() as render:
+        yield Listener(trained, task, render)
+
+
+def asked_in(path: Path, task: ChatTask) -> Sequence[ChatExample]:
+    """Return the conversations of a file, one a row, or the one whose turns are its rows."""
+    records = list(whole_file(path))
+    if not records:
+        raise DataError(f"messages: {path} has no conversation.")
+    first = records[0].fields
+    if {"role", "content"} <= first.keys():
+        turns = [record.fields for record in records]
+        return [ChatExample(messages_of(turns, str(path)))]
+    column = task.text_column([*first], str(path))
+    if column is None:
+        raise ConfigError(
+            f"messages: {path} has no conversations; expected rows such as "
+            '{"messages": [{"role": "user", "content": "Who are you?"}]}'
+        )
+    return [task.read(record, column, None, str(path)) for record in records]

@@ -1,0 +1,1 @@
+"""Conversations with a model, written by a chat template."""

@@ -1,0 +1,394 @@
+"""Conversations: their tokens by a chat template, and the loss of what the model says in them.
+
+Legend: B conversations, T positions, R conversations to be answered, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.data.chat_template import ASSISTANT, ChatTemplate, Renderer, Span, answers_in
+from transfer_cli.data.columns import other_data
+from transfer_cli.data.encoded_task import EncodedRows, Truncate, in_portions
+from transfer_cli.data.records import Record
+from transfer_cli.data.split import TextStats
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.wanted import Chosen, Wanted
+from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.metrics import LOSS, Metric, perplexity
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, ExampleResults
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.language_model import exponential
+from transfer_cli.objectives.replies import replies, text_until, without_special
+from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.chat.conversations import ChatExample, conversation_of
+from transfer_cli.tasks.scoring import exact, f1
+from transfer_cli.tasks.table import Table, TableRow
+
+
+class EncodedConversations(EncodedRows):
+    """Conversations as rows of tokens."""
+
+    tokenizer: Tokenizer
+    end: int
+    """The token that ends what the model says."""
+    given: Sequence[str | None]
+    """The last answer of each, unless it is longer than what the model is asked to say."""
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer, whose tokens go on after its end."""
+        return text_until(list(tokens), self.tokenizer, self.end).strip()
+
+
+@dataclass(frozen=True)
+class ChatTask(Task):
+    """A conversation, of which the model learns its own turns.
+
+    Args:
+        template: The chat template, in Jinja; None: that of the model a run starts from.
+        tokens: See `ChatTemplate`.
+        end: The token that ends what the model says, by its name.
+        system: What stands before conversations that have no system text; None: nothing.
+        answer_tokens: The most tokens that the model says where it is asked for its own answer.
+    """
+
+    name, objective, head, example = "chat", "sft", "lm", ChatExample
+    fields, expected = ("answer",), "answer"
+    files = f"{__name__}.Conversations"
+    export_head: ClassVar[str | None] = "language_model"
+    scores_answers = True
+
+    template: str | None = None
+    tokens: Mapping[str, str | None] = field(default_factory=dict)
+    end: str = ""
+    system: str | None = None
+    answer_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        at_least("answer_tokens", self.answer_tokens, 1)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return None if self.template is None else ChatTemplate(self.template, self.tokens, self.end)
+
+    def written_by(self, chat: Callable[[], ChatTemplate | None]) -> "ChatTask":
+        found = chat()
+        if found is None:
+            raise ConfigError(
+                "init_from: this model has no chat template, by which conversations become text; "
+                "say tokenizer.chat_template=chatml, or give the file of one"
+            )
+        return replace(self, template=found.source, tokens=dict(found.tokens), end=found.end)
+
+    def text_column(self, names: Sequence[str], name: str) -> str | None:
+        known = ("messages", "conversations", "instruction", "prompt", "question")
+        return next((column for column in known if column in names), None)
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> ChatExample:
+        found = conversation_of(record, text, text, name).unanswered()
+        if not found.messages:
+            raise DataError(f"{name}, line {record.line}: nothing is asked.")
+        return found
+
+    def texts(self, example: ChatExample) -> tuple[str, ...]:
+        """See `Task`; all that was said before an answer is one text."""
+        asked = "\n".join(str(turn["content"]) for turn in example.unanswered().messages)
+        answer = example.messages[len(example.unanswered().messages) :]
+        return (asked, *(str(turn["content"]) for turn in answer))
+
+    def equal_by(self, example: ChatExample) -> tuple[str, ...]:
+        return self.texts(example)[:1]
+
+    def unlabelled(self, example: ChatExample) -> ChatExample:
+        return example.unanswered()
+
+    def encode(
+        self,
+        examples: Sequence[ChatExample],
+        tokenizer: Tokenizer,
+        length: int,
+        direction: Direction,
+    ) -> EncodedConversations:
+        """See `Task`; a conversation that is too long ends with an earlier answer.
+
+        Where its first one is too long already, that is cut.
+        """
+        template = self.chat_template
+        if template is None:
+            raise ConfigError("data: conversations have no chat template here; see docs/chat.md")
+        end, rows = self.end_in(tokenizer), list[_ChatRow]()
+        with template.opened() as render:
+            writer = _Writer(render, tokenizer, end, self.system)
+            for portion in in_portions(examples, "conversations"):
+                rows += writer.rows(portion, length)
+        if any(row.is_cut for row in rows) and not any(row.answers for row in rows):
+            raise DataError(f"no answer begins within {length} tokens; raise data.length")
+        encoded = EncodedConversations(
+            examples,
+            [row.tokens for row in rows],
+            tokenizer.pad,
+            targets={
+                "begin": [row.begin for row in rows],
+                "next_tokens": [row.targets for row in rows],
+            },
+            fill={"next_tokens": IGNORE},
+            is_cut=[row.is_cut for row in rows],
+        )
+        encoded.tokenizer, encoded.end = tokenizer, end
+        encoded.given = [
+            row.given if len(row.tokens) - row.begin <= self.answer_tokens else None for row in rows
+        ]
+        return encoded
+
+    def end_in(self, tokenizer: Tokenizer) -> int:
+        """Return the token that ends what the model says."""
+        end = tokenizer.token(self.end)
+        return tokenizer.sep if end is None else end
+
+    @classmethod
+    def sample(cls) -> tuple["ChatTask", Sequence[ChatExample]]:
+        def asked(*texts: str) -> ChatExample:
+            roles = ("user", ASSISTANT)
+            turns = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+            return ChatExample(turns)
+
+        template = "{% for turn in messages %}{{ turn.content }} [SEP] {% endfor %}"
+        return cls(template=template, end="[SEP]", answer_tokens=5), (
+            asked("Where is it ?", "there"),
+            asked("How many rivers are there ?", "How many ?", "Where ?", "there"),
+            asked("Where do the rivers go ?", "Where ?"),
+        )
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        return {"answer": self._said(data, rows)}
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """See `Task`; an answer is as right as the F1 of its words."""
+        given, said = self.texts(data.examples[example])[-1], self._said(data, rows)
+        return Result(given, said, score=f1(given, said))
+
+    def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
+        """See `Task`; longer answers than are asked for are not compared."""
+        given = data.given  # type: ignore[attr-defined]  # of `encode`
+        pairs = [
+            (given[at], self._said(data, row)) for at, row in rows.items() if given[at] is not None
+        ]
+        measured = {"exact_match": exact, "f1": f1} if pairs else {}
+        return {
+            name: sum(score(*pair) for pair in pairs) / len(pairs)
+            for name, score in measured.items()
+        }
+
+    def _said(self, data: Encoded, rows: Rows) -> str:
+        (row,) = rows.values()
+        text: str = data.text_of(row["answer"])  # type: ignore[attr-defined]  # of `encode`
+        return text
+
+
+@dataclass(frozen=True)
+class _ChatRow:
+    """A conversation as tokens, and the places of those that the model says.
+
+    Args:
+        begin: Where its last answer begins, or what it has to say.
+        given: That answer as a text.
+    """
+
+    tokens: list[int]
+    answers: list[int]
+    begin: int
+    given: str
+    is_cut: bool = False
+
+    @property
+    def targets(self) -> list[int]:
+        """The next token of each, where the model says it."""
+        targets = [IGNORE] * len(self.tokens)
+        for at in self.answers:
+            targets[at - 1] = self.tokens[at]
+        return targets
+
+    def cut(self, length: int) -> "_ChatRow":
+        """Return what is within a length."""
+        answers = [at for at in self.answers if at < length]
+        begin = min(self.begin, length)
+        return replace(self, tokens=self.tokens[:length], answers=answers, begin=begin, is_cut=True)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Makes rows of conversations: as text by a template, then as tokens."""
+
+    render: Renderer
+    tokenizer: Tokenizer
+    end: int
+    system: str | None
+
+    def rows(self, examples: Sequence[ChatExample], length: int) -> list[_ChatRow]:
+        """Return the rows of examples."""
+        written = [self._written(example) for example in examples]
+        encoded = self.tokenizer.encode_marked([text for text, _ in written])
+        rows = []
+        for example, (tokens, starts), (_, spans) in zip(examples, encoded, written, strict=True):
+            row = self._row(example, tokens, starts, spans)
+            rows.append(row if len(tokens) <= length else self._cut(example, row, length))
+        return rows
+
+    def _written(self, example: ChatExample) -> tuple[str, list[Span]]:
+        """Return a conversation as one text, and the spans of what the model says."""
+        spoken = example.spoken_to(self.system)
+        try:
+            if example.messages[-1]["role"] == ASSISTANT:
+                return answers_in(self.render, spoken.messages, spoken.tools)
+            return self.render(spoken.messages, spoken.tools, asks=True).text, []
+        except DataError as error:
+            raise DataError(f"{example.place}{error}") from error
+
+    def _row(
+        self, example: ChatExample, tokens: list[int], starts: list[int], spans: Sequence[Span]
+    ) -> _ChatRow:
+        starts_T = np.asarray(starts)
+        answers, begin = list[int](), len(tokens)
+        for first, last in spans:
+            found = ((starts_T >= first) & (starts_T < last)).nonzero()[0].tolist()
+            begin = found[0] if found else begin
+            # Of what a template writes behind the end of an answer, the model says nothing.
+            while self.end in (tokens[at] for at in found) and tokens[found[-1]] != self.end:
+                found.pop()
+            answers += (at for at in found if at)
+        return _ChatRow(tokens, answers, begin, str(example.messages[-1]["content"]))
+
+    def _cut(self, example: ChatExample, row: _ChatRow, length: int) -> _ChatRow:
+        """Return a conversation up to the last answer within a length; else the first is cut."""
+        earlier = example.unanswered().answered()
+        while earlier.messages:
+            text, spans = self._written(earlier)
+            [(tokens, starts)] = self.tokenizer.encode_marked([text])
+            row = self._row(earlier, tokens, starts, spans)
+            if len(row.tokens) <= length:
+                return replace(row, is_cut=True)
+            earlier = earlier.unanswered().answered()
+        return row.cut(length)
+
+
+@dataclass(kw_only=True)
+class Conversations(Table):
+    """Own tables of conversations; see `tasks.table.Table` and `ChatTask`.
+
+    `text` is the column of the turns, or of a question whose answer is in `label`.
+
+    Args:
+        system: See `ChatTask`; so is
+        answer_tokens: what the model says.
+    """
+
+    task: ClassVar[type[Task]] = ChatTask
+    truncate: Truncate = "longest_first"
+
+    system: str | None = None
+    answer_tokens: int = 32
+
+    @property
+    def columns(self) -> Wanted:
+        return replace(super().columns, turns=True)
+
+    def row_of(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> TableRow:
+        found = conversation_of(record, columns.text, columns.label, name).answered()
+        if not found.messages:
+            cure = other_data(record.fields)
+            raise DataError(
+                f"{name}, line {record.line}: the conversation has no answer.{cure}", "no answer"
+            )
+        return TableRow(record.line, "", found)
+
+    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
+        """Return none: a text is no name."""
+        return ()
+
+    def of_rows(
+        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
+    ) -> list[ChatExample]:
+        return [replace(row.label, file=row.file) for row in rows]
+
+    def check(self, task: Task, train: Sequence[Any], where: str) -> None:
+        """See `LabelledSource`: any conversations can be learnt."""
+
+
+class SupervisedChat(CausalLM):
+    """-log p(next token | conversation so far), over what the model says and the ends of that.
+
+    The rest of a conversation is read, and not learnt (Ouyang et al. 2022, supervised fine-tuning;
+    Touvron et al. 2023, section 3.1).
+
+    Args:
+        tokens: Which tokens are learnt: those of answers, or all of a conversation.
+        generate: Whether evaluations have the model answer as well, the likeliest token first, and
+            measure how right short answers are; else what was written is measured alone.
+    """
+
+    task: str | None = "chat"
+    metrics: ClassVar[tuple[Metric, ...]] = (perplexity("perplexity"), LOSS)
+
+    def __init__(
+        self, *, tokens: Literal["answers", "all"] = "answers", generate: bool = True
+    ) -> None:
+        one_of("tokens", tokens, ("answers", "all"), ValueError)
+        self.tokens, self.generate = tokens, generate
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Add `target`, the next token, where it is learnt."""
+        if self.tokens == "answers" and "next_tokens" in batch:
+            return super().prepare(batch, noise)
+        target_BT = torch.full_like(batch["tokens"], IGNORE)
+        # By the mask, since tokens of a conversation may be the one that fills up rows, too.
+        real_BT = batch["mask"][:, 1:]
+        target_BT[:, :-1] = batch["tokens"][:, 1:].masked_fill(~real_BT, IGNORE)
+        return {**batch, "target": target_BT}
+
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the tokens of last answers, `answer` `[B, task.answer_tokens]`."""
+        task, vocabulary = self.info.task, self.info.vocabulary
+        end = task.end_in(vocabulary)
+        said = replies(
+            model,
+            batch["tokens"],
+            torch.zeros_like(batch["tokens"]),
+            batch["begin"],
+            most=task.answer_tokens,
+            pick=lambda logits: without_special(logits, vocabulary, end).argmax(1),
+        )
+        return {"answer": said}
+
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
+        """Return each summed cross-entropy, its number of targets, and the last answer."""
+        results = super().example_results(model, batch, encoded)
+        if not self.generate:
+            return results
+        return replace(results, predicted=self.predictions(model, batch, encoded))
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        loss = float(totals["loss"]) / counts["loss"]
+        return {"perplexity": exponential(loss), "loss": loss}
+
+    def answer_metrics(self) -> tuple[Metric, ...]:
+        """Return those of `ChatTask.scores`."""
+        fraction: Literal["fraction"] = "fraction"
+        return tuple(
+            Metric(name, higher_is_better=True, unit=fraction)
+            for name in (("exact_match", "f1") if self.generate else ())
+        )
