@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from tests.unit.engine.test_cost import counted
 from transfer_cli.adaptation.edits import IA3, Adapters, LoRA
+from transfer_cli.batch import with_facts
+from transfer_cli.engine.cost import Tally
 from transfer_cli.model.added import merge
 from transfer_cli.model.attention import SourceText
 from transfer_cli.model.encoder_decoder import EncoderDecoder
@@ -12,6 +15,7 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
+from transfer_cli.objectives.base import Encoding
 
 T5 = {"position_kind": "bias", "norm": "rms", "biases": "none", "feedforward_kind": "gated",
       "scaled_scores": False}  # fmt: skip
@@ -132,7 +136,28 @@ def test_edits_reach_the_attention_on_the_source_and_start_as_nothing(options, e
         torch.testing.assert_close(top(), moved, rtol=0, atol=1e-5)
 
 
-def test_checkpointing_and_a_compiler_find_the_same_gradients():
+@pytest.mark.parametrize("edits", [(), (LoRA(rank=2, dropout=0.0),)], ids=["full", "lora"])
+@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+def test_what_training_takes_is_what_torch_counts(options, edits):
+    whole = model(**options).train()
+    for edit in edits:
+        edit(whole, {})
+    names = [name for name, _ in whole.named_parameters()]
+    trains = {name for name in names if not edits or "lora" in name}
+    for name, parameter in whole.named_parameters():
+        parameter.requires_grad_(name in trains)
+    (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
+    batch = {"tokens": tokens, "mask": mask, "tokens_source": read, "mask_source": seen}
+    tally = Tally(whole, [trains])
+
+    with tally.counting(0), counted() as counter:
+        top = Encoding(whole, with_facts(batch)).top[mask]
+        whole.heads["lm"](top, whole.backbone.token_embedding.weight).square().sum().backward()
+
+    assert tally.take().done == counter.get_total_flops()
+
+
+def test_checkpointing_finds_the_same_gradients():
     (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
     found = []
     for recomputed in (False, True):
