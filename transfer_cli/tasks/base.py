@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.model.shape import Settled
-
-if TYPE_CHECKING:
-    from transfer_cli.data.chat_template import ChatTemplate
 
 Direction = Settled
 
@@ -151,11 +148,11 @@ class Task(ABC):
         return self.node(**{name: getattr(self, name) for name in names})
 
     @property
-    def chat_template(self) -> "ChatTemplate | None":
-        """How conversations become texts; None: its examples are none."""
+    def chat_template(self) -> Any:
+        """The `ChatTemplate` by which conversations become texts; None: its examples are none."""
         return None
 
-    def written_by(self, chat: "Callable[[], ChatTemplate | None]") -> Self:
+    def written_by(self, chat: Callable[[], Any]) -> Self:
         """Return the task for a model, given what finds its chat template, where it needs one."""
         return self
 

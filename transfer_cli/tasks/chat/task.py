@@ -78,7 +78,7 @@ class ChatTask(Task):
     def chat_template(self) -> ChatTemplate | None:
         return None if self.template is None else ChatTemplate(self.template, self.tokens, self.end)
 
-    def written_by(self, chat: Callable[[], ChatTemplate | None]) -> "ChatTask":
+    def written_by(self, chat: Callable[[], Any]) -> "ChatTask":
         found = chat()
         if found is None:
             raise ConfigError(
