@@ -41,7 +41,7 @@ key            shape, type     meaning
                                another view of the texts, see `view_of`; likewise `mask_VIEW`
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `texts`        [B, C] int64    pairs of texts to be compared only: the number of each text in its
-                               split, equal for equal texts; -1 where there is none
+                               split, equal for those not to be told apart; -1: there is none
 `output_loss`  [B] float32     made by `engine.gradient_cache`: each example's loss among all of a
                                step
 `output_gradient` [B, ...]     likewise: the gradient of their sum by what the model says of an

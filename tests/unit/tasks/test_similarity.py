@@ -36,12 +36,13 @@ def test_each_anchor_is_told_its_own_text_among_those_of_all():
     texts = TEXTS_NK.clone()
     texts[1, 2] = -1  # has no third text
     texts[3, 1] = texts[0, 1]  # the own text of two anchors
+    texts[2, 0] = texts[1, 0]  # an anchor with two texts
 
     losses = ranked_among_others(VECTORS_NKD, texts, scale=20.0)
 
     for row in range(4):
         candidates = [(r, k) for k in (1, 2) for r in range(4) if texts[r, k] >= 0]
-        shared = {0: (3, 1), 3: (0, 1)}.get(row)
+        shared = {0: (3, 1), 3: (0, 1), 1: (2, 1), 2: (1, 1)}[row]
         powers = {
             each: np.exp(20 * cosine(VECTORS_NKD[row, 0], VECTORS_NKD[each]))
             for each in candidates

@@ -42,21 +42,21 @@ def ranked_among_others(vectors_NKD: Tensor, text_NK: Tensor, scale: float) -> T
 
     The logits are cosines times `scale`, the candidates the second texts of all examples, and
     their third ones where they are there (Henderson et al. 2017, section 4.4; van den Oord et al.
-    2018). A candidate that is the anchor, or its own text once more, is no negative.
+    2018). The anchor itself, its own text once more and what belongs to an equal anchor are no
+    negatives.
 
     Args:
         text_NK: The number of each text, equal for equal texts, below 0 where there is none.
     """
     unit_NKD = F.normalize(vectors_NKD, dim=-1)
-    candidates_MD, text_M = (
-        unit_NKD[:, 1:].transpose(0, 1).flatten(0, 1),
-        text_NK[:, 1:].T.flatten(),
-    )
+    candidates_MD = unit_NKD[:, 1:].transpose(0, 1).flatten(0, 1)
     logits_NM = scale * unit_NKD[:, 0] @ candidates_MD.T
-    own_N = torch.arange(len(logits_NM), device=logits_NM.device)
+    anchor_N1, text_M = text_NK[:, :1], text_NK[:, 1:].T.flatten()
+    own_N = torch.arange(len(text_NK), device=text_NK.device)
     is_own_NM = own_N[:, None] == torch.arange(len(text_M), device=own_N.device)
-    is_equal_NM = (text_M == text_NK[:, :1]) | (text_M == text_NK[:, 1:2])
-    is_out_NM = (is_equal_NM | (text_M < 0)) & ~is_own_NM
+    belongs_NM = (text_M == anchor_N1) | (text_M == text_NK[:, 1:2])
+    belongs_NM[:, : len(own_N)] |= text_NK[:, 0] == anchor_N1
+    is_out_NM = (belongs_NM | (text_M < 0)) & ~is_own_NM
     return F.cross_entropy(logits_NM.masked_fill(is_out_NM, -torch.inf), own_N, reduction="none")
 
 

@@ -33,12 +33,15 @@ class PairExample:
 
     Args:
         negative: A text that does not belong to the anchor; None: there is none of its own.
+        topic: The number of what all of its texts are about; texts of one topic are not told from
+            each other. None: each text is about something else.
     """
 
     text: str
     pair: str
     negative: str | None = None
     value: float | None = None
+    topic: int | None = None
     line: int | None = field(default=None, compare=False)
     file: str | None = field(default=None, compare=False)
 
@@ -62,7 +65,7 @@ class SimilarityTask(Task):
     name, objective, head, example = "similarity", "contrastive", "vector", PairExample
     fields, expected = ("cosine",), "cosine"
     files = f"{__name__}.PairsTable"
-    scores_answers = combines = reads_pairs = True
+    scores_answers = reads_pairs = True
 
     scored: bool = field(default=False, compare=False)
     highest: float = field(default=1.0, compare=False)
@@ -109,7 +112,7 @@ class SimilarityTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedGroups:
-        """See `Task`; `texts` `[N, K]` has equal numbers for equal texts."""
+        """See `Task`; `texts` `[N, K]` has equal numbers for texts that are not told apart."""
         texts = [Example(text) for example in examples for text in example.texts]
         numbers: dict[str, int] = {}
         number_NK: Any = np.full(
@@ -117,7 +120,10 @@ class SimilarityTask(Task):
         )
         for row, example in enumerate(examples):
             for place, text in enumerate(example.texts):
-                number_NK[row, place] = numbers.setdefault(text, len(numbers))
+                topic = example.topic
+                number_NK[row, place] = (
+                    numbers.setdefault(text, len(numbers)) if topic is None else topic
+                )
         values, highest = [example.value for example in examples], self.highest
         known: dict[str, Any] = {}
         if all_known(values, "score"):  # a model without scores may be measured by some
@@ -190,12 +196,6 @@ class SimilarityTask(Task):
             ).items()
         }
 
-    def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        return {"cosine": float(np.mean([answer["cosine"] for _, answer in answers]))}
-
-    def learnt(self, answer: Answer) -> Sequence[Sequence[float]]:
-        return [[answer["cosine"]]]
-
     def written(self, answer: Answer) -> dict[str, Any]:
         return {"cosine": round(answer["cosine"], DECIMALS)}
 
@@ -260,7 +260,7 @@ class PairsTable(Table):
         self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[PairExample]:
         return [
-            PairExample(row.text, str(row.pair), negative, value, row.line, row.file)
+            PairExample(row.text, str(row.pair), negative, value, line=row.line, file=row.file)
             for row in rows
             for value, negative in (row.label,)
         ]
