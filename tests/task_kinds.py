@@ -173,6 +173,18 @@ KINDS = {
         most={"mse": 0.3},
         shown=("0.5: the red bridge | a bridge",),
     ),
+    "similarity": Kind(
+        "pairs", "contrastive", "pairs.csv",
+        lambda: table(
+            "anchor,positive",
+            lambda n: "the {0} of {1},{1} has a {0}".format(THINGS[n % 5], CITIES[n % 6]),
+        ),
+        steps=60,
+        words=("optimizer.lr=3e-3",),
+        least={"mrr": 0.9, "ndcg_at_10": 0.9, "recall_at_1": 0.8, "recall_at_10": 0.9},
+        most={"mse": 0.3},
+        shown=("the bridge of Lima | Lima has a bridge",),
+    ),
     "span": Kind(
         "squad", "span", "questions.jsonl", lambda: lines([asked(n) for n in range(160)]),
         steps=90,

@@ -118,6 +118,15 @@ def groups(examples: int = 24, *, causal: bool = True) -> EncodedGroups:
     return EncodedGroups(range(examples), sequences, counts, VOCABULARY.pad, {"label": labels})
 
 
+def pairs(examples: int = 24) -> EncodedGroups:
+    """Return examples of two texts, every other one with a third."""
+    counts = [2 + number % 2 for number in range(examples)]
+    rows = Questions(examples=sum(counts)).rows
+    sequences = EncodedRows(range(len(rows)), rows, VOCABULARY.pad)
+    texts = [[3 * n, 3 * n + 1, 3 * n + 2 if count == 3 else -1] for n, count in enumerate(counts)]
+    return EncodedGroups(range(examples), sequences, counts, VOCABULARY.pad, {"texts": texts})
+
+
 def rows_to_batch(rows: Sequence[Sequence[int]], indices: np.ndarray | None = None) -> Batch:
     """Return rows of tokens, padded on the right."""
     longest = max(map(len, rows))

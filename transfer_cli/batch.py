@@ -46,6 +46,12 @@ key            shape, type     meaning
 `tokens_source` [B, S] int64   made by `prepare` of encoder-decoders: what the encoder reads, while
                                `tokens` are the decoder's; likewise `mask_source`
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
+`texts`        [B, C] int64    pairs of texts to be compared only: the number of each text in its
+                               split, equal for those not to be told apart; -1: there is none
+`output_loss`  [B] float32     made by `engine.gradient_cache`: each example's loss among all of a
+                               step
+`output_gradient` [B, ...]     likewise: the gradient of their sum by what the model says of an
+                               example
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared;
                                of replaced tokens: where the model's own loss is
 `draw`         [B, T] float32  made by `prepare` of replaced tokens: numbers in [0, 1), by which a

@@ -100,6 +100,7 @@ def test_answers_are_those_of_predict(client, models, finetuned, transfer, type_
 @pytest.mark.parametrize("kind", [*task_kinds.KINDS])
 def test_each_kind_of_task_answers_as_predict_does(kind, task_run, transfer, tmp_path):
     made = {"choice": task_kinds.choice, "dialog": task_kinds.turn, "span": task_kinds.asked}
+    made["similarity"] = lambda n: {"text": f"the red bridge {n}", "pair": "a bridge"}
     row = made.get(kind, lambda n: {"text": f"the red bridge {n}"})
     texts, run = [row(n) for n in range(5)], task_run(kind)
     (tmp_path / "own.jsonl").write_text(task_kinds.lines(texts))

@@ -21,6 +21,7 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_average,
     check_bounded_by_time,
+    check_compared,
     check_confidence,
     check_head,
     check_memory,
@@ -286,6 +287,7 @@ def draw(
     if adaptation.penalty is not None:
         adaptation.penalty.check(network.inherited)
     loop = replace(loop, batch=min(loop.batch, data.counts["main"]))
+    check_compared(network.losses, loop.batch)
     kernels = ""
     if loop.compile == "auto":
         is_compiled, kernels = _kernels(

@@ -182,6 +182,15 @@ def _refuse(table: Mapping[str, object], cure: str, before: str = "") -> None:
             raise ConfigError(f"{before}{what}{cure}")
 
 
+def check_compared(losses: Sequence[Loss], batch: int) -> None:
+    """Refuse steps of one example where the examples of a step are told from each other."""
+    if losses[0].objective.compares and batch == 1:
+        raise ConfigError(
+            "loop.batch: a step is of one example, and the loss tells the examples of a step from "
+            "each other; take loop.batch=2 or more"
+        )
+
+
 def check_stored(store: str, model: TransferModel, losses: Sequence[Loss]) -> None:
     """Refuse ways to store a model that do not fit it."""
     stay = unmergeable_edits(model)

@@ -27,6 +27,7 @@ OWN_DATA = {
     "span": "data=squad, where the answer is a part of a text",
     "choice": "data=choices, where one of several texts is right",
     "dialog": "data=dialog, where a reply follows",
+    "similarity": "data=pairs, where two texts belong together, or have a score",
     "text to text": "data=text_pairs, where the label is a text",
     "chat": "data=chat, where a model is talked to",
 }

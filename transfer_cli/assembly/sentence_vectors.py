@@ -22,15 +22,17 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modules
 from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.tasks.similarity.contrastive import Contrastive
 
 
 class SentenceVectors:
     """Makes vectors by a model.
 
     Args:
-        pooling: How the states of a text's tokens become one, see `heads.pool`; auto: as the folder
-            of a sentence-transformers model says (Reimers and Gurevych 2019), else their mean.
-        normalize: Whether to divide vectors by their length; None: as that folder says, else not.
+        pooling: How the states of a text's tokens become one, see `heads.pool`; auto: as they were
+            trained, or as the folder of a sentence-transformers model says (Reimers and Gurevych
+            2019), else their mean.
+        normalize: Whether to divide vectors by their length; None: as these say, else not.
         batch: Texts that pass through the model at once, or auto.
 
     Attributes:
@@ -56,6 +58,10 @@ class SentenceVectors:
             )
         check_one_stack(opened)
         modules = SentenceModules("mean", normalize=False, length=None, lowercase=False)
+        self._trained = isinstance(opened.objective, Contrastive)
+        if isinstance(opened.objective, Contrastive):
+            own, is_unit = opened.objective.pooled_by, bool(opened.objective.normalize)
+            modules = replace(modules, pooling=own, normalize=is_unit)
         if pooling == "auto":
             modules = sentence_modules(opened.start.folder) or modules
         self.pooling = modules.pooling if pooling == "auto" else cast(Pooling, pooling)
@@ -77,7 +83,8 @@ class SentenceVectors:
         for rows in portions(data, data.lengths.argsort(kind="stable"), self.batch):
             view = to_device(with_facts(data.batch(rows)), device)
             with torch.inference_mode(), self._precision.context():
-                states_BTD = Encoding(model, view).states[-1]
+                encoding = Encoding(model, view)
+                states_BTD = encoding.top if self._trained else encoding.states[-1]
                 pooled_BD = pool(states_BTD, view["mask"], self.pooling).float().cpu()
             vectors_ND[torch.from_numpy(rows)] = pooled_BD
         return F.normalize(vectors_ND, dim=1) if self.normalize else vectors_ND

@@ -5,11 +5,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.training.run_before import with_run_before
 from transfer_cli.training.train import train
 
 
 def finetune(config: DictConfig) -> Path:
     """Adapt a pretrained model to labelled data; return the run directory."""
+    if config.before is not None:
+        config = with_run_before(config)
     return train(config, "finetune", CommandLine.of_this_command())
 
 

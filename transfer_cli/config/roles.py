@@ -45,6 +45,7 @@ ROLES = {
     "threads": Role.EXTENDS,
     "init_from": Role.SETTING | Role.PLACE,
     "init": LEARNS,
+    "before": LEARNS,
     "base": Role.EXTENDS | Role.PLACE,
     "resume": Role.NAMES_RUN | Role.PLACE,
     "resume_strict": Role.NAMES_RUN,

@@ -331,6 +331,8 @@ class FinetuneConfig(TrainConfig):
 
     init: str = "pretrained"
     """pretrained: the weights of `init_from`; scratch: the same model with fresh weights."""
+    before: Any = None
+    """Sections of a config in place of these, for a run before, from which this one starts."""
 
 
 @dataclass

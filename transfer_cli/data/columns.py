@@ -17,6 +17,15 @@ _PAIRS = (
     ("text_a", "text_b"), ("premise", "hypothesis"), ("question", "passage"),
     ("question", "context"),
 )  # fmt: skip
+_TOGETHER = (
+    ("anchor", "positive"), ("query", "positive"), ("query", "document"), ("query", "passage"),
+    ("query", "answer"), ("question", "answer"), ("question", "positive"), *_PAIRS,
+    ("text", "pair"),
+)  # fmt: skip
+"""Usual names of two texts that belong together, or may."""
+
+_SCORES = ("score", "similarity_score", "similarity", "label", "is_duplicate", "value")
+
 _WRITTEN = (
     ("source", "target"), ("input", "output"), ("input_text", "target_text"),
     ("question", "answer"), ("document", "summary"), ("article", "highlights"),
@@ -117,14 +126,16 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         return search.turns(text, label)
     if asked.written:
         text, label = search.written(text, label, *texts)
-    if label is None and asked.labelled:
+    if asked.paired:
+        text, pair, label = search.paired(text, pair, label)
+    elif label is None and asked.labelled:
         label = search.label_by_name(text, pair, *texts)
     if text is None and pair is None:
         text, pair = _pair(columns)
     if text is None:
         taken = (label, pair, *labels)
         text = search.text_by_name(*taken) or search.longest(*taken)
-    if label is None and asked.labelled:
+    if label is None and asked.labelled and not asked.paired:
         label = search.repeated(text, pair, *texts)
     roles = (
         (TEXT, asked.text or texts, text), ("pair", asked.pair, pair),
@@ -135,7 +146,8 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
         for what, typed, column in roles
         if not typed and column not in (None, what)
     )
-    return Chosen(text, pair, label or LABEL, tuple(said), labels, texts, asked.join)
+    label = label or ("" if asked.paired else LABEL)
+    return Chosen(text, pair, label, tuple(said), labels, texts, asked.join)
 
 
 @dataclass(frozen=True)
@@ -189,6 +201,23 @@ class _Search:
                 f"column is read. Say {keys}{TEXT}=[{','.join((*others, source))}] to join "
                 f"them, or {keys}{TEXT}={others[0]} {keys}{LABEL}={target}"
             )
+
+    def paired(
+        self, text: str | None, pair: str | None, label: str | None
+    ) -> tuple[str, str, str | None]:
+        """Return the columns of two texts, and that of their score if there is one."""
+        lower = {column.lower(): column for column in self.columns}
+        scores = (lower[name] for name in _SCORES if name in lower)
+        score = label or (next(scores, None) if self.asked.labelled else None)
+        for first, second in _TOGETHER:
+            both = text or lower.get(first), pair or lower.get(second)
+            if both[0] is not None and both[1] is not None and both[0] != both[1]:
+                return both[0], both[1], score
+        keys, every = self.asked.keys, listed(map(repr, self.columns), _MOST_LISTED)
+        raise DataError(
+            f"{self.name}: which columns are the two texts? (say {keys}{TEXT}=COLUMN "
+            f"{keys}pair=COLUMN). The columns are {every}.{other_data(self.columns)}"
+        )
 
     def text_by_name(self, *taken: str | None) -> str | None:
         """Return the column whose name is most usual for texts."""

@@ -14,6 +14,7 @@ class Chosen:
     """The columns to read.
 
     Args:
+        label: "" where rows have none.
         said: Those that were found under other names than the usual.
         labels: Columns that each say of one label whether a text has it, in place of `label`.
         texts: Columns whose texts are joined to the text, which is then called by all of them.
@@ -33,11 +34,11 @@ class Chosen:
         """The names of all."""
         labels = self.labels or (self.label,)
         texts = self.texts or (self.text,)
-        return {*texts, *labels, *([] if self.pair is None else [self.pair])}
+        return {*texts, *filter(None, labels), *([] if self.pair is None else [self.pair])}
 
     def asked(self) -> "Wanted":
         """Return them as they could have been typed."""
-        label = None if self.labels else self.label
+        label = None if self.labels else self.label or None
         text = None if self.texts else self.text
         return Wanted(text, self.pair, label, self.labels, self.texts, self.join)
 
@@ -69,6 +70,7 @@ class Wanted:
         written: Whether labels are texts that people wrote to the others, which may all differ.
         turns: Whether a row is a conversation: its turns in `text`, or a question in `text` and its
             answer in `label`.
+        paired: Whether there are two texts, and a label only where a column is called so.
         separator: What parts several labels of a cell; None: a cell is one label.
         keys: What stands before the names of keys in messages.
     """
@@ -83,6 +85,7 @@ class Wanted:
     numbers: bool = False
     written: bool = False
     turns: bool = False
+    paired: bool = False
     separator: str | None = None
     keys: str = "data."
 

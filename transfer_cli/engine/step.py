@@ -16,12 +16,14 @@ from transfer_cli.batch import Batch, IdleBatch, in_portions, size, to_device, w
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import Parallel, average_statistics
+from transfer_cli.engine.gradient_cache import with_gradients
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
+from transfer_cli.objectives.answering import Answering
 from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.optim.lbfgs import LBFGS
 from transfer_cli.optim.schedules import LRScheduler, position_of
@@ -222,7 +224,8 @@ class TrainStep:
         counts, tokens, examples = self._count(ready, micro_batches, weights)
 
         def gradients() -> tuple[dict[str, Tensor], Tensor]:
-            sums = self._accumulate(ready, micro_batches, counts, weights)
+            views = self._compared(ready, micro_batches, step)
+            sums = self._accumulate(views, micro_batches, counts, weights, step)
             penalty = self._add_penalty()
             means = {term: total / counts[term] for term, total in sums.items()}
             weighted = [weights[term] * mean for term, mean in means.items()]
@@ -298,13 +301,43 @@ class TrainStep:
             )
         return views
 
-    def _seed_dropout(self, step: int) -> None:
-        """Seed torch's own generators from the seed and the step.
+    def _compared(
+        self,
+        ready: Sequence[Mapping[str, Batch]],
+        micro_batches: Sequence[Mapping[str, Batch]],
+        step: int,
+    ) -> Sequence[Mapping[str, Batch]]:
+        """Return the views; where the main loss compares examples, with its gradient by outputs."""
+        main, outputs = self.losses[0], list[Tensor]()
+        objective, device = main.objective, self._precision.device
+        if not (isinstance(objective, Answering) and self._is_compared(ready)):
+            return ready
+
+        def outputs_of(model: TransferModel, view: Batch) -> dict[str, Tensor]:
+            return {"outputs": objective.outputs(model, view, Encoding(model, view))}
+
+        for number, views in enumerate(ready):
+            self._seed_dropout(step, number)
+            view = to_device(self._lay_out(views[main.name]), device)
+            with self._forward.accumulating(last=False), self._precision.context(), torch.no_grad():
+                outputs.append(self._forward(partial(outputs_of, view=view))["outputs"])
+        counted = [not isinstance(micro[main.stream], IdleBatch) for micro in micro_batches]
+        own = with_gradients(objective, [views[main.name] for views in ready], outputs, counted)
+        return [{**views, main.name: view} for views, view in zip(ready, own, strict=True)]
+
+    def _is_compared(self, ready: Sequence[Mapping[str, Batch]]) -> bool:
+        """Return whether the main loss compares examples that do not pass at once, here."""
+        main, is_whole = self.losses[0], len(ready) == 1 and distributed.world_size() == 1
+        is_there = all(main.name in views for views in ready)
+        return bool(main.objective.compares) and is_there and not is_whole
+
+    def _seed_dropout(self, step: int, *passes: int) -> None:
+        """Seed torch's own generators from the seed and the step, perhaps anew for each pass.
 
         `torch.manual_seed` would note a stack trace for each kind of device that is not in use.
         """
         others = [distributed.rank()] if distributed.rank() else []
-        seed = derive(self._seed, "dropout", step, *others)
+        seed = derive(self._seed, "dropout", step, *others, *passes)
         torch.default_generator.manual_seed(seed)
         if self._precision.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
@@ -340,6 +373,7 @@ class TrainStep:
         micro_batches: Sequence[Mapping[str, Batch]],
         counts: Mapping[str, float],
         weights: Mapping[str, float],
+        step: int,
     ) -> dict[str, Tensor]:
         """Add up gradients over micro-batches and processes; return each term's summed loss."""
         present = [term for term, count in counts.items() if count]
@@ -359,6 +393,8 @@ class TrainStep:
                 for loss in self.losses
                 for term in loss.objective.weights
             }
+            if self._is_compared(ready):  # with the dropout of the pass before
+                self._seed_dropout(step, number)
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
                     here = _on_device({n: self._lay_out(view) for n, view in views.items()}, device)

@@ -117,7 +117,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return name
 
 
-def dump_json(path: Path, content: Mapping[str, Any]) -> None:
+def dump_json(path: Path, content: object) -> None:
     """Write a JSON file of a folder that nobody reads yet."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

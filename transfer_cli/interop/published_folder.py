@@ -30,6 +30,7 @@ from transfer_cli.interop.family import (
 )
 from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
+from transfer_cli.interop.sentence_folder import sentence_modules
 from transfer_cli.interop.vocabulary import longest_input, read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.encoder_decoder import backbone_of
@@ -310,7 +311,21 @@ class _Folder:
             task = _node("tasks.text_to_text.task.TextToTextTask")
             return _Trained(output, objective, task=task)
         causal = _node("objectives.causal_lm.CausalLM")
+        if (vectors := self._vectors()) is not None:
+            return replace(vectors, rules=(*output, *pooler))
         return _Trained((*output, *pooler), causal if self.family.is_causal else masked)
+
+    def _vectors(self) -> _Trained | None:
+        """Return what trained vectors of texts, where the folder says how they are made."""
+        try:
+            modules = sentence_modules(self.settings.path.parent)
+        except CheckpointError:
+            return None  # modules that are not computed here: the model alone can be adapted
+        if modules is None:
+            return None
+        made = {"pooling": modules.pooling, "normalize": modules.normalize}
+        objective = _node("tasks.similarity.contrastive.Contrastive", **made)
+        return _Trained((), objective, task=_node("tasks.similarity.task.SimilarityTask"))
 
     def _chooser(self, head: PublishedHead) -> _Trained | None:
         if not self._is_named(head):

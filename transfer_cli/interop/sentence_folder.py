@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import CheckpointError, listed, raised_as
+from transfer_cli.interop.files import dump_json
 from transfer_cli.model.heads import Pooling
 from transfer_cli.safe_files import STRICT_JSON, UnreadableError, read_json, read_text
 
@@ -32,7 +33,7 @@ class SentenceModules:
     pooling: Pooling
     normalize: bool
     length: int | None
-    lowercase: bool
+    lowercase: bool = False
 
 
 def sentence_modules(folder: Path) -> SentenceModules | None:
@@ -60,6 +61,28 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
         length if type(length) is int and length > 0 else None,
         options.get("do_lower_case") is True,
     )
+
+
+def write_modules(folder: Path, modules: SentenceModules, width: int) -> None:
+    """Write what makes a model's folder one of sentence-transformers."""
+    mode = next((key for key, value in _POOLINGS.items() if value == modules.pooling), None)
+    if mode is None:
+        raise CheckpointError(
+            f"run: sentence-transformers does not pool as pooling={modules.pooling}; head=false "
+            "writes the model alone"
+        )
+    parts = ["Transformer", "Pooling", *(["Normalize"] if modules.normalize else [])]
+    paths = ["", POOLING, "2_Normalize"]
+    entries = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{part}"}
+        for n, (part, path) in enumerate(zip(parts, paths, strict=False))
+    ]
+    for path in paths[1 : len(parts)]:
+        (folder / path).mkdir()
+    modes = {key: key == mode for key in _POOLINGS if "_mode_" in key}
+    dump_json(folder / POOLING / "config.json", {"word_embedding_dimension": width, **modes})
+    dump_json(folder / OPTIONS, {"max_seq_length": modules.length, "do_lower_case": False})
+    dump_json(folder / MODULES, entries)
 
 
 def _pooling(file: Path) -> Pooling:

@@ -276,6 +276,16 @@ class Objective(ABC):
         return {"loss": 1.0}
 
     @property
+    def compares(self) -> tuple[str, ...]:
+        """The keys of a batch by which it compares the examples of a step with each other.
+
+        Empty: each has a loss of its own. Else it is `Answering`, whose `losses` get the outputs
+        and these keys of all micro-batches and processes (`engine.gradient_cache`); its `loss_sums`
+        take `output_loss` and `output_gradient` from a batch that has them.
+        """
+        return ()
+
+    @property
     def training_heads(self) -> Set[str]:
         """The names of its heads that the finished model does not keep."""
         return frozenset()

@@ -109,6 +109,8 @@ class Task(ABC):
     """The keys that `predict` writes for an example, beside its texts."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns that `predict` reads beside those of the texts."""
+    reads_pairs: ClassVar[bool] = False
+    """Whether `predict` reads two texts in any case."""
     expected: ClassVar[str] = "label"
     """The name of the right answer in a report."""
     export_head: ClassVar[str | None] = None

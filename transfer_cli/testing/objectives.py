@@ -11,10 +11,12 @@ from torch.testing import assert_close
 
 from transfer_cli.batch import IGNORE, Batch, size
 from transfer_cli.data.split import TextStats
+from transfer_cli.engine.gradient_cache import with_gradients
 from transfer_cli.metrics import find
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.encoder_decoder import backbone_of
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.answering import Answering
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing.claims import claim, randomize
@@ -112,17 +114,41 @@ def counts_match_what_contributes(case: ObjectiveCase) -> None:
 
 
 def sums_add_up_over_halves(case: ObjectiveCase) -> None:
-    """Claim: losses and counts of a batch are the sums over its halves."""
+    """Claim: losses and counts of a batch are the sums over its halves.
+
+    Of a loss that compares the examples of a step, a half is told what the others are.
+    """
     batch = _prepared(case, case.batch)
     middle = size(batch) // 2
     halves = [_rows(batch, range(middle)), _rows(batch, range(middle, size(batch)))]
     counts = [case.objective.counts(half) for half in halves]
+    is_compared = isinstance(case.objective, Answering) and bool(case.objective.compares)
+    if isinstance(case.objective, Answering) and is_compared:
+        encoded = [Encoding(case.model, half) for half in halves]
+        both = zip(halves, encoded, strict=True)
+        outputs = [case.objective.outputs(case.model, *each).detach() for each in both]
+        halves = with_gradients(case.objective, halves, outputs, [True, True])
     losses = [_losses(case, half) for half in halves]
+    if is_compared:
+        _same_gradient(case, _losses(case, batch), losses)
     for term, count in case.objective.counts(batch).items():
         parts = [part[term] for part in counts]
         claim(sum(parts) == count, f"{term}: counts {count}, and its halves {parts}")
     for term, whole in _losses(case, batch).items():
         _close(whole, losses[0][term] + losses[1][term], f"{term}: no sum over the examples")
+
+
+def _same_gradient(
+    case: ObjectiveCase, whole: dict[str, Tensor], parts: list[dict[str, Tensor]]
+) -> None:
+    weights = list(case.model.backbone.parameters())
+    sums = [torch.stack([*each.values()]).sum() for each in (whole, *parts)]
+    of_whole, *of_parts = (
+        torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
+        for total in sums
+    )
+    for gradient, *summed in zip(of_whole, *of_parts, strict=True):
+        _close(gradient, torch.stack(summed).sum(0), "the gradient is no sum over the examples")
 
 
 def padding_never_contributes(case: ObjectiveCase) -> None:

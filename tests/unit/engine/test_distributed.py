@@ -19,6 +19,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
+from transfer_cli.tasks.similarity.contrastive import Contrastive
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -41,6 +42,7 @@ CASES = {
         {},
         {},
     ),
+    "pairs": (lambda: Contrastive(scale=4.0), lambda: tiny.pairs(examples=65), {}, {}),
     "unfreezing": (
         Classification,
         lambda: tiny.Questions(examples=65),
@@ -49,8 +51,8 @@ CASES = {
     ),
     "mix": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
 }
-COPIED = ("clm", "mlm", "replaced", "classification", "unfreezing")
-SHARDED = ("mlm", "replaced", "unfreezing", "mix")
+COPIED = ("clm", "mlm", "replaced", "classification", "pairs", "unfreezing")
+SHARDED = ("mlm", "replaced", "pairs", "unfreezing", "mix")
 STEPS, BATCH, MICRO = 12, 32, 8
 
 

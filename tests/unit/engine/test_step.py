@@ -19,6 +19,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
+from transfer_cli.tasks.similarity.contrastive import Contrastive
 
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),  # 69 blocks, the last one short
@@ -29,6 +30,7 @@ CASES = {
         {"direction": "bidirectional"},
     ),
     "classification": (Classification, lambda: tiny.Questions(examples=70), {}),
+    "pairs": (lambda: Contrastive(matryoshka=(4,)), lambda: tiny.pairs(examples=70), {}),
 }
 SIZES = {"whole": [32], "uneven": [5, 11, 1, 15]}
 

@@ -17,6 +17,7 @@ from transfer_cli.tasks.choice.task import Choices
 from transfer_cli.tasks.dialog.task import Dialogs
 from transfer_cli.tasks.multilabel import LabelsTable
 from transfer_cli.tasks.regression import NumberTable
+from transfer_cli.tasks.similarity.task import PairsTable
 from transfer_cli.tasks.span.task import Squad
 from transfer_cli.tasks.table import Table
 from transfer_cli.tasks.tagging.files import TaggedFiles
@@ -70,7 +71,7 @@ def halves(kind):
 
 SOURCES = {
     "choice": Choices, "multilabel": partial(LabelsTable, separator="semicolon"),
-    "regression": NumberTable, "span": Squad, "tagging": TaggedFiles,
+    "regression": NumberTable, "similarity": PairsTable, "span": Squad, "tagging": TaggedFiles,
     "text_to_text": TextPairsTable,
 }  # fmt: skip
 

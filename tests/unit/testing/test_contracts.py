@@ -37,6 +37,8 @@ from transfer_cli.tasks.cloze.task import Cloze, ClozeTask
 from transfer_cli.tasks.dialog.task import DialogTask, NextUtterance
 from transfer_cli.tasks.multilabel import Multilabel, MultilabelTask
 from transfer_cli.tasks.regression import Regression, RegressionTask
+from transfer_cli.tasks.similarity.contrastive import Contrastive
+from transfer_cli.tasks.similarity.task import SimilarityTask
 from transfer_cli.tasks.span.task import SpanExtraction, SpanTask
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.tagging.task import TaggingTask
@@ -528,6 +530,7 @@ def tokenizer():
         (ClassificationTask, Classification(pooling="mean")),
         (RegressionTask, Regression(pooling="mean")),
         (ChoiceTask, MultipleChoice(pooling="mean")),
+        (SimilarityTask, Contrastive(matryoshka=(4, 8))),
         (SpanTask, SpanExtraction(mask_question=True)),
         (SpanTask, SpanExtraction(mask_question=False)),
         (MultilabelTask, Multilabel(pooling="mean")),

@@ -33,6 +33,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, StoppedError, TransferError, listed
 from transfer_cli.interop.saving import write_beside_graph, write_folder, write_tokenizer
+from transfer_cli.interop.sentence_folder import SentenceModules, write_modules
 from transfer_cli.interop.targets import Ours, Texts
 from transfer_cli.interop.vocabulary import FILE
 from transfer_cli.metrics import wilson_interval
@@ -66,6 +67,7 @@ from transfer_cli.safe_files import (
     read_json,
     read_text,
 )
+from transfer_cli.tasks.similarity.contrastive import Contrastive
 from transfer_cli.terminal import STOP_SIGNALS, Entry, Page, Piece, handling, print_out
 
 log = logging.getLogger(__name__)
@@ -190,7 +192,10 @@ def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str
     ours = _merged(config, start)
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
-    target = written.target
+    target, objective = written.target, objective_of(start)
+    if config.head and isinstance(objective, Contrastive):
+        modules = SentenceModules(objective.pooled_by, bool(objective.normalize), ours.length)
+        write_modules(folder, modules, ours.shape.width)
     card = Card(
         f"{target.family.name} ({target.architecture})", target.pipeline, target.architecture,
         written.labels, written.left_out,

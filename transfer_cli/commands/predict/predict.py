@@ -233,7 +233,9 @@ def _wanted(
 def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
     """Return the columns to read: those that were typed, now or for training, else the task's."""
     column = reading.task_column(table.names, asked, own, task, table.name)
-    return table.columns(asked, own) if column is None else Chosen(column, None, LABEL)
+    if column is not None:
+        return Chosen(column, None, LABEL)
+    return table.columns(replace(asked, paired=task.reads_pairs), own)
 
 
 def _path(config: PredictConfig, test: str, submission: Submission | None) -> str:

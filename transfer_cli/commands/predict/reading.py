@@ -98,7 +98,8 @@ def example_of(record: Record, task: Task, own: Wanted, name: str) -> Any:
     names = [*record.fields]
     column = task_column(names, ANY, own, task, name)
     if column is None:
-        asked = replace(ANY, join=own.join, labelled=False, keys="").or_like(own, names)
+        asked = replace(ANY, join=own.join, labelled=False, paired=task.reads_pairs, keys="")
+        asked = asked.or_like(own, names)
         chosen = choose(names, [record.fields], asked, name)
     else:
         chosen = Chosen(column, None, LABEL)

@@ -178,6 +178,19 @@ def all_reduce_tensor(tensor: Tensor) -> Tensor:
     return total
 
 
+def all_gather_rows(tensor: Tensor) -> list[Tensor]:
+    """Return the tensor of every process, by number; they may differ in their number of rows."""
+    if _group is None:
+        return [tensor]
+    here = [len(tensor) if number == _group.rank else 0 for number in range(_group.world_size)]
+    counts = [int(count) for count in all_reduce_sum(here)]
+    padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor.detach()
+    gathered = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(gathered, padded)
+    return [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
+
+
 def broadcast_text(text: str) -> str:
     """Return the text of the main process, however long that takes."""
     if _group is None:

@@ -1,0 +1,1 @@
+"""Vectors of texts, learnt from pairs that belong together, or from how alike they are."""

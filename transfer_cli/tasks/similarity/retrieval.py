@@ -1,0 +1,50 @@
+"""How well vectors of queries find the vectors of their documents.
+
+Legend: Q queries, M documents, D width.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+CUTOFF = 10
+_PORTION = 1024
+
+
+def unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return vectors divided by their length, along the last axis."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    units: npt.NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return units
+
+
+def retrieval(
+    queries_QD: npt.NDArray[np.float32],
+    documents_MD: npt.NDArray[np.float32],
+    relevant: Sequence[Collection[int]],
+) -> dict[str, float]:
+    """Return means over queries of what their documents, ranked by cosine, are worth.
+
+    `recall_at_k` is the share of a query's relevant documents among the first k, `mrr` 1 / the rank
+    of the first relevant one, `ndcg_at_10` the discounted gain as a share of the best (Jarvelin and
+    Kekalainen 2002). Of documents that are equally near, a relevant one comes last, so that
+    vectors which are all the same find nothing.
+
+    Args:
+        relevant: The numbers of each query's relevant documents, at least one.
+    """
+    queries_QD, documents_MD = unit(queries_QD), unit(documents_MD)
+    sums = dict.fromkeys(("mrr", "recall_at_1", "recall_at_10", "ndcg_at_10"), 0.0)
+    gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
+    for first in range(0, len(queries_QD), _PORTION):
+        cosines_QM = queries_QD[first : first + _PORTION] @ documents_MD.T
+        wanted = relevant[first : first + _PORTION]
+        for cosines_M, documents in zip(cosines_QM, wanted, strict=True):
+            ranks = np.sort([(cosines_M >= cosines_M[at]).sum() for at in documents])
+            found = ranks[ranks <= CUTOFF]
+            sums["mrr"] += 1 / ranks[0]
+            sums["recall_at_1"] += (ranks == 1).sum() / len(ranks)
+            sums["recall_at_10"] += len(found) / len(ranks)
+            sums["ndcg_at_10"] += gains[found - 1].sum() / gains[: len(ranks)].sum()
+    return {name: float(total) / len(queries_QD) for name, total in sums.items()}

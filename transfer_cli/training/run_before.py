@@ -1,0 +1,34 @@
+"""A run that comes before another one, in the same command: `config.before`."""
+
+import logging
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.assembly.resumed_config import AUTO, find_run
+from transfer_cli.config.build import TARGET
+from transfer_cli.config.decided import with_values
+from transfer_cli.engine import distributed
+from transfer_cli.errors import ConfigError
+from transfer_cli.training.train import train
+
+log = logging.getLogger(__name__)
+
+
+def with_run_before(config: DictConfig) -> DictConfig:
+    """Train the run that comes before, unless it is there; return the config of the one after it.
+
+    It lies beside that one, at `run.dir` with `-before` behind it, and goes on with `resume=auto`.
+    """
+    place = None if config.run.dir is None else f"{Path(config.run.dir).expanduser()}-before"
+    if find_run(config.resume, config.run.dir) is not None:
+        return config if config.resume != AUTO else with_values(config, {"init_from": place})
+    if config.devices != 1 or distributed.started_by_torchrun():
+        raise ConfigError("before: two runs in one command are for one process; type devices=1")
+    changed = {"before": None, "experiment": None, "run.dir": place}
+    for name, section in OmegaConf.to_container(config.before, resolve=True).items():  # type: ignore[union-attr]
+        whole = not isinstance(section, dict) or TARGET in section
+        changed |= {name: section} if whole else {f"{name}.{k}": v for k, v in section.items()}
+    folder = train(with_values(config, changed), "finetune")
+    log.info("the run before, %s, is done; now the one that starts from it", folder)
+    return with_values(config, {"init_from": str(folder)})
