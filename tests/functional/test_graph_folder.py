@@ -12,6 +12,7 @@ import transfer_cli as api
 from tests.functional.conftest import LOOP, finished
 from tests.published import publish
 from tests.task_kinds import KINDS
+from transfer_cli.model.weights import read_description
 
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
@@ -192,3 +193,23 @@ def test_eight_bits_are_smaller_and_what_they_cost_is_measured(classifier, quest
         "quantize", "int8"
     )
     assert not Path("x").exists()
+
+
+@pytest.mark.slow
+def test_heads_that_are_pruned_leave_a_smaller_graph(classifier, transfer, tmp_path):
+    shape = read_description(classifier / "model").shape
+    found = tmp_path / "importance.json"
+    heads = torch.arange(shape.depth * shape.heads).view(shape.depth, shape.heads)
+    found.write_text(json.dumps({"heads": heads.tolist()}))
+    words = ("export", f"run={classifier}", f"prune={found}")
+
+    for to, share in (("whole", 0), ("pruned", 0.5)):
+        ended = transfer(*words, f"to={to}", "format=onnx", f"prune_share={share}").ok()
+
+    assert f"{heads.numel() // 2} of {heads.numel()} heads" in ended.out
+    sizes = [(tmp_path / each / "model.onnx").stat().st_size for each in ("whole", "pruned")]
+    assert sizes[1] < sizes[0]
+    transfer(*words, "to=x").refusal("prune", "format=onnx")
+    transfer(*words, "to=x", "format=onnx", "prune_share=2").refusal("prune_share", "2")
+    found.write_text(json.dumps({"heads": [[1.0]]}))
+    transfer(*words, "to=x", "format=onnx").refusal("prune", "importance.json")

@@ -135,8 +135,9 @@ def build_run(
     if start is not None and tensors is not None:
         origins.weights("init_from", start.weights, start.fingerprint(tensors))
     with distributed.main_first():
-        prepared = plan.data.encoded()
-    prepared = _with_answered(prepared, plan.network.losses, config.evaluation.generate)
+        prepared = _with_answered(
+            plan.data.encoded(), plan.network.losses, config.evaluation.generate
+        )
     _log_start(plan)
     network, precision, loop = plan.network, plan.precision, plan.course.loop
     model, losses = network.model, network.losses
@@ -144,10 +145,8 @@ def build_run(
     # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
-    place, micro_batch = (
-        DataPlace(config.data_dir, config.seed),
-        min(int(loop.micro_batch or loop.batch), loop.batch),
-    )  # fmt: skip
+    place = DataPlace(config.data_dir, config.seed)
+    micro_batch = min(int(loop.micro_batch or loop.batch), loop.batch)
     passing = _passing(plan, micro_batch)
     ask_teachers(prepared, losses, precision, origins, place.cache, passing)
     lend_teachers(losses, plan.start.teachers, precision, origins)

@@ -193,9 +193,10 @@ class Continuation:
             mask_1S = torch.ones_like(source_1S, dtype=torch.bool)
             source = SourceText(source_1S, mask_1S, padded=False)
             return Written(model, source, start, most=self._most)
+        length_1 = tokens_1T.new_tensor([len(asked.tokens)])
         return Continued(
-            model, tokens_1T, torch.zeros_like(tokens_1T), tokens_1T.new_tensor([tokens_1T.shape[1]]),
-            most=self._most, segment=asked.segment,
+            model, tokens_1T, torch.zeros_like(tokens_1T), length_1, most=self._most,
+            segment=asked.segment,
             prefix_R=None if asked.prefix is None else tokens_1T.new_tensor([asked.prefix]),
         )  # fmt: skip
 

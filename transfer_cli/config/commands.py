@@ -274,7 +274,7 @@ ALL: dict[str, Command] = {
         summary="write a run as a folder that other libraries load",
         function="transfer_cli.commands.export.export.export",
         places=(("run", "RUN"), ("to", "FOLDER")),
-        keys=("run", "to", "format", "quantize", "family", "head", "base"),
+        keys=("run", "to", "format", "quantize", "prune", "prune_share", "family", "head", "base"),
     ),
     "push": Command(
         summary="put a run on the Hugging Face hub, with its card",

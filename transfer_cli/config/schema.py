@@ -597,6 +597,10 @@ class ExportConfig(ModelConfig):
     """hf: a folder for transformers; onnx: a graph; peft: LoRA's updates; gguf: for llama.cpp."""
     quantize: str | None = None
     """int8: 8 bits a weight, with format=onnx; what it costs is measured on validation."""
+    prune: str | None = None
+    """What `analyze analysis=importance` found (its .json): by that heads go, with format=onnx."""
+    prune_share: float = 0.3
+    """The share of heads that goes with `prune`, the least important ones, above 0 and up to 1."""
     family: str | None = None
     """The `model_type` of the published family to write; null: the model's own, or what fits."""
     head: bool = True

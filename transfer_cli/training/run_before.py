@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,8 +26,9 @@ def with_run_before(config: DictConfig) -> DictConfig:
         return config if config.resume != AUTO else with_values(config, {"init_from": place})
     if config.devices != 1 or distributed.started_by_torchrun():
         raise ConfigError("before: two runs in one command are for one process; type devices=1")
-    changed = {"before": None, "experiment": None, "run.dir": place}
-    for name, section in OmegaConf.to_container(config.before, resolve=True).items():  # type: ignore[union-attr]
+    changed: dict[str, Any] = {"before": None, "experiment": None, "run.dir": place}
+    sections: Any = OmegaConf.to_container(config.before, resolve=True)
+    for name, section in sections.items():
         whole = not isinstance(section, dict) or TARGET in section
         changed |= {name: section} if whole else {f"{name}.{k}": v for k, v in section.items()}
     folder = train(with_values(config, changed), "finetune")

@@ -7,10 +7,12 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -31,7 +33,15 @@ from transfer_cli.config.schema import ExportConfig
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError, ConfigError, StoppedError, TransferError, listed
+from transfer_cli.errors import (
+    CheckpointError,
+    ConfigError,
+    StoppedError,
+    TransferError,
+    between,
+    listed,
+    raised_as,
+)
 from transfer_cli.interop.saving import write_beside_graph, write_folder, write_tokenizer
 from transfer_cli.interop.sentence_folder import SentenceModules, write_modules
 from transfer_cli.interop.targets import Ours, Texts
@@ -80,6 +90,11 @@ def export(config: ExportConfig) -> None:
     if config.quantize is not None and config.format != "onnx":
         raise ConfigError(
             f"quantize: format={config.format} writes float32; type format=onnx, or leave it out"
+        )
+    if config.prune is not None and config.format != "onnx":
+        raise ConfigError(
+            "prune: other formats have one number of heads for all blocks; type format=onnx, or "
+            "leave it out"
         )
     to = Path(config.to).expanduser()
     check_new(to)
@@ -226,6 +241,7 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
         model = load_trained(start, objective, in_units(tensors, objective, start.task))
     else:
         model, _ = start.filled(tensors)
+    pruned = {} if config.prune is None else _prune(model, Path(config.prune), config.prune_share)
     causal = start.description.shape.direction == "causal"
     # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
@@ -240,6 +256,7 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
         "written": config.to,
         "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
         "card": f"{Path(config.to) / 'README.md'}: fill in its license",
+        **pruned,
     }
     left_out: tuple[str, ...] = ()
     if isinstance(objective, SequenceObjective):
@@ -258,6 +275,30 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     if left_out:
         facts["left out"] = ", ".join(left_out)
     return facts
+
+
+def _prune(model: TransferModel, path: Path, share: float) -> dict[str, str]:
+    """Remove the least important heads of a model, by what an analysis found; say how many."""
+    from transfer_cli.model.pruned_heads import prune_heads
+
+    between("prune_share:", share, 0, 1, ConfigError)
+    shape = model.backbone.shape
+    with raised_as(ConfigError, f"prune: {path}: ", OSError, ValueError):
+        importance = np.array(read_json(path).get("heads"), float)
+    if importance.shape != (shape.depth, shape.heads) or not np.isfinite(importance).all():
+        raise ConfigError(
+            f"prune: {path} does not say how important the {shape.depth} x {shape.heads} heads of "
+            "this model are; take analyses/importance.json of `transfer analyze RUN "
+            "analysis=importance`"
+        )
+    order = np.argsort(importance.ravel(), kind="stable")
+    gone = order[: round(share * importance.size)].tolist()
+    by_block = groupby(sorted(gone), lambda number: number // shape.heads)
+    merge(model)
+    prune_heads(
+        model.backbone, {block: {each % shape.heads for each in of} for block, of in by_block}
+    )
+    return {"pruned": f"{len(gone)} of {importance.size} heads, the least important ones"}
 
 
 def _ours_of_graph(start: Pretrained, model: TransferModel, objective: Objective | None) -> Ours:
