@@ -22,8 +22,7 @@ from transfer_cli.model.weights import ModelDescription
 from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import POOLER, SequenceObjective
-from transfer_cli.tasks.base import Task
-from transfer_cli.tasks.similarity.task import SimilarityTask
+from transfer_cli.tasks.base import VECTOR, Task
 
 POOLER_HEAD = f"heads.{POOLER}."
 
@@ -153,7 +152,7 @@ def published_head(
         trained: Objective = build(description.objective, "objective", Objective)
         return trained.published_as, None
     kind = task.export_head
-    if isinstance(task, SimilarityTask):
+    if task.head == VECTOR:
         return None, None  # its vectors are the backbone's, pooled
     if kind is None:
         raise CheckpointError(

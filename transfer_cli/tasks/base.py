@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
@@ -23,12 +23,14 @@ from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
-from transfer_cli.model.shape import Settled
 
-Direction = Settled
+Direction = Literal["causal", "bidirectional", "encoder_decoder"]
 
 CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
 """The task of models that name none and have labels."""
+
+VECTOR = "vector"
+"""The head of tasks whose models make vectors: there is none."""
 
 Answer = Mapping[str, Any]
 """A model's answer to an example, as plain numbers and texts."""

@@ -62,7 +62,7 @@ class SimilarityTask(Task):
         sizes: How many of a vector's first numbers are measured alone, too (Matryoshka).
     """
 
-    name, objective, head, example = "similarity", "contrastive", "vector", PairExample
+    name, objective, head, example = "similarity", "contrastive", VECTOR, PairExample
     fields, expected = ("cosine",), "cosine"
     files = f"{__name__}.PairsTable"
     scores_answers = reads_pairs = True
