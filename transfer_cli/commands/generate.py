@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from transfer_cli.assembly.finished_run import Trained
+from transfer_cli.assembly.finished_run import Trained, check_one_stack
 from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
@@ -79,6 +79,7 @@ class Continuation:
         self, trained: Trained, precision: Precision, prompt: str, config: GenerateConfig
     ) -> None:
         _check(config)
+        check_one_stack(trained)
         self._trained, self._precision, self._config = trained, precision, config
         self._asked, shape = _asked(trained, prompt), trained.start.description.shape
         self._memory = _memory(self._asked, shape, is_cached=config.cache)
