@@ -19,7 +19,7 @@ from transfer_cli.engine.precision import Precision
 
 FP32 = Precision("fp32", torch.device("cpu"))
 
-MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}
+MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte", "token_accuracy"}
 
 
 @pytest.fixture

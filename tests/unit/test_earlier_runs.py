@@ -141,6 +141,8 @@ def test_metrics_of_earlier_runs_are_those_of_the_objectives_of_that_time():
 
     for objective in (Classification(), CausalLM(), MaskedLM()):
         for metric in objective.declared_metrics():
+            if metric.name == "token_accuracy":  # it came later
+                continue
             then = known[metric.name]
             assert then.higher_is_better == metric.higher_is_better
             assert (then.unit, then.per_example) == (metric.unit, metric.per_example)
