@@ -128,7 +128,8 @@ class ChatTask(Task):
             writer = _Writer(render, tokenizer, end, self.system)
             for portion in in_portions(examples, "conversations"):
                 rows += writer.rows(portion, length)
-        if any(row.is_cut for row in rows) and not any(row.answers for row in rows):
+        is_answered = any(example.messages[-1]["role"] == ASSISTANT for example in examples)
+        if is_answered and not any(row.answers for row in rows):
             raise DataError(f"no answer begins within {length} tokens; raise data.length")
         encoded = EncodedConversations(
             examples,
