@@ -113,7 +113,7 @@ class Task(ABC):
     expected: ClassVar[str] = "label"
     """The name of the right answer in a report."""
     export_head: ClassVar[str | None] = None
-    """The kind of head of published models; None: there is none."""
+    """The kind of head of published models; None: there is none; "": it answers without one."""
     makes_windows: ClassVar[bool] = False
     """Whether a long example becomes several rows; else there are as many rows as examples."""
     scores_answers: ClassVar[bool] = False

@@ -64,7 +64,7 @@ class SimilarityTask(Task):
 
     name, objective, head, example = "similarity", "contrastive", "vector", PairExample
     fields, expected = ("cosine",), "cosine"
-    files = f"{__name__}.PairsTable"
+    files, export_head = f"{__name__}.PairsTable", ""
     scores_answers = reads_pairs = True
 
     scored: bool = field(default=False, compare=False)
