@@ -22,7 +22,7 @@ from transfer_cli.model.weights import ModelDescription
 from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import POOLER, SequenceObjective
-from transfer_cli.tasks.base import VECTOR, Task
+from transfer_cli.tasks.base import Task
 
 POOLER_HEAD = f"heads.{POOLER}."
 
@@ -146,14 +146,14 @@ def published_head(
 ) -> tuple[str | None, SequenceObjective | None]:
     """Return what families call the head's kind, and the classification that trained it, if any.
 
-    Of a model that makes vectors there is neither.
+    Of a model that answers without one there is neither.
     """
     if task is None or description.shape.has_encoder:
         trained: Objective = build(description.objective, "objective", Objective)
         return trained.published_as, None
     kind = task.export_head
-    if task.head == VECTOR:
-        return None, None  # its vectors are the backbone's, pooled
+    if kind == "":
+        return None, None
     if kind is None:
         raise CheckpointError(
             f"run: it was trained for {task.name}, which no published head is for; "

@@ -6,17 +6,36 @@ gradient (Gao et al. 2021). This is the gradient of one large batch, not an appr
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from transfer_cli.batch import Batch
 from transfer_cli.engine import distributed
-from transfer_cli.objectives.answering import Answering
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
+
+
+class Comparing(Protocol):
+    """An objective that compares examples; see `Objective.compares`."""
+
+    @property
+    def compares(self) -> tuple[str, ...]:
+        """The keys of a batch by which it does."""
+        ...
+
+    def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """Return what is compared of each example, `[B, ...]`."""
+        ...
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of each of all examples of a step, `[N]`."""
+        ...
 
 
 def with_gradients(
-    objective: Answering, views: Sequence[Batch], outputs: Sequence[Tensor], counted: Sequence[bool]
+    objective: Comparing, views: Sequence[Batch], outputs: Sequence[Tensor], counted: Sequence[bool]
 ) -> list[Batch]:
     """Return the views of a step's micro-batches with their parts of the step's losses.
 

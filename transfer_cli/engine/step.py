@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,13 @@ from transfer_cli.batch import Batch, IdleBatch, in_portions, size, to_device, w
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import Parallel, average_statistics
-from transfer_cli.engine.gradient_cache import with_gradients
+from transfer_cli.engine.gradient_cache import Comparing, with_gradients
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
-from transfer_cli.objectives.answering import Answering
 from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.optim.lbfgs import LBFGS
 from transfer_cli.optim.schedules import LRScheduler, position_of
@@ -308,10 +307,10 @@ class TrainStep:
         step: int,
     ) -> Sequence[Mapping[str, Batch]]:
         """Return the views; where the main loss compares examples, with its gradient by outputs."""
-        main, outputs = self.losses[0], list[Tensor]()
-        objective, device = main.objective, self._precision.device
-        if not (isinstance(objective, Answering) and self._is_compared(ready)):
+        if not self._is_compared(ready):
             return ready
+        main, outputs, device = self.losses[0], list[Tensor](), self._precision.device
+        objective = cast("Comparing", main.objective)
 
         def outputs_of(model: TransferModel, view: Batch) -> dict[str, Tensor]:
             return {"outputs": objective.outputs(model, view, Encoding(model, view))}

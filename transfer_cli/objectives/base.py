@@ -278,9 +278,9 @@ class Objective(ABC):
     def compares(self) -> tuple[str, ...]:
         """The keys of a batch by which it compares the examples of a step with each other.
 
-        Empty: each has a loss of its own. Else it is `Answering`, whose `losses` get the outputs
-        and these keys of all micro-batches and processes (`engine.gradient_cache`); its `loss_sums`
-        take `output_loss` and `output_gradient` from a batch that has them.
+        Empty: each has a loss of its own. Else it has `losses` of the outputs and these keys of all
+        micro-batches and processes (`engine.gradient_cache.Comparing`), and its `loss_sums` take
+        `output_loss` and `output_gradient` from a batch that has them.
         """
         return ()
 

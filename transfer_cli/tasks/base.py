@@ -29,9 +29,6 @@ Direction = Literal["causal", "bidirectional", "encoder_decoder"]
 CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
 """The task of models that name none and have labels."""
 
-VECTOR = "vector"
-"""The head of tasks whose models make vectors: there is none."""
-
 Answer = Mapping[str, Any]
 """A model's answer to an example, as plain numbers and texts."""
 
@@ -116,7 +113,7 @@ class Task(ABC):
     expected: ClassVar[str] = "label"
     """The name of the right answer in a report."""
     export_head: ClassVar[str | None] = None
-    """The kind of head of published models; None: there is none."""
+    """The kind of head of published models; None: there is none; "": it answers without one."""
     makes_windows: ClassVar[bool] = False
     """Whether a long example becomes several rows; else there are as many rows as examples."""
     scores_answers: ClassVar[bool] = False

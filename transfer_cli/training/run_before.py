@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from transfer_cli.assembly.resumed_config import AUTO, find_run
-from transfer_cli.config.build import TARGET
+from transfer_cli.config.build import TARGET, plain
 from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.errors import ConfigError
@@ -27,10 +27,9 @@ def with_run_before(config: DictConfig) -> DictConfig:
     if config.devices != 1 or distributed.started_by_torchrun():
         raise ConfigError("before: two runs in one command are for one process; type devices=1")
     changed: dict[str, Any] = {"before": None, "experiment": None, "run.dir": place}
-    sections: Any = OmegaConf.to_container(config.before, resolve=True)
-    for name, section in sections.items():
-        whole = not isinstance(section, dict) or TARGET in section
-        changed |= {name: section} if whole else {f"{name}.{k}": v for k, v in section.items()}
+    for name, section in plain(config.before, "before").items():
+        is_whole = not isinstance(section, dict) or TARGET in section
+        changed |= {name: section} if is_whole else {f"{name}.{k}": v for k, v in section.items()}
     folder = train(with_values(config, changed), "finetune")
     log.info("the run before, %s, is done; now the one that starts from it", folder)
     return with_values(config, {"init_from": str(folder)})

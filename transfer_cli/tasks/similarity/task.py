@@ -62,9 +62,9 @@ class SimilarityTask(Task):
         sizes: How many of a vector's first numbers are measured alone, too (Matryoshka).
     """
 
-    name, objective, head, example = "similarity", "contrastive", VECTOR, PairExample
+    name, objective, head, example = "similarity", "contrastive", "vector", PairExample
     fields, expected = ("cosine",), "cosine"
-    files = f"{__name__}.PairsTable"
+    files, export_head = f"{__name__}.PairsTable", ""
     scores_answers = reads_pairs = True
 
     scored: bool = field(default=False, compare=False)
