@@ -202,7 +202,6 @@ def build_run(
             prepared = {"main": _with_features(prepared["main"], plan, place.cache, passing)}
     splits = prepared["main"].splits.values()
     kept = [each.data for each in splits if isinstance(each.data, CachedFeatures)]
-    apart = tensors if plan.adaptation.store == "trained" else None
     return TrainingRun(
         # Without the tensors: training needs the memory.
         blueprint=replace(plan, start=replace(plan.start, tensors=None)),
@@ -211,7 +210,9 @@ def build_run(
         step=step,
         tally=tally,
         # Trained weights alone refer to the backbone that has the others.
-        base_hash=None if apart is None else backbone_hash(apart),
+        base_hash=backbone_hash(tensors)
+        if tensors is not None and plan.adaptation.store == "trained"
+        else None,
         leave_out=plan.left_out,
         forgetting=forgetting,
         micro_batch=micro_batch,
