@@ -83,7 +83,8 @@ def ours_of(
         labels = task.fields[:1]
     new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
     # A tied output reads the table, too, and there nothing was added.
-    if new_rows is not None and (task is not None or not head):
+    reads_table = head and (task is None or description.shape.has_encoder)
+    if new_rows is not None and not reads_table:
         table.weight = torch.nn.Parameter(new_rows.added_to(table.weight))
         model.backbone.new_rows = None
     lasting = lasting_parameters(model)

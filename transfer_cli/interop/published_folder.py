@@ -134,6 +134,12 @@ def open_folder(folder: Path, key: str) -> Published:
         task=trained.task,
         tokenizer_hash=tokenizer.hash,
     )
+    start = settings.values.get("decoder_start_token_id")
+    if shape.has_encoder and start not in (None, tokenizer.target_start[0]):
+        log.warning(
+            "%s: its targets stand behind the token %s (decoder_start_token_id), and here behind "
+            "%d: fine-tune it before it answers", settings.path, start, tokenizer.target_start[0],
+        )  # fmt: skip
     dropped = tensors.keys() - {name for rule in rules for name in rule.theirs}
     return Published(
         folder, family, description, tokenizer, rules, tuple(sorted(dropped)),

@@ -166,3 +166,15 @@ def test_a_member_that_does_not_fit_is_refused(tmp_path, name, change, key):
 
     with pytest.raises(CheckpointError, match=key):
         open_trained(str(tmp_path / "theirs"), CPU)
+
+
+def test_another_start_of_targets_is_said(tmp_path, caplog):
+    publish(tmp_path / "theirs", "bart")
+    path = tmp_path / "theirs" / "config.json"
+    open_pretrained(str(path.parent))
+    assert not caplog.records
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_start_token_id": 0}))
+
+    open_pretrained(str(path.parent))
+
+    assert "decoder_start_token_id" in caplog.text
