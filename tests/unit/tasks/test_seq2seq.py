@@ -68,11 +68,12 @@ def test_what_cannot_be_laid_out_is_refused(options):
         prepared(**options)
 
 
+@pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("name", ["t5", "bart"])
-def test_losses_and_greedy_answers_are_the_references(tmp_path, name):
+def test_losses_and_answers_are_the_references(tmp_path, name, beams):
     theirs = publish(tmp_path / "theirs", name)
     trained = open_trained(str(tmp_path / "theirs"), CPU)
-    tokenizer, objective, model = trained.start.tokenizer, trained.objective, trained.model
+    tokenizer, model, objective = trained.start.tokenizer, trained.model, Seq2Seq(beams=beams)
     examples = [TextToTextExample(source, target) for source, target in zip(TEXT[:6], TEXT[6:])]  # noqa: B905
     task = TextToTextTask(target_length=20)
     objective.setup(TaskInfo(tokenizer, task=task))
@@ -89,7 +90,7 @@ def test_losses_and_greedy_answers_are_the_references(tmp_path, name):
         never = sorted(tokenizer.special - {tokenizer.sep})
         said = theirs.generate(
             **read, decoder_input_ids=start, max_new_tokens=20, use_cache=False,
-            do_sample=False, num_beams=1,
+            do_sample=False, num_beams=beams,
             suppress_tokens=never, decoder_start_token_id=start[0, 0].item(),
             eos_token_id=tokenizer.sep, pad_token_id=tokenizer.sep, forced_eos_token_id=None,
         )[:, start.shape[1] :]  # fmt: skip
