@@ -35,6 +35,9 @@ def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tm
 
     said = transfer("predict", "whole", f"input={tmp_path / 'pairs.tsv'}").ok().out
     measured = transfer("evaluate", "whole").ok().out
+    asked = ("generate", "whole", "A river", "max_tokens=5")
+    found = [transfer(*asked, word).ok().out for word in ("temperature=0", "beams=4")]
+    drawn = transfer(*asked, "samples=3").ok().out
     transfer("export", "whole", "to=exported").ok()
 
     answers = [json.loads(line) for line in said.splitlines()]
@@ -46,13 +49,19 @@ def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tm
     assert "exact_match" in measured
     model = lib.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported").eval()
     tokenizer = lib.AutoTokenizer.from_pretrained(tmp_path / "exported")
-    read = tokenizer([f"first word: {TEXT[0]}"], return_tensors="pt")
-    written = model.generate(
-        input_ids=read.input_ids, attention_mask=read.attention_mask, max_new_tokens=5,
-        do_sample=False, use_cache=False, suppress_tokens=[0, 2],
-    )  # fmt: skip
-    whole = tokenizer.decode(written[0, 1:], skip_special_tokens=True)
-    assert whole.startswith(answers[0]["answer"][: len(whole)])
+    read = tokenizer("first word: A river", return_tensors="pt")
+    written = [
+        tokenizer.decode(
+            model.generate(
+                **read, max_new_tokens=5, do_sample=False, num_beams=beams, use_cache=False,
+                suppress_tokens=[0, 2],
+            )[0, 1:]
+        )
+        for beams in (1, 4)
+    ]  # fmt: skip
+    ends = [text.removesuffix("</s>").replace(" ", "") for text in written]
+    assert [text.strip().replace(" ", "") for text in found] == ends
+    assert len(drawn.splitlines()) >= 3
 
 
 @pytest.mark.parametrize("objective", ["clm", "mlm", "prefix_lm", "classification"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_cli.assembly.finished_run import Trained, check_one_stack
+from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.commands.conversation import asked_in, listening
@@ -110,7 +110,6 @@ class Continuation:
         config: GenerateConfig,
     ) -> None:
         _check(config)
-        check_one_stack(trained)
         self._trained, self._precision, self._config = trained, precision, config
         text, shape = prompt if isinstance(prompt, str) else "", trained.start.description.shape
         self._asked = _asked(trained, prompt) if isinstance(prompt, str) else prompt
