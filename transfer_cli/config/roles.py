@@ -58,7 +58,7 @@ ROLES = {
     "optimizer": LEARNS,
     "schedule": LEARNS,
     "adaptation": LEARNS,
-    "evaluation": LEARNS | Role.EXTENDS,
+    "evaluation": Role.SETTING | Role.EXTENDS,
     "loop.epochs": LEARNS | Role.EXTENDS,
     "loop.steps": LEARNS | Role.EXTENDS,
     "loop.minutes": LEARNS | Role.EXTENDS,
