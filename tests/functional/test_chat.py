@@ -31,7 +31,7 @@ def write(path, rows):
 def model(tmp_path_factory):
     """Return the folder of a small published model with a chat template."""
     folder = tmp_path_factory.mktemp("llama")
-    publish(folder, "llama", "CausalLM", max_position_embeddings=128)
+    publish(folder, "llama", "CausalLM", max_position_embeddings=128, initializer_range=0.5)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     options = folder / "tokenizer_config.json"
     named = {"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}

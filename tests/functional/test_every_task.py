@@ -28,8 +28,9 @@ KINDS = {
 OF_PARTS = ("span", "prefix_lm", "sft")
 """Objectives that say nothing of a text, of choices or of a word."""
 
+TEMPLATE = Path(__file__).parents[1] / "inputs/chat_templates/vicuna.jinja"
 BESIDES = {
-    "sft": ("tokenizer.chat_template=chatml",),
+    "sft": (f"tokenizer.chat_template={TEMPLATE}", "data.answer_tokens=3"),
     "next_utterance": ("objective.reply_tokens=0", "data.speakers=[the,in]"),
 }
 

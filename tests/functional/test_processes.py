@@ -241,7 +241,7 @@ ALIKE = {
     "masked words": "",
     "words": f"{START} 'objective.words={{{{place: the, person: of}}}}'",
     **dict.fromkeys(("taught tags", "unlabelled tags", *TASKS), TASK),
-    **dict.fromkeys(("similarity", "span", "text_to_text"), START),
+    **dict.fromkeys(("chat", "similarity", "span", "text_to_text"), START),
 }
 """What is typed beyond for kinds of runs, so that no process draws dropout of its own."""
 

@@ -101,6 +101,11 @@ def source_of(names: Collection[str]) -> str | None:
     return next((source for source, _ in _WRITTEN if source in names), None)
 
 
+def turns_of(names: Collection[str]) -> str | None:
+    """Return the column that is called as turns of conversations are, or questions, or None."""
+    return next((name for name in (*_TURNS, *dict(_ASKED)) if name in names), None)
+
+
 def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> Chosen:
     """Return the columns of a table to read.
 

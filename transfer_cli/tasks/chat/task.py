@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.chat_template import ASSISTANT, ChatTemplate, Renderer, Span, answers_in
-from transfer_cli.data.columns import other_data
+from transfer_cli.data.columns import other_data, turns_of
 from transfer_cli.data.encoded_task import EncodedRows, Truncate, in_portions
 from transfer_cli.data.records import Record
 from transfer_cli.data.split import TextStats
@@ -88,8 +88,7 @@ class ChatTask(Task):
         return replace(self, template=found.source, tokens=dict(found.tokens), end=found.end)
 
     def text_column(self, names: Sequence[str], name: str) -> str | None:
-        known = ("messages", "conversations", "instruction", "prompt", "question")
-        return next((column for column in known if column in names), None)
+        return turns_of(names)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> ChatExample:
         found = conversation_of(record, text, text, name).unanswered()
