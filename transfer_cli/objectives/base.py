@@ -28,7 +28,6 @@ from transfer_cli.seeds import ExampleNoise
 
 if TYPE_CHECKING:
     from transfer_cli.data.tokenizer import Tokenizer
-    from transfer_cli.objectives.beam_search import BeamSearch
 
 
 @dataclass(frozen=True)
@@ -229,8 +228,8 @@ class Objective(ABC):
     """The kind of head that a model without labels is published with (`interop.family`)."""
     writes_answers: bool = False
     """Whether evaluations have the model write answers, token by token: they take long."""
-    search: "BeamSearch | None" = None
-    """How it looks for the texts that it writes; None: it writes none."""
+    search: Any = None
+    """How it looks for the texts that it writes (`beam_search.BeamSearch`); None: it writes none."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
     metrics: ClassVar[tuple[Metric, ...]] = (replace(LOSS, headline=True, per_example=False),)
