@@ -229,7 +229,7 @@ class Objective(ABC):
     writes_answers: bool = False
     """Whether evaluations have the model write answers, token by token: they take long."""
     search: Any = None
-    """How it looks for the texts that it writes (`beam_search.BeamSearch`); None: it writes none."""
+    """How it looks for texts that it writes (`beam_search.BeamSearch`); None: it writes none."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
     metrics: ClassVar[tuple[Metric, ...]] = (replace(LOSS, headline=True, per_example=False),)
