@@ -70,6 +70,7 @@ from transfer_cli.tasks.cloze.task import Cloze
 from transfer_cli.tasks.dialog.task import NextUtterance
 from transfer_cli.tasks.multilabel import Multilabel
 from transfer_cli.tasks.regression import Regression
+from transfer_cli.tasks.similarity.contrastive import Contrastive
 from transfer_cli.tasks.span.task import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.text_to_text.task import PrefixLM
@@ -342,6 +343,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
         BOTH_SIDES,
     ),
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
+    "pairs": (Contrastive, tiny.pairs, {}),
     "classification, annealed": (
         lambda: Classification(dropout=0, annealing="linear", class_weight={"animal": 0.1}),
         tiny.Questions,
@@ -397,6 +399,7 @@ for _name, (_make, _, _) in OBJECTIVES.items():
         TokenTagging: (*_ANSWERED, "TokenTagging.shown"),
         SourceDistillation: (),
         ReplacedTokens: (),
+        Contrastive: _ANSWERED,
     }.get(
         type(_make()),
         ("LanguageModel.example_results", "EachExample.note", "LanguageModel.samples"),

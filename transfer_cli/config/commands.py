@@ -223,8 +223,8 @@ ALL: dict[str, Command] = {
         function="transfer_cli.commands.generate.generate",
         places=(("run", "RUN"), ("prompt", "TEXT")),
         keys=(
-            "run", "prompt", "messages", "max_tokens", "temperature", "top_p", "beams", "seed",
-            "stop", "samples", "output",
+            "run", "prompt", "messages", "max_tokens", "temperature", "beams", "seed", "stop",
+            "samples", "output",
         ),
         typed="prompt", lists=("stop",),
     ),

@@ -45,7 +45,7 @@ ROLES = {
     "threads": Role.EXTENDS,
     "init_from": Role.SETTING | Role.PLACE,
     "init": LEARNS,
-    "before": LEARNS,
+    "before": Role.SETTING,
     "base": Role.EXTENDS | Role.PLACE,
     "resume": Role.NAMES_RUN | Role.PLACE,
     "resume_strict": Role.NAMES_RUN,

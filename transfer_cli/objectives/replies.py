@@ -153,7 +153,7 @@ class Continued:
         return logits_RV.float()
 
 
-class Written(Continued):
+class WrittenTargets(Continued):
     """Targets that an encoder-decoder writes token by token, from sources that it reads once.
 
     Args:
@@ -172,7 +172,8 @@ class Written(Continued):
             raise TypeError("the model has no decoder that reads a source")
         self._model, self._backbone, self._source = model, backbone, backbone.encode(source)
         self._most, self._read = most, 0
-        self._start_RT = torch.tensor(start, device=self._device).expand(len(source.tokens), -1)
+        start_T = torch.tensor(start, device=self._device)
+        self._start_RT = start_T.expand(len(source.tokens), -1)
         self._kv_cache = KVCache(backbone.shape.depth, len(start) + most)
 
     def first(self) -> Tensor:

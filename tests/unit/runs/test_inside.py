@@ -46,6 +46,7 @@ WRITERS = {
     "interop/onnx_graph.py": NEW,
     "interop/peft_folder.py": NEW,
     "interop/saving.py": NEW,
+    "interop/sentence_folder.py": NEW,
     "model/weights.py": NEW,
     "runs/analyses.py": "in the analyses of a run: `write_analysis` asks `check_inside`",
     "runs/atomic.py": "the place that all others go through",
