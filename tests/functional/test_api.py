@@ -171,6 +171,7 @@ def test_rows_have_the_same_keys_each_with_values_of_one_type(trained, pretraine
 # --- sweeps ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_run_for_each_combination(pretrained, tmp_path, capsys):
     before = process()
 
@@ -214,6 +215,7 @@ def test_a_preset_of_a_sweep_sweeps(pretrained, tmp_path):
         transfer_cli.finetune(sweep="lr", **keys)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_loaded(tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     publish(tmp_path / "cache", "bert")

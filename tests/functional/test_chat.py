@@ -54,7 +54,7 @@ def tune(transfer, model):
     return call
 
 
-@pytest.mark.parametrize("adaptation", ["full", "lora"])
+@pytest.mark.parametrize("adaptation", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_an_export_has_the_template_and_says_the_same(adaptation, tune, transfer, model, read_json):
     lib = reference()
     tune(f"adaptation={adaptation}", "optimizer.lr=1e-2").ok()

@@ -143,7 +143,8 @@ def test_every_kind_of_answer_is_calibrated(kind, transfer, task_words, read_jso
     assert again == pytest.approx({name: found[name] for name in again}, abs=1e-6)
 
 
-@pytest.mark.parametrize("form", ["onnx", pytest.param("hf", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "hf"])
 def test_an_export_gives_the_same_probabilities(run, transfer, tmp_path, form):
     library = pytest.importorskip({"onnx": "onnxruntime", "hf": "transformers"}[form])
     text = "the river numbered 7"

@@ -33,6 +33,7 @@ def models(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 def test_a_file_holds_the_model_and_its_tokenizer(family, models, transfer):
     ended = transfer("export", f"run={models / family}", "to=out", "format=gguf").ok()

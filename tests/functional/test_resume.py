@@ -25,9 +25,7 @@ from transfer_cli.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 
-QUICK = (
-    "clm", "mlm", "muon", "memory", "static", "ema", "full", "stages", "streams", "text_to_text",
-)  # fmt: skip
+QUICK = ("clm", "ema", "full", "stages", "streams")
 """Kinds of runs that are stopped in the quick tests."""
 
 

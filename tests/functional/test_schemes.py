@@ -22,8 +22,7 @@ from transfer_cli.model.weights import backbone_hash, read_description
 PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
 
 QUICK = (
-    "full", "frozen", "top_k", "bias_only", "feature_extraction", "adapters", "lora",
-    "gradual_unfreezing", "chain_thaw", "sequential_unfreezing", "ulmfit", "multitask",
+    "full", "frozen", "lora", "gradual_unfreezing", "multitask",
 )  # fmt: skip
 """Others freeze by the plan of one of these; what they add is tested where it is made."""
 

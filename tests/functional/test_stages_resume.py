@@ -163,9 +163,8 @@ def test_a_stage_that_ends_goes_back_to_its_best_weights(patient):
     assert ends[:-1] == [max(losses) for losses in list(stages.values())[:-1]]
 
 
-@pytest.mark.parametrize(
-    "on_the_way", [True, pytest.param(False, marks=pytest.mark.slow, id="at their boundaries")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("on_the_way", [True, pytest.param(False, id="at their boundaries")])
 def test_stages_with_patience_are_resumed_exactly(patient, stopped_again_and_again, on_the_way):
     ends = [max(losses) for losses in losses_by_stage(patient).values()]
 

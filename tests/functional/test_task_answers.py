@@ -275,6 +275,7 @@ def test_a_published_model_answers_as_there_and_is_written_as_it_was(transfer, t
 # --- dialogs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_speakers_have_embeddings_that_were_learnt(task_run):
     run = task_run("dialog")
     weights = load_file(run / "model" / "weights.safetensors")

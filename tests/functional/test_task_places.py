@@ -313,7 +313,8 @@ def said_by(transfer, few, teachers):
 
 
 @pytest.mark.parametrize(
-    "preset", ["distil", pytest.param("self_training", marks=pytest.mark.slow), "uda"]
+    "preset",
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in ("distil", "self_training")), "uda"],
 )
 def test_the_tags_of_what_is_left_out_never_reach_a_batch(
     preset, transfer, few, task_run, monkeypatch

@@ -82,6 +82,7 @@ def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(
         assert len(calls_of(other).of("finish")) == 1
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_are_a_group(transfer, calls_of):
     words = ("loop.steps=1", "-m", "seed=1,2", "sweep.isolate=false", "run.dir=seeds", EVERY)
     transfer(*WORDS, *words).ok()
@@ -92,6 +93,7 @@ def test_the_runs_of_a_sweep_are_a_group(transfer, calls_of):
         assert [start["name"][:6] for start in starts] == ["seed=1", "seed=2"]
 
 
+@pytest.mark.slow
 def test_curves_are_for_those_alone_who_are_named(transfer, calls_of):
     ended = transfer(*WORDS, "loop.steps=1", "run.dir=run", "logger=trackio").ok()
     transfer(*WORDS, "loop.steps=1", "run.dir=silent", "logger=null").ok()

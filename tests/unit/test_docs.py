@@ -316,6 +316,7 @@ def test_every_page_is_in_the_index_and_in_the_site():
     assert {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} == site
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_asks_nothing_of_the_network(tmp_path):
     for package in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(package, reason="the site needs the extra `docs`")

@@ -169,8 +169,10 @@ def test_full_batches_have_one_graph_a_stage_and_all_others_none(monkeypatch):
     "name",
     [
         "modern",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("base", "bert-base", "tutorial-fast")),
-        "xl-tiny",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("base", "bert-base", "tutorial-fast", "xl-tiny")
+        ),
     ],
 )
 def test_a_preset_is_one_graph_without_a_break(name, monkeypatch):
