@@ -4,7 +4,6 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary, K tea
 """
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,12 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
-from transfer_cli.objectives.language_model import HEAD, LanguageModel, language_model_head
+from transfer_cli.objectives.language_model import (
+    HEAD,
+    LanguageModel,
+    language_model_head,
+    log_mean,
+)
 from transfer_cli.seeds import ExampleNoise
 
 
@@ -241,11 +245,8 @@ class DistilLM(WithTeachers):
                 teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
                 for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
-            if len(of_teachers) == 1:
-                only: Tensor = of_teachers[0]
-                return only
-            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in of_teachers])
-            return each_KRV.logsumexp(0) - math.log(len(of_teachers))
+            only: Tensor = of_teachers[0]
+            return only if len(of_teachers) == 1 else log_mean(of_teachers)
 
         return language_model_head(model).summed_divergence(
             at_rows(student, rows_N),
