@@ -29,7 +29,7 @@ from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.beam_search import BeamSearch
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.replies import Continued, Written
+from transfer_cli.objectives.replies import Continued, WrittenTargets
 from transfer_cli.safe_files import escaped
 from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
 from transfer_cli.terminal import flush_out, paint
@@ -192,7 +192,7 @@ class Continuation:
             source_1S, start = tokens_1T[:, : asked.prefix], asked.tokens[asked.prefix :]
             mask_1S = torch.ones_like(source_1S, dtype=torch.bool)
             source = SourceText(source_1S, mask_1S, padded=False)
-            return Written(model, source, start, most=self._most)
+            return WrittenTargets(model, source, start, most=self._most)
         length_1 = tokens_1T.new_tensor([len(asked.tokens)])
         return Continued(
             model, tokens_1T, torch.zeros_like(tokens_1T), length_1, most=self._most,

@@ -153,7 +153,7 @@ class Continued:
         return logits_RV.float()
 
 
-class Written(Continued):
+class WrittenTargets(Continued):
     """Targets that an encoder-decoder writes token by token, from sources that it reads once.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transfer_cli.batch import IGNORE, Batch, view_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Sample, source_of
-from transfer_cli.objectives.replies import Written
+from transfer_cli.objectives.replies import WrittenTargets
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
 
@@ -34,13 +34,13 @@ class Seq2Seq(PrefixLM):
             batch = {**batch, "target": batch["next_tokens"]}
         return apart(batch, self.info.vocabulary.pad)
 
-    def begun(self, model: TransferModel, batch: Batch) -> Written:
+    def begun(self, model: TransferModel, batch: Batch) -> WrittenTargets:
         """See `PrefixLM`."""
         if "tokens_source" not in batch:
             batch = apart(batch, self.info.vocabulary.pad)
         start, positions = self.info.vocabulary.target_start, model.backbone.shape.positions
         most = min(TextToTextTask.most_new(self.info.task, positions), positions - len(start))
-        return Written(model, source_of(batch), start, most=most)
+        return WrittenTargets(model, source_of(batch), start, most=most)
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return those of a language model, with the sources as inputs."""
