@@ -98,6 +98,34 @@ def test_several_write_together_and_a_server_answers_as_they_do(transfer, words,
         assert labels["abilities"][:2] == ["predict", "generate"]
 
 
+PAIR_LOSS = "language_model._target_=transfer_cli.tasks.text_to_text.seq2seq.Seq2Seq"
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_an_encoder_decoder_and_one_keeps_what_it_said(
+    transfer, words, tmp_path
+):
+    publish(tmp_path / "bart", "bart")
+    plain = [word for word in words if not word.startswith("objective=")]
+    taught = (*plain, "objective=distil_lm", f"objective.{PAIR_LOSS}")
+
+    transfer(*taught, "objective.teachers=[t5]", "optimizer.lr=1e-30", "run.dir=same").ok()
+    transfer(*taught, "objective.teachers=[t5,t5]", "run.dir=student").ok()
+    transfer(*taught, "objective.teachers=[bart]").refusal("objective.teachers", "tokens")
+    transfer(*plain, "objective=distil_lm", "objective.teachers=[t5]").refusal("Seq2Seq")
+    keep = ("+objective@losses.keep=source_distillation", f"losses.keep.{PAIR_LOSS}")
+    transfer(*words, *keep, "run.dir=kept").ok()
+
+    same, student = (
+        json.loads((tmp_path / run / "results.json").read_text())["measures"]["validation"]
+        for run in ("same", "student")
+    )
+    assert abs(same["divergence"]) < 1e-6 < student["divergence"]
+    assert {"exact_match", "distance"} <= student.keys()
+    assert "exact_match" in transfer("evaluate", "student").ok().out
+    assert "answer" in transfer("predict", "kept", "input=pairs.tsv").ok().out
+
+
 @pytest.mark.parametrize("objective", ["clm", "mlm", "prefix_lm", "classification"])
 def test_objectives_of_one_stack_are_refused(transfer, words, tmp_path, objective):
     changed = [word for word in words if not word.startswith("objective=")]
