@@ -3,9 +3,13 @@
 import json
 
 import pytest
+from starlette.testclient import TestClient
 
+import transfer_cli
 from tests.published import TEXT, reference
 from tests.unit.interop.test_encoder_decoders import publish
+from transfer_cli.config.schema import ServingConfig
+from transfer_cli.serving.app import Service
 
 PAIRS = "source\ttarget\n" + "".join(
     f"{text.strip() or 'none'}\t{(text.split() or ['none'])[0]}\n" for text in TEXT * 3
@@ -62,6 +66,64 @@ def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tm
     ends = [text.removesuffix("</s>").replace(" ", "") for text in written]
     assert [text.strip().replace(" ", "") for text in found] == ends
     assert len(drawn.splitlines()) >= 3
+
+
+@pytest.mark.slow
+def test_several_write_together_and_a_server_answers_as_they_do(transfer, words, tmp_path):
+    transfer(*words, "run.dir=run").ok()
+    publish(tmp_path / "bart", "bart")
+    texts = ["A river", "the old bridge over it", "red"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+
+    def said(run, *typed):
+        out = transfer("predict", f"run={run}", "input=texts.txt", *typed).ok().out
+        return [json.loads(line)["answer"] for line in out.splitlines()]
+
+    for typed in ((), ("beams=3", "batch=2")):
+        assert said("[run,run]", *typed) == said("run", *typed)
+    assert said("[run,t5]") not in (said("run"), said("t5"))
+    transfer("predict", "run=[run,bart]", "input=texts.txt").refusal("run", "tokenizer")
+
+    models = {name: transfer_cli.load(name, device="cpu") for name in ("run", "t5")}
+    client = TestClient(Service(models, ServingConfig()).app, "http://127.0.0.1")
+    for model in models:
+        found = client.post("/predict", json={"texts": texts, "model": model}).json()
+        assert [each["answer"] for each in found["predictions"]] == said(model)
+        asked = {"prompt": texts[0], "model": model, "max_tokens": 5, "temperature": 0}
+        written = client.post("/generate", json=asked).json()
+        typed = ("max_tokens=5", "temperature=0")
+        assert written["text"].strip() == transfer("generate", model, texts[0], *typed).out.strip()
+        labels = client.get("/labels", params={"model": model}).json()
+        assert [each["title"] for each in labels["inputs"]] == ["Text"]
+        assert labels["abilities"][:2] == ["predict", "generate"]
+
+
+PAIR_LOSS = "language_model._target_=transfer_cli.tasks.text_to_text.seq2seq.Seq2Seq"
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_an_encoder_decoder_and_one_keeps_what_it_said(
+    transfer, words, tmp_path
+):
+    publish(tmp_path / "bart", "bart")
+    plain = [word for word in words if not word.startswith("objective=")]
+    taught = (*plain, "objective=distil_lm", f"objective.{PAIR_LOSS}")
+
+    transfer(*taught, "objective.teachers=[t5]", "optimizer.lr=1e-30", "run.dir=same").ok()
+    transfer(*taught, "objective.teachers=[t5,t5]", "run.dir=student").ok()
+    transfer(*taught, "objective.teachers=[bart]").refusal("objective.teachers", "tokens")
+    transfer(*plain, "objective=distil_lm", "objective.teachers=[t5]").refusal("Seq2Seq")
+    keep = ("+objective@losses.keep=source_distillation", f"losses.keep.{PAIR_LOSS}")
+    transfer(*words, *keep, "run.dir=kept").ok()
+
+    same, student = (
+        json.loads((tmp_path / run / "results.json").read_text())["measures"]["validation"]
+        for run in ("same", "student")
+    )
+    assert abs(same["divergence"]) < 1e-6 < student["divergence"]
+    assert {"exact_match", "distance"} <= student.keys()
+    assert "exact_match" in transfer("evaluate", "student").ok().out
+    assert "answer" in transfer("predict", "kept", "input=pairs.tsv").ok().out
 
 
 @pytest.mark.parametrize("objective", ["clm", "mlm", "prefix_lm", "classification"])

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Ensemble:
         self.task = self._runs[0][1]
         for trained, task in self._runs[1:]:
             self.task.check_combines(task, self._runs[0][0].path, trained.path)
+        self._check_tokens()
         thresholds = [task.abstain_below for _, task in self._runs]
         if thresholds[1:]:
             mean = sum(thresholds) / len(thresholds) if all(thresholds) else 0.0
@@ -108,9 +110,10 @@ class Ensemble:
         world = distributed.world_size()
         parts = [shard(by_length, rank, world) for rank in range(world)]
         own = [examples[number] for number in parts[distributed.rank()]]
-        tasks = [task for _, task in self._runs]
-        found, num_cut, known = zip(
-            *(self._answers(own, *run, more) for run in self._runs), strict=True
+        groups = [self._runs] if self._writes_together else [[run] for run in self._runs]
+        tasks = [group[0][1] for group in groups]
+        found, cuts, known = zip(
+            *(self._answers(own, group, more) for group in groups), strict=True
         )
         combined = [
             None if None in each else self.task.combine(list(zip(tasks, each, strict=True)))
@@ -120,7 +123,7 @@ class Ensemble:
             answer, warning = combined[at], self._warning(example, [each[at] for each in known])
             combined[at] = answer if answer is None or not warning else {**answer, WARNING: warning}
         answers: list[Answer | None] = [None] * len(examples)
-        gathered = distributed.all_gather_text(_as_json(combined, num_cut))
+        gathered = distributed.all_gather_text(_as_json(combined, [*chain.from_iterable(cuts)]))
         for part, text in zip(parts, gathered, strict=True):
             theirs, cut = json.loads(text)
             for number, answer in zip(part, theirs, strict=True):
@@ -131,6 +134,26 @@ class Ensemble:
         self._num_empty += warnings.count(EMPTY)
         self._num_unknown += warnings.count(UNKNOWN)
         return answers
+
+    @property
+    def _writes_together(self) -> bool:
+        """Whether the runs choose each token of a text together, not each its own answer."""
+        return len(self._runs) > 1 and self._runs[0][0].objective.search is not None
+
+    def _check_tokens(self) -> None:
+        """Refuse runs that write other tokens."""
+        first, *others = (trained for trained, _ in self._runs)
+        for other in others if self._writes_together else ():
+            if other.start.tokenizer.hash != first.start.tokenizer.hash:
+                raise CheckpointError(
+                    f"run: {other.path} writes other tokens than {first.path}, and each token is "
+                    "chosen together; give runs with the same tokenizer"
+                )
+            if other.model.backbone.causal != first.model.backbone.causal:
+                raise CheckpointError(
+                    f"run: {other.path} ends a text with another token than {first.path}, as one "
+                    "model is causal and the other is not; give runs that are alike in this"
+                )
 
     def _warning(self, example: Any, known: Sequence[bool]) -> str | None:
         """Return what keeps an answer from being one to its text, if anything does.
@@ -151,13 +174,22 @@ class Ensemble:
             warn_of_cuts(num_cut, self._num_texts, *task.kept(trained.length))
 
     def _answers(
-        self, examples: Sequence[Any], trained: Trained, task: Task, more: More
-    ) -> tuple[list[Answer | None], int, Sequence[bool]]:
-        """Return a run's answers, how many examples were cut, and whether it knows any token."""
+        self, examples: Sequence[Any], runs: Sequence[tuple[Trained, Task]], more: More
+    ) -> tuple[list[Answer | None], list[int], Sequence[bool]]:
+        """Return answers, how many examples were cut, and whether any token is known.
+
+        They are those of one run, or of several that write them together.
+        """
         if not examples:
-            return [], 0, ()
-        direction = direction_of(trained.start.description.shape)
-        data = task.encode(examples, trained.start.tokenizer, trained.length, direction)
+            return [], [0] * len(runs), ()
+        data, *others = [
+            task.encode(
+                examples, each.start.tokenizer, each.length,
+                direction_of(each.start.description.shape),
+            )
+            for each, task in runs
+        ]  # fmt: skip
+        trained, task = runs[0]
         batches = predictions(
             trained.model,
             trained.objective,
@@ -166,6 +198,10 @@ class Ensemble:
             precision=self._precision,
             # Long ones first: where memory is short, the first batch says so.
             order=np.argsort(-data.lengths, kind="stable"),
+            beside=[
+                (each.objective, each.model, rows)
+                for (each, _), rows in zip(runs[1:], others, strict=True)
+            ],
         )
         rows: dict[int, Any] = {}
         wrong: set[int] = set()
@@ -174,7 +210,7 @@ class Ensemble:
             rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
             fresh = {*data.example_of[indices].tolist()} - begun
             begun |= fresh
-            more(len(fresh) * distributed.world_size())  # the others have as many
+            more(len(fresh) * len(runs) * distributed.world_size())  # the others have as many
             for value in found.values():
                 # Not infinity: it can stand for what is ruled out.
                 is_nan_B = value.isnan().reshape(len(indices), -1).any(1).numpy()
@@ -185,7 +221,7 @@ class Ensemble:
             known = data.knows(trained.start.tokenizer.special).tolist()
         return [
             None if at in wrong else task.answer(data, at, apart[at]) for at in range(len(examples))
-        ], data.num_cut, known  # fmt: skip
+        ], [each.num_cut for each in (data, *others)], known  # fmt: skip
 
 
 def _as_json(answers: Sequence[Answer | None], num_cut: Sequence[int]) -> str:

@@ -28,7 +28,6 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
             continue
         teachers = [open_pretrained(path, f"{key}.teachers") for path in paths]
         if isinstance(loss.objective, WithTeachers):
-            _check_one_stack(teachers, key)
             loss.objective.check_teachers([each.description.shape for each in teachers], key)
             found[name] = tuple(teachers)
             continue
@@ -39,15 +38,6 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
                     "run of transfer finetune, or a published model with a head for the task"
                 )
     return found
-
-
-def _check_one_stack(teachers: Sequence[Pretrained], key: str) -> None:
-    for each in teachers:
-        if each.description.shape.has_encoder:
-            raise ConfigError(
-                f"{key}.teachers: {each.folder} has an encoder and a decoder, which is no teacher "
-                "of tokens here; give a model of one stack"
-            )
 
 
 def check_reads_alike(

@@ -426,14 +426,26 @@ def predictions(
     batch: int,
     precision: Precision,
     order: np.ndarray | None = None,
+    beside: Sequence[tuple[Objective, TransferModel, Dataset]] = (),
 ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-    """Yield the numbers of each batch's rows, in this order, and the predictions for them."""
+    """Yield the numbers of each batch's rows, in this order, and the predictions for them.
+
+    `beside` are models that write the answers with this one, and the same rows as they read them.
+    """
     model.eval()
 
     def answers(indices: np.ndarray) -> dict[str, Tensor]:
-        view = to_device(with_facts(data.batch(indices)), precision.device)
+        views = [
+            to_device(with_facts(rows.batch(indices)), precision.device)
+            for rows in (data, *(each[2] for each in beside))
+        ]
         with torch.inference_mode(), precision.context():
-            predicted = objective.predictions(model, view, Encoding(model, view))
+            if beside:
+                runs = ((objective, model), *(each[:2] for each in beside))
+                asked = [(*run, view) for run, view in zip(runs, views, strict=True)]
+                predicted = objective.predictions_together(asked)
+            else:
+                predicted = objective.predictions(model, views[0], Encoding(model, views[0]))
         if not predicted:
             name = type(objective).__name__
             raise ConfigError(f"objective: {name} has no predictions, so it answers nothing")

@@ -387,6 +387,16 @@ class Objective(ABC):
         """Return its task's answers without targets, by name, each `[B, ...]`; by default none."""
         return {}
 
+    def predictions_together(
+        self, asked: Sequence[tuple["Objective", TransferModel, Batch]]
+    ) -> dict[str, Tensor]:
+        """Return answers that several models write together, where each has a `search`.
+
+        Args:
+            asked: The model of each, what it was trained for, and the same examples as it has them.
+        """
+        return {}
+
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults | None:

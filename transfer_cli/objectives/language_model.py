@@ -1,11 +1,11 @@
 """Base class of language-model objectives, which predict tokens at targets.
 
-Legend: B batch, T positions, N targets, D width, V vocabulary.
+Legend: B batch, T positions, N targets, D width, V vocabulary, R texts, K models.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -141,6 +141,12 @@ def draw_tokens(logits_NV: Tensor, draw_N: Tensor) -> Tensor:
     before_N1 = reached_NC.gather(1, part_N1) - sum_NC.gather(1, part_N1)
     within_N1 = torch.searchsorted(own_NP.cumsum(1), wanted_N1 - before_N1, right=True)
     return (part_N1 * PART + within_N1).squeeze(1).clamp(max=vocabulary - 1)
+
+
+def log_mean(logits: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of several models' distributions, `[R, V]` like each."""
+    each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in logits])
+    return each_KRV.logsumexp(0) - math.log(len(logits))
 
 
 def exponential(nats: float) -> float:

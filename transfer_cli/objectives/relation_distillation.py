@@ -79,6 +79,8 @@ class RelationDistillation(WithTeachers):
 
     def misfit(self, teacher: BackboneShape) -> str:
         layer = self.teacher_layer
+        if teacher.has_encoder:
+            return "has an encoder and a decoder; give a model of one stack"
         if layer is not None and layer >= teacher.depth:
             return f"has the blocks 0 to {teacher.depth - 1}, so there is no teacher_layer={layer}"
         if layer is not None and teacher.distinct_blocks < teacher.depth:

@@ -19,7 +19,7 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.beam_search import BeamSearch
-from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.language_model import HEAD, log_mean
 
 Pick = Callable[[Tensor], Tensor]
 """Returns the next token of each text, `[R]`, from logits `[R, V]`."""
@@ -195,6 +195,27 @@ class WrittenTargets(Continued):
             read_RT, mask_RT, padded=False, kv_cache=self._kv_cache, source=self._source
         )
         return self._of_states([state[:, -1:] for state in states])
+
+
+class Averaged(Continued):
+    """Texts that several models go on with together: the mean of their distributions decides.
+
+    Args:
+        parts: The same texts, as each model reads them; the shortest room holds for all.
+    """
+
+    def __init__(self, parts: Sequence[Continued]) -> None:
+        self._parts, self._read = parts, 0
+        self._model, self._most = parts[0]._model, min(part._most for part in parts)
+
+    def first(self) -> Tensor:
+        """Return the logarithm of the mean, `[R, V]`."""
+        return log_mean([part.first() for part in self._parts])
+
+    def next(self, tokens_N: Tensor, rows_N: Tensor | None = None) -> Tensor:
+        """See `Continued`."""
+        self._read += 1
+        return log_mean([part.next(tokens_N, rows_N) for part in self._parts])
 
 
 def replies(

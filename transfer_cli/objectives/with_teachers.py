@@ -4,7 +4,6 @@ Legend: B batch, T positions, N compared positions, D width, V vocabulary, K tea
 """
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,12 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
-from transfer_cli.objectives.language_model import HEAD, LanguageModel, language_model_head
+from transfer_cli.objectives.language_model import (
+    HEAD,
+    LanguageModel,
+    language_model_head,
+    log_mean,
+)
 from transfer_cli.seeds import ExampleNoise
 
 
@@ -102,7 +106,9 @@ class DistilLM(WithTeachers):
     distance is 1 - cos of both last hidden states. Teacher and student read the same tokens,
     hidden ones among them, and each term is divided by its own number of positions.
 
-    A finished student is opened as what `language_model` makes.
+    A finished student is opened as what `language_model` makes. Where that makes texts from others
+    (`PrefixLM`, `Seq2Seq`), predictions are compared at the targets (word-level distillation; Kim
+    and Rush 2016), on examples of its task.
 
     Args:
         teachers: Runs or published models with a language-model head and the run's tokenizer.
@@ -129,8 +135,10 @@ class DistilLM(WithTeachers):
         at_least("cosine_weight", self.cosine_weight, 0)
         if self.only_masked and self.language_model.keeps_tokens:
             raise ValueError("only_masked: this language model hides no tokens; leave it out")
+        self.task = self.language_model.task
         self.direction = self.language_model.direction
         self.keeps_tokens = self.language_model.keeps_tokens
+        self.writes_answers = self.language_model.writes_answers
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -144,16 +152,26 @@ class DistilLM(WithTeachers):
 
     def misfit(self, teacher: BackboneShape) -> str:
         """See `WithTeachers`: the student looks as its language model does."""
-        if teacher.direction == self.direction:
+        if teacher.direction == self.direction or not (self.direction or teacher.has_encoder):
             return ""
-        kind = "causal_lm.CausalLM" if teacher.direction == "causal" else "masked_lm.MaskedLM"
+        kind = {
+            "causal": "objectives.causal_lm.CausalLM",
+            "bidirectional": "objectives.masked_lm.MaskedLM",
+            "encoder_decoder": "tasks.text_to_text.seq2seq.Seq2Seq",
+        }[teacher.direction]
         return (
             f"is {teacher.direction}, and {type(self.language_model).__name__} is not; give "
-            f"objective.language_model._target_=transfer_cli.objectives.{kind}"
+            f"objective.language_model._target_=transfer_cli.{kind}"
         )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        width = backbone.shape.width
+        width, direction = backbone.shape.width, backbone.shape.direction
+        for name, shape in zip(self.teachers, self.shapes, strict=False):
+            if shape.direction != direction:
+                raise ConfigError(
+                    f"{self.key}.teachers: {name} is {shape.direction}, and the student "
+                    f"{direction}, so they read other rows; give a teacher that is {direction}"
+                )
         if self.cosine_weight and any(shape.width != width for shape in self.shapes):
             widths = ", ".join(str(shape.width) for shape in self.shapes)
             raise ConfigError(
@@ -169,9 +187,14 @@ class DistilLM(WithTeachers):
         return language_model
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return the language model's view with `compared`, `[B, T]` bool."""
+        """Return the language model's view with `compared`, `[B, T]` bool.
+
+        These are all real tokens but those of sources, of which nothing is predicted.
+        """
         view = self.language_model.prepare(batch, noise)
-        return {**view, "compared": view["mask"]}
+        is_read_whole = self.direction == "bidirectional"
+        compared_BT = view["mask"] if is_read_whole else self.language_model.predicts(view)
+        return {**view, "compared": compared_BT}
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of targets, and of positions that are compared."""
@@ -223,6 +246,10 @@ class DistilLM(WithTeachers):
         further = [term for term in self.weights if term != "loss"]
         return measures | {term: float(totals[term]) / counts[term] for term in further}
 
+    def answer_metrics(self) -> tuple[Metric, ...]:
+        """Return the language model's."""
+        return self.language_model.answer_metrics()
+
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the language model's metrics, then the divergence and the distance."""
         further = {"divergence": LOSS, "distance": Metric("distance", higher_is_better=False)}
@@ -241,11 +268,8 @@ class DistilLM(WithTeachers):
                 teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
                 for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
-            if len(of_teachers) == 1:
-                only: Tensor = of_teachers[0]
-                return only
-            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in of_teachers])
-            return each_KRV.logsumexp(0) - math.log(len(of_teachers))
+            only: Tensor = of_teachers[0]
+            return only if len(of_teachers) == 1 else log_mean(of_teachers)
 
         return language_model_head(model).summed_divergence(
             at_rows(student, rows_N),

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
+from tests.unit.tasks.test_seq2seq import PAIRS, TOKENIZER
 from transfer_cli.batch import with_facts
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.model.encoder_decoder import backbone_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -16,6 +18,8 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.text_to_text.seq2seq import Seq2Seq
+from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
 from transfer_cli.testing import objectives as contract
 
 BOTH = pytest.mark.parametrize("kind", [CausalLM, MaskedLM])
@@ -165,6 +169,44 @@ def test_measures_are_those_of_the_language_model_and_the_terms_beside_it():
         "loss": 2.0, "masked_token_perplexity": pytest.approx(7.389, abs=1e-3),
         "divergence": 1.0, "distance": 0.5,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional", "encoder_decoder"])
+def test_of_texts_made_from_others_predictions_are_compared_at_the_targets(direction):
+    info = TaskInfo(TOKENIZER, task=TextToTextTask(target_length=5))
+    pair = Seq2Seq() if direction == "encoder_decoder" else PrefixLM()
+    objective = DistilLM(("A",), pair, cosine_weight=0.0)
+    objective.check_teachers([tiny.shape(direction=direction, width=32)], "objective")
+    objective.setup(info)
+    student, teacher = (
+        TransferModel(backbone, objective.modules(backbone)).eval()
+        for backbone in (
+            backbone_of(tiny.shape(direction=direction), TOKENIZER.size),
+            backbone_of(tiny.shape(direction=direction, depth=3), TOKENIZER.size),
+        )
+    )
+    tiny.lively(student, 0)
+    tiny.lively(teacher, 1)
+    objective.set_teachers([teacher])
+    data = info.task.encode(PAIRS, TOKENIZER, 16, direction)
+    batch = with_facts(objective.prepare(data.batch(np.arange(2)), ExampleNoise(0, "train", 0)))
+
+    def log_shares(model):
+        top = Encoding(model, batch).top[batch["target"] >= 0]
+        return (model.heads["lm"](top, model.backbone.token_embedding.weight) / 2).log_softmax(-1)
+
+    with torch.no_grad():
+        log_p, log_q = log_shares(teacher), log_shares(student)
+        found = sums(objective, student, batch)
+    divergence = float(4 * (log_p.exp() * (log_p - log_q)).sum())
+    assert float(found["divergence"]) == pytest.approx(divergence, rel=1e-4)
+    assert objective.counts(batch) == {"loss": 5, "divergence": 5}  # red, is blue, and their ends
+    assert objective.task == "text to text"
+    other = backbone_of(
+        tiny.shape(direction="causal" if direction != "causal" else "bidirectional"), 9
+    )
+    with pytest.raises(ConfigError, match=r"^objective\.teachers: A is "):
+        objective.modules(other)
 
 
 def test_a_teacher_that_looks_the_other_way_is_refused_with_the_cure():

@@ -36,11 +36,11 @@ from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import Settled
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, TaskInfo
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, TaskInfo
 from transfer_cli.objectives.beam_search import BeamSearch
 from transfer_cli.objectives.causal_lm import ACCURACY, CausalLM
 from transfer_cli.objectives.language_model import LanguageModel, exponential
-from transfer_cli.objectives.replies import Continued, text_until, without_special
+from transfer_cli.objectives.replies import Averaged, Continued, text_until, without_special
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.scoring import rouge_l
@@ -82,7 +82,7 @@ class TextToTextTask(Task):
     name, objective, head, example = "text to text", "prefix_lm", "lm", TextToTextExample
     fields, expected = ("answer",), "target"
     files = f"{__name__}.TextPairsTable"
-    scores_answers = True
+    scores_answers = combines = True
 
     prefix: bool | str = True
     target_length: int | None = None
@@ -373,9 +373,21 @@ class PrefixLM(CausalLM):
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
         """Return the tokens of answers, `answer` `[B, most tokens of a target]`."""
-        if self.corruption is not None:
-            return {}
-        texts, vocabulary = self.begun(model, batch), self.info.vocabulary
+        return {} if self.corruption is not None else self._answers(self.begun(model, batch), model)
+
+    def predictions_together(
+        self, asked: Sequence[tuple[Objective, TransferModel, Batch]]
+    ) -> dict[str, Tensor]:
+        """Return answers as this one looks for them, by the mean of the models' distributions."""
+        begun = [
+            objective.begun(model, batch)
+            for objective, model, batch in asked
+            if isinstance(objective, PrefixLM)
+        ]
+        return self._answers(Averaged(begun), asked[0][1])
+
+    def _answers(self, texts: Continued, model: TransferModel) -> dict[str, Tensor]:
+        vocabulary = self.info.vocabulary
         end = vocabulary.cls if model.backbone.causal else vocabulary.sep
         if self.search.beams > 1:
             return {"answer": texts.searched(self.search, end, vocabulary)}
