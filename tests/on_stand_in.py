@@ -104,6 +104,7 @@ WAITS = {
     "objectives.answering.Answering.samples": "predictions for people to look at",
     "objectives.classification.Classification.shown": "the same",
     "tasks.regression.Regression.shown": "the same",
+    "tasks.similarity.contrastive.Contrastive.shown": "the same",
     "tasks.choice.task.MultipleChoice.shown": "the same",
     "tasks.multilabel.Multilabel.shown": "the same",
     "tasks.multilabel.Multilabel.results": "how many labels are said at most, so "
@@ -115,7 +116,8 @@ WAITS = {
     "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
     # Answers.
     "engine.evaluation.predictions": "predictions, which are written on the host",
-    "generation.decoding.generate": "the next token is drawn on the host: a seed means the same "
+    "generation.decoding.generate": "that token goes to the device",
+    "generation.decoding._drawn": "the next token is drawn on the host: a seed means the same "
     "on any device",
     "generation.filling.fill": "a text that was typed, and what fits its gaps",
 }
@@ -381,7 +383,7 @@ def _evaluated(name: str, device: torch.device) -> Any:
     scores = evaluate(model, objective, split, batch=8, precision=precision, each=each)
     shown = samples(model, objective, split, count=3, precision=precision)
     outcomes = [(each.index, each.loss, each.targets) for each in each.gathered()]
-    return run.losses, scores.measures["loss"], outcomes, [(s.tokens, s.target) for s in shown]
+    return run.losses, scores.measures, outcomes, [(s.tokens, s.target) for s in shown]
 
 
 _ANSWERED = ("EachExample.note", "row_by_row", "Answering.samples")
@@ -399,7 +401,7 @@ for _name, (_make, _, _) in OBJECTIVES.items():
         TokenTagging: (*_ANSWERED, "TokenTagging.shown"),
         SourceDistillation: (),
         ReplacedTokens: (),
-        Contrastive: _ANSWERED,
+        Contrastive: (*_ANSWERED, "Contrastive.shown"),
     }.get(
         type(_make()),
         ("LanguageModel.example_results", "EachExample.note", "LanguageModel.samples"),
@@ -697,7 +699,7 @@ def _(device: torch.device) -> list[Tensor]:
     return [value for _, each in found for value in each.values()]
 
 
-@case("text that goes on, with the cache and without it", "generate")
+@case("text that goes on, with the cache and without it", "_drawn", "decoding.generate")
 def _(device: torch.device) -> list[list[int]]:
     model = begun(CausalLM(), device).step.model.eval()
     said: list[list[int]] = []
@@ -750,7 +752,8 @@ TRAINED = (
 
 @case(
     "commands: a causal model", *TRAINED, "EWC.start", "Source.model", "fisher_of",
-    "TrainStep.load_state_dict", "_feed", "generate",
+    "TrainStep.load_state_dict", "_feed", "_drawn",
+    "decoding.generate",
     "evaluation.predictions",
     on_host=False,
 )  # fmt: skip
