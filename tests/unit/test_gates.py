@@ -5,26 +5,26 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 75_304,
+    "lines of the package": 75_417,
     "files of the package": 393,
     "modules to read for engine.step": 43,
-    "lines to read for engine.step": 8_005,
+    "lines to read for engine.step": 8_015,
     "modules to read for tasks.classification": 13,
     "lines to read for tasks.classification": 3_039,
     "modules to read for reports.page": 28,
     "lines to read for reports.page": 4_959,
     "modules to read for assembly.blueprint": 119,
-    "lines to read for assembly.blueprint": 24_795,
+    "lines to read for assembly.blueprint": 24_825,
     "modules to read for training.train": 185,
-    "lines to read for training.train": 37_119,
+    "lines to read for training.train": 37_197,
     "modules to read for commands.predict.predict": 104,
-    "lines to read for commands.predict.predict": 23_127,
+    "lines to read for commands.predict.predict": 23_191,
     "circles of imports": 0,
     "signatures with a config": 53,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_238,
+    "lines of tests": 66_450,
     "lines of scripts": 6_043,
-    "lines of documentation": 5_884,
+    "lines of documentation": 5_897,
 }
 
 
