@@ -12,7 +12,7 @@ from transfer_cli.errors import ConfigError, at_least, nearest, raised_as
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.objectives.with_teachers import SourceDistillation
+from transfer_cli.objectives.with_teachers import LANGUAGE_MODELS, SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
 
@@ -63,19 +63,15 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
 
 def _cure(name: str, objective: Objective, direction: str) -> str:
     """Return what to choose for a model of this direction, where that is known."""
-    option, module = {
-        "causal": ("clm", "causal_lm.CausalLM"),
-        "bidirectional": ("mlm", "masked_lm.MaskedLM"),
-        "encoder_decoder": ("seq2seq", ""),
-    }[direction]
+    if isinstance(objective, SourceDistillation):
+        key = f"{loss_key(name)}.language_model._target_"
+        return f"; for this model give {key}={LANGUAGE_MODELS[direction]}"
+    option = {"causal": "clm", "bidirectional": "mlm", "encoder_decoder": "seq2seq"}[direction]
     if objective.direction == "encoder_decoder":
         option = "prefix_lm"
-    if isinstance(objective, LanguageModel) or not module:
+    if isinstance(objective, LanguageModel) or direction == "encoder_decoder":
         choose = "objective" if name == "main" else f"objective@losses.{name}"
         return f"; for this model take {choose}={option}"
-    if isinstance(objective, SourceDistillation):
-        path = f"{loss_key(name)}.language_model._target_"
-        return f"; for this model give {path}=transfer_cli.objectives.{module}"
     return ""
 
 

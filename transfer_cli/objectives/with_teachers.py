@@ -30,6 +30,13 @@ from transfer_cli.objectives.language_model import (
 )
 from transfer_cli.seeds import ExampleNoise
 
+LANGUAGE_MODELS: Mapping[str, str] = {
+    "causal": "transfer_cli.objectives.causal_lm.CausalLM",
+    "bidirectional": "transfer_cli.objectives.masked_lm.MaskedLM",
+    "encoder_decoder": "transfer_cli.tasks.text_to_text.seq2seq.Seq2Seq",
+}
+"""Direction -> the usual `language_model` of a student."""
+
 
 @dataclass(eq=False, repr=False)
 class WithTeachers(Objective):
@@ -154,14 +161,9 @@ class DistilLM(WithTeachers):
         """See `WithTeachers`: the student looks as its language model does."""
         if teacher.direction == self.direction or not (self.direction or teacher.has_encoder):
             return ""
-        kind = {
-            "causal": "objectives.causal_lm.CausalLM",
-            "bidirectional": "objectives.masked_lm.MaskedLM",
-            "encoder_decoder": "tasks.text_to_text.seq2seq.Seq2Seq",
-        }[teacher.direction]
         return (
             f"is {teacher.direction}, and {type(self.language_model).__name__} is not; give "
-            f"objective.language_model._target_=transfer_cli.{kind}"
+            f"objective.language_model._target_={LANGUAGE_MODELS[teacher.direction]}"
         )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
