@@ -64,6 +64,7 @@ from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation, 
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
+from transfer_cli.tasks.chat.task import SupervisedChat
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.cloze.task import Cloze
@@ -73,6 +74,7 @@ from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.similarity.contrastive import Contrastive
 from transfer_cli.tasks.span.task import SpanExtraction
 from transfer_cli.tasks.tagging.objective import TokenTagging
+from transfer_cli.tasks.text_to_text.seq2seq import Seq2Seq
 from transfer_cli.tasks.text_to_text.task import PrefixLM
 
 WAITS = {
@@ -105,6 +107,7 @@ WAITS = {
     "objectives.classification.Classification.shown": "the same",
     "tasks.regression.Regression.shown": "the same",
     "tasks.similarity.contrastive.Contrastive.shown": "the same",
+    "tasks.text_to_text.seq2seq.Seq2Seq.samples": "the same",
     "tasks.choice.task.MultipleChoice.shown": "the same",
     "tasks.multilabel.Multilabel.shown": "the same",
     "tasks.multilabel.Multilabel.results": "how many labels are said at most, so "
@@ -360,6 +363,12 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
     "tags": (lambda: TokenTagging(dropout=0, class_weight={"animal": 0.1}), Tagged, {}),
     "dialog": (lambda: NextUtterance(dropout=0, reply_tokens=0), Turns, {}),
     "text to text": (lambda: PrefixLM(generate=False), Answered, {}),
+    "text to text by two stacks": (
+        lambda: Seq2Seq(generate=False),
+        Answered,
+        {"direction": "encoder_decoder"},
+    ),
+    "conversations": (lambda: SupervisedChat(generate=False), Answered, {}),
     "classification with a pooler": (
         lambda: Classification(dropout=0, pooler=True),
         lambda: tiny.Questions(causal=False),
@@ -402,6 +411,12 @@ for _name, (_make, _, _) in OBJECTIVES.items():
         SourceDistillation: (),
         ReplacedTokens: (),
         Contrastive: (*_ANSWERED, "Contrastive.shown"),
+        Seq2Seq: (
+            "LanguageModel.example_results",
+            "EachExample.note",
+            "LanguageModel.samples",
+            "Seq2Seq.samples",
+        ),
     }.get(
         type(_make()),
         ("LanguageModel.example_results", "EachExample.note", "LanguageModel.samples"),

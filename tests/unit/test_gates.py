@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 53,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_450,
+    "lines of tests": 66_466,
     "lines of scripts": 6_043,
     "lines of documentation": 5_896,
 }
