@@ -26,6 +26,7 @@ KINDS = {
     ),
     "pairs": f"{SAMPLE} data.pairs=nsp objective=mlm +objective@losses.pair=sentence_pair",
     "corrupted": f"{TEXT} objective=prefix_lm objective.corrupt=0.15 tokenizer.sentinels=9",
+    "infilled": f"{TEXT} objective=seq2seq objective.noise=infilling+permutation",
     "replaced tokens": (
         f"{SAMPLE} data.length=32 objective=replaced_tokens objective.width=0.5 loop.micro_batch=3"
     ),

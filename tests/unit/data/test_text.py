@@ -459,7 +459,7 @@ def test_corrupted_blocks_have_no_documents():
     objective = PrefixLM(corrupt=0.15)
     batch = {"tokens": torch.zeros(1, 4), "document": torch.zeros(1, 4)}
 
-    with pytest.raises(ConfigError, match="corrupt hides spans of whole blocks; say cross"):
+    with pytest.raises(ConfigError, match="corrupt and noise change whole blocks; say cross"):
         objective.prepare(batch, None)
 
 

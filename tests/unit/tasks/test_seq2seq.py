@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests import tiny
 from tests.published import TEXT
 from tests.unit.interop.test_encoder_decoders import CPU, publish
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.batch import IGNORE, with_facts
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError
+from transfer_cli.model.encoder_decoder import backbone_of
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.text_to_text.seq2seq import Seq2Seq
@@ -111,6 +113,23 @@ def test_it_keeps_the_contract_of_objectives():
     examples = [*PAIRS, TextToTextExample("new", "old"), PAIRS[0]]
     data = task.encode(examples, TOKENIZER, 12, "encoder_decoder")
     check_objective(Seq2Seq(), TaskInfo(TOKENIZER, task=task), data.batch(np.arange(4)))
+
+
+def test_a_text_as_long_as_a_stack_is_read_and_written_as_a_whole():
+    tokens = torch.randint(5, TOKENIZER.size - 9, (2, 24))
+    batch = {"tokens": tokens, "mask": torch.ones_like(tokens).bool(), "index": torch.arange(2)}
+    objective = Seq2Seq(noise="infilling")
+    objective.setup(TaskInfo(TOKENIZER))
+    objective.modules(backbone_of(tiny.shape(direction="encoder_decoder", positions=30), 80))
+
+    made = objective.prepare(batch, NOISE)
+
+    assert made["tokens"][:, 2:].tolist() == tokens.tolist()
+    assert [row[row != IGNORE].tolist() for row in made["target"]] == [
+        [*row, TOKENIZER.sep] for row in tokens.tolist()
+    ]
+    assert (made["tokens_source"] == TOKENIZER.mask).any(1).all()
+    assert made["mask_source"].sum(1).max() <= 26
 
 
 def test_corrupted_texts_keep_it_too_and_give_a_text_back():

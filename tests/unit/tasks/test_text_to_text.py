@@ -1,6 +1,7 @@
 """Texts made from others: rows, answers, hidden spans."""
 
 from collections import Counter
+from itertools import chain, permutations
 
 import numpy as np
 import pytest
@@ -19,7 +20,13 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.text_to_text import measures
-from transfer_cli.tasks.text_to_text.corruption import SpanCorruption, partition
+from transfer_cli.tasks.text_to_text.corruption import (
+    NOISES,
+    Marks,
+    SpanCorruption,
+    noise_of,
+    partition,
+)
 from transfer_cli.tasks.text_to_text.task import (
     PrefixLM,
     TextPairsTable,
@@ -249,7 +256,7 @@ def test_source_and_target_give_a_text_back_and_hide_the_share_that_is_asked():
     draws, how = np.random.default_rng(0), SpanCorruption()
     for _ in range(1000):
         text = draws.integers(0, 500, draws.integers(2, 300)).tolist()
-        source, target = how.source_and_target(text, SENTINELS, draws.random((len(text), 2)))
+        source, target = how.source_and_target(text, Marks(SENTINELS), draws.random((len(text), 2)))
 
         hidden: dict[int, list[int]] = {}
         for token in target:
@@ -279,8 +286,96 @@ def test_every_partition_is_equally_likely():
     assert 420 < min(found.values()) < max(found.values()) < 580
 
 
-def at_work(direction="causal", positions=40, tokenizer=WITH_SENTINELS):
-    objective = PrefixLM(corrupt=0.15)
+MASK, DOT = 3, 4
+
+
+def noisy(kind, text, seed=0, **options):
+    how = noise_of(kind, options.get("rate"), options.get("mean_length", 3.0))
+    draws = np.random.default_rng(seed).random((len(text), 4))
+    return how.source_and_target(text, Marks(mask=MASK, ends={DOT}), draws)
+
+
+@pytest.mark.parametrize(("mean", "spans"), [(3.0, 9.8), (6.0, 5.2)])
+def test_infilling_hides_a_share_in_spans_of_poisson_lengths_behind_one_mask_each(mean, spans):
+    text, lengths = list(range(10, 110)), []
+    for seed in range(400):
+        source, target = noisy("infilling", text, seed, mean_length=mean)
+
+        assert target == text
+        seen = [token for token in source if token != MASK]
+        assert len(seen) == 70
+        assert seen == sorted(seen)
+        # No two masks touch: what is between two is one span.
+        around = [9, *source, 110]
+        spots = [at for at, token in enumerate(around) if token == MASK]
+        lengths.append([around[at + 1] - around[at - 1] - 1 for at in spots])
+        assert sum(lengths[-1]) == 30
+
+    assert len(lengths[0]) != len(lengths[1])
+    assert np.mean([len(each) for each in lengths]) == pytest.approx(spans, rel=0.1)
+    empty = np.mean([not size for each in lengths for size in each])
+    assert empty == pytest.approx(np.exp(-mean), abs=0.015)
+
+
+def test_permutation_moves_whole_sentences_alone():
+    text = [10, 11, DOT, 20, DOT, 30, 31, 32, DOT, 40]
+    sentences = [[10, 11, DOT], [20, DOT], [30, 31, 32, DOT], [40]]
+    found = set()
+    for seed in range(400):
+        source, target = noisy("permutation", text, seed)
+        assert target == text
+        found.add(tuple(source))
+
+    assert found == {tuple(chain(*order)) for order in permutations(sentences)}
+
+
+def test_infilling_and_permutation_go_together():
+    text = [10, DOT, 20, 21, 22, DOT, 30, 31, DOT, 40] * 9
+    source, target = noisy("infilling+permutation", text)
+
+    assert target == text
+    assert sum(token != MASK for token in source) == 63
+    assert [token for token in source if token > DOT] != sorted(source)
+
+
+def test_mass_hides_one_span_of_half_of_the_text_token_by_token():
+    text, begins = list(range(10, 31)), set()
+    for seed in range(300):
+        source, target = noisy("mass", text, seed)
+        first = target[0] - 10
+        begins.add(first)
+        assert target == text[first : first + 10]
+        assert source == [*text[:first], *[MASK] * 10, *text[first + 10 :]]
+
+    assert begins == set(range(12))
+
+
+@pytest.mark.parametrize("kind", NOISES)
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 40])
+def test_source_and_target_are_no_longer_than_said_at_any_share(kind, length):
+    text = list(range(10, 10 + length))
+    for rate in [None] if kind == "permutation" else [None, 0.01, 0.5, 0.99]:
+        how = noise_of(kind, rate, 1.0)
+        for seed in range(20):
+            draws = np.random.default_rng(seed).random((max(length, 1), 4))
+            marks = Marks(range(1000, 1100), MASK, {DOT})
+            source, target = how.source_and_target(text, marks, draws)
+
+            assert len(source) <= how.sizes(length)[0]
+            assert len(target) <= how.sizes(length)[1]
+            assert bool(target) == (length > 1)
+
+
+def test_sentences_end_behind_their_pieces_and_the_token_that_ends_lines():
+    words = WordPiece(size=80).make(lambda: iter(["one two . three ! (four ?) e.g. no-one"] * 3))
+    marks = noise_of("permutation", None, 3.0).marks(words)
+
+    assert {words.decode([token]) for token in marks.ends} == {".", "!", "?", "[SEP]"}
+    assert noise_of("mass", None, 3.0).marks(words).mask == words.mask
+
+
+def at_work(direction="causal", positions=40, tokenizer=WITH_SENTINELS, **options):
+    objective = PrefixLM(**(options or {"corrupt": 0.15}))
     objective.setup(TaskInfo(tokenizer))
     objective.modules(tiny.backbone(direction=direction, positions=positions))
     return objective
@@ -320,9 +415,16 @@ def test_of_a_longer_text_each_visit_takes_another_part_that_fits():
     assert all(torch.equal(again[key], found[7][key]) for key in again)
 
 
-@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-def test_corrupted_texts_keep_the_contract_of_objectives(direction):
-    objective = PrefixLM(corrupt=0.3, corrupt_length=2)
+@pytest.mark.parametrize(
+    ("direction", "options"),
+    [
+        ("causal", {"corrupt": 0.3, "corrupt_length": 2}),
+        ("bidirectional", {"corrupt": 0.3, "corrupt_length": 2}),
+        ("causal", {"noise": "infilling+permutation"}),
+    ],
+)
+def test_corrupted_texts_keep_the_contract_of_objectives(direction, options):
+    objective = PrefixLM(**options)
     objective.direction = direction
 
     check_objective(objective, TaskInfo(WITH_SENTINELS), texts(20, 7, 13, 2))
@@ -347,6 +449,9 @@ def test_the_token_of_classes_is_no_part_of_a_text():
     [
         ({"corrupt": 1.0}, "corrupt is 1.0, expected between 0 and 1"),
         ({"corrupt": 0.1, "corrupt_length": 0.5}, "corrupt_length is 0.5, expected 1 or more"),
+        ({"noise": "infiling"}, "noise: 'infiling' is not one of .*infilling"),
+        ({"noise": "permutation", "corrupt": 0.3}, "corrupt is 0.3, and noise=permutation"),
+        ({"noise": "mass", "corrupt": 1.5}, "corrupt is 1.5"),
     ],
 )
 def test_what_cannot_be_is_refused(options, said):
@@ -359,3 +464,12 @@ def test_too_few_sentinels_are_refused_with_what_to_type():
 
     with pytest.raises(ConfigError, match=r"up to 2 spans .* 2 sentinels.*tokenizer.sentinels=3"):
         at_work(tokenizer=few)
+
+
+@pytest.mark.parametrize("noise", ["infilling", "mass"])
+def test_a_tokenizer_without_a_mask_is_refused_with_what_to_take(noise, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(TOKENIZER, "has_mask", False)
+        at_work(tokenizer=TOKENIZER, noise="permutation")
+        with pytest.raises(ConfigError, match=r"objective\.noise: .*mask token.*noise=spans"):
+            at_work(tokenizer=TOKENIZER, noise=noise)

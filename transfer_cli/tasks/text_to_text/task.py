@@ -46,7 +46,7 @@ from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Ta
 from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.text_to_text import measures
-from transfer_cli.tasks.text_to_text.corruption import SpanCorruption
+from transfer_cli.tasks.text_to_text.corruption import noise_of
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -248,9 +248,9 @@ class PrefixLM(CausalLM):
     Of a source all positions see all of it (Raffel et al. 2020, section 3.2.1; Dong et al. 2019),
     unless its data say otherwise. Backbones of either direction can do it.
 
-    With `corrupt` it makes sources and targets itself, of any text (`SpanCorruption`): to pretrain,
-    to adapt to a text, or as a further loss. Of a text for which they have no room, each visit
-    takes another part.
+    With `corrupt` or `noise` it makes sources and targets itself, of any text (`corruption`): to
+    pretrain, to adapt to a text, or as a further loss. Of a text for which they have no room, each
+    visit takes another part.
 
     Args:
         generate: Whether evaluations have the model answer as well, and measure how right that is;
@@ -258,8 +258,10 @@ class PrefixLM(CausalLM):
         beams: See `BeamSearch`, where there are several; else answers have the likeliest token in
             each place. So are `length_penalty`, `early_stopping` and `no_repeat_ngram_size`, which
             counts tokens of answers alone.
-        corrupt: The share of a text's tokens to hide, in (0, 1); None: targets come with the data.
+        corrupt: The share of a text's tokens to hide, in (0, 1); None: that of the noise, and where
+            that is None, too, targets come with the data.
         corrupt_length: Tokens of a hidden span in the mean.
+        noise: What becomes of a text, see `corruption`; None: spans.
     """
 
     task: str | None = "text to text"
@@ -277,11 +279,12 @@ class PrefixLM(CausalLM):
         no_repeat_ngram_size: int = 0,
         corrupt: float | None = None,
         corrupt_length: float = 3.0,
+        noise: str | None = None,
     ) -> None:
         self.search: BeamSearch = BeamSearch(
             beams, length_penalty, early_stopping, no_repeat_ngram_size
         )
-        self.corruption = None if corrupt is None else SpanCorruption(corrupt, corrupt_length)
+        self.corruption = noise_of(noise, corrupt, corrupt_length)
         self.generate = generate and self.corruption is None
         if self.corruption is not None:
             self.task, self.keeps_tokens = None, False
@@ -306,41 +309,38 @@ class PrefixLM(CausalLM):
         if self.corruption is not None:
             direction = backbone.shape.direction
             self._begin, self._start, self._end = ends(self.info.vocabulary, direction)
-            self._room = backbone.shape.positions - len(self._begin) - len(self._start) - 2
-            _, spans = self.corruption.counts(self.corruption.longest(self._room))
-            if spans >= len(self.info.vocabulary.sentinels):
+            room = backbone.shape.positions - len(self._begin) - len(self._start) - 2
+            self._longest = self.corruption.longest(
+                room, max if direction == "encoder_decoder" else sum
+            )
+            self._marks = self.corruption.marks(self.info.vocabulary)
+            if lacks := self.corruption.lacks(self._marks, self._longest):
                 key = "objective" if self.info.name == "main" else f"losses.{self.info.name}"
-                raise ConfigError(
-                    f"{key}.corrupt: up to {spans} spans of a text are hidden, and the tokenizer "
-                    f"has {len(self.info.vocabulary.sentinels)} sentinels, <extra_id_0> and so "
-                    f"on; say tokenizer.sentinels={spans + 1}"
-                )
+                raise ConfigError(f"{key}.{lacks}")
         return super().modules(backbone)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Add `target`, the next token; with `corrupt` return the corrupted texts alone."""
+        """Add `target`, the next token; with noise return the corrupted texts alone."""
         if self.corruption is None:
             return super().prepare(batch, noise)
         if "document" in batch:
             raise ConfigError(
-                "data.documents=separate: corrupt hides spans of whole blocks; say cross"
+                "data.documents=separate: corrupt and noise change whole blocks; say cross"
             )
         length, vocabulary = batch["tokens"].shape[1], self.info.vocabulary
-        draws_BT3 = noise.uniform(batch["index"], length, 3).numpy()
+        draws_BTC = noise.uniform(batch["index"], length, self.corruption.draws).numpy()
         # Where it does not end lines as well, the token of classes is no part of a text.
         is_text_BT = batch["mask"] & (batch["tokens"] != vocabulary.cls)
         is_text_BT = batch["mask"] if vocabulary.cls == vocabulary.sep else is_text_BT
-        most = self.corruption.longest(self._room)
+        most = self._longest
         rows = []
-        for tokens_T, is_text_T, draws_T3 in zip(
-            batch["tokens"], is_text_BT, draws_BT3, strict=True
+        for tokens_T, is_text_T, draws_TC in zip(
+            batch["tokens"], is_text_BT, draws_BTC, strict=True
         ):
             text = tokens_T[is_text_T].tolist()
-            first = int(draws_T3[0, 2] * (max(0, len(text) - most) + 1))
+            first = int(draws_TC[0, 2] * (max(0, len(text) - most) + 1))
             rows.append(
-                self.corruption.source_and_target(
-                    text[first : first + most], vocabulary.sentinels, draws_T3
-                )
+                self.corruption.source_and_target(text[first : first + most], self._marks, draws_TC)
             )
         width = self.corruption.grown(min(length, most))
         width += len(self._begin) + len(self._start) + 2
