@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 75_415,
+    "lines of the package": 75_655,
     "files of the package": 393,
     "modules to read for engine.step": 43,
     "lines to read for engine.step": 8_015,
@@ -22,9 +22,9 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 53,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_466,
+    "lines of tests": 66_600,
     "lines of scripts": 6_043,
-    "lines of documentation": 5_896,
+    "lines of documentation": 5_910,
 }
 
 
