@@ -57,9 +57,9 @@ class Bart(TwoStackFamily):
         Field("dropout", "dropout", 0.1), Field("attention_dropout", "attention_dropout", 0.0),
         ActivationField("activation_function", "gelu"),
         Field(
-            "embedding_scale", "scale_embedding", False,  # noqa: FBT003
-            lambda scales, before: math.sqrt(before["width"]) if scales else 1.0,
-            lambda shape: shape.embedding_scale != 1,
+            "embedding_scale", "scale_embedding", default=False,
+            take=lambda scales, before: math.sqrt(before["width"]) if scales else 1.0,
+            give=lambda shape: shape.embedding_scale != 1,
         ),
         Written("is_encoder_decoder", lambda _: True),
     )  # fmt: skip

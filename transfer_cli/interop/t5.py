@@ -91,7 +91,9 @@ class T5(TwoStackFamily):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         fields = super().shape_fields(settings)
         keys = ("tie_word_embeddings", "scale_decoder_outputs")
-        is_scaled = self.scales_output and all(settings.value(k, True, bool) for k in keys)  # noqa: FBT003
+        is_scaled = self.scales_output and all(
+            settings.value(k, default=True, kind=bool) for k in keys
+        )
         return {**fields, "output_scale": fields["width"] ** -0.5 if is_scaled else 1.0}
 
     def with_weights(self, shape: BackboneShape, names: Collection[str]) -> BackboneShape:

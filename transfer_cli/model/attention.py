@@ -182,6 +182,13 @@ class Attention(nn.Module):
         by_head: Tensor = states_BTN.unflatten(2, (-1, self.head_width)).transpose(1, 2)
         return by_head
 
+    def _joined(self, mixed_BHTW: Tensor, inputs: AttentionInputs) -> Tensor:
+        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
+        if inputs.packing is not None:
+            mixed_BTD = inputs.packing.pack(mixed_BTD)
+        out: Tensor = self.output(mixed_BTD)
+        return out
+
     def _scaled(self, query_BHTW: Tensor) -> Tensor:
         return query_BHTW if self.query_scale == 1 else query_BHTW * self.query_scale
 
@@ -266,11 +273,7 @@ class SelfAttention(Attention):
             mixed_BHTW = mixed_BHTW + self.prefix(query)
         if inputs.gates is not None:
             mixed_BHTW = mixed_BHTW * inputs.gates.heads.to(mixed_BHTW.dtype)[..., None, None]
-        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
-        if inputs.packing is not None:
-            mixed_BTD = inputs.packing.pack(mixed_BTD)
-        out: Tensor = self.output(mixed_BTD)
-        return out
+        return self._joined(mixed_BHTW, inputs)
 
     def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
         """Count projections, distances, pairs and learnt keys; see `Multiplies`."""
@@ -371,11 +374,7 @@ class CrossAttention(Attention):
         seen_B11S = source.mask[:, None, None] if source.padded else None
         query = self._scaled(self._by_head(query_BTN))
         mixed_BHTW = self._mix_shared(query, *both, AttentionInputs(seen_B11S))
-        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
-        if inputs.packing is not None:
-            mixed_BTD = inputs.packing.pack(mixed_BTD)
-        out: Tensor = self.output(mixed_BTD)
-        return out
+        return self._joined(mixed_BHTW, inputs)
 
     def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
         """Count projections and pairs of a query and a token of the source; see `Multiplies`."""

@@ -16,7 +16,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.shape import Settled
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.base import Encoding, ExampleResults
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 
@@ -67,6 +67,15 @@ class CausalLM(LanguageModel):
             right.add_((own_R >= logits_RV.amax(1)).sum())
 
         return {**self.noted_loss(model, batch, encoded, note), "right": right}
+
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
+        """Return each text's summed cross-entropy, its number of targets, and what it writes."""
+        results = super().example_results(model, batch, encoded)
+        if not self.writes_answers:
+            return results
+        return replace(results, predicted=self.predictions(model, batch, encoded))
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats

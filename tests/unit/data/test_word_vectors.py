@@ -19,7 +19,10 @@ VECTORS = {"Paris": [1, 0, 0.5], "paris": [2, 0, 0.5], "play": [0.5, -3, 0], ". 
 def wordpiece(*, lowercase):
     words = [*SPECIAL, "Paris", "paris", "play", "##ing", "over"]
     backend = tokenizers.Tokenizer(
-        tokenizers.models.WordPiece({w: n for n, w in enumerate(words)}, unk_token="<unk>")  # noqa: S106
+        tokenizers.models.WordPiece(
+            {w: n for n, w in enumerate(words)},
+            unk_token="<unk>",  # noqa: S106 - no password
+        )
     )
     backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()

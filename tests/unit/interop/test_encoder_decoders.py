@@ -39,7 +39,7 @@ def unigrams(folder):
     )
     backend.decoder = tokenizers.decoders.Metaspace()
     trainer = tokenizers.trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>",  # noqa: S106
+        vocab_size=120, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>",  # noqa: S106 - no password
         show_progress=False,
     )  # fmt: skip
     backend.train_from_iterator(TEXT * 3, trainer)

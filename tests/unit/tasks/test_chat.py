@@ -340,3 +340,8 @@ def test_chatml_marks_turns_with_tokens_of_its_own(folder_of):
     tokenizer = read_tokenizer(folder_of("llama2")).with_added(["<|im_start|>", "<|im_end|>"])
 
     assert with_end(chatml(), tokenizer).end == "<|im_end|>"
+
+
+@pytest.mark.parametrize("generate", [True, False])
+def test_evaluations_bound_how_many_answers_they_have_written(generate):
+    assert SupervisedChat(generate=generate).writes_answers is generate

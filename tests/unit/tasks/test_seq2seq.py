@@ -76,7 +76,7 @@ def test_losses_and_answers_are_the_references(tmp_path, name, beams):
     theirs = publish(tmp_path / "theirs", name)
     trained = open_trained(str(tmp_path / "theirs"), CPU)
     tokenizer, model, objective = trained.start.tokenizer, trained.model, Seq2Seq(beams=beams)
-    examples = [TextToTextExample(source, target) for source, target in zip(TEXT[:6], TEXT[6:])]  # noqa: B905
+    examples = [TextToTextExample(TEXT[at], TEXT[at + 6]) for at in range(len(TEXT) - 6)]
     task = TextToTextTask(target_length=20)
     objective.setup(TaskInfo(tokenizer, task=task))
     data = task.encode(examples, tokenizer, 44, "encoder_decoder")

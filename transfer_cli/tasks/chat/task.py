@@ -22,7 +22,7 @@ from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exponential
 from transfer_cli.objectives.replies import replies, text_until, without_special
@@ -342,7 +342,7 @@ class SupervisedChat(CausalLM):
         self, *, tokens: Literal["answers", "all"] = "answers", generate: bool = True
     ) -> None:
         one_of("tokens", tokens, ("answers", "all"), ValueError)
-        self.tokens, self.generate = tokens, generate
+        self.tokens, self.writes_answers = tokens, generate
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Add `target`, the next token, where it is learnt."""
@@ -370,15 +370,6 @@ class SupervisedChat(CausalLM):
         )
         return {"answer": said}
 
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each summed cross-entropy, its number of targets, and the last answer."""
-        results = super().example_results(model, batch, encoded)
-        if not self.generate:
-            return results
-        return replace(results, predicted=self.predictions(model, batch, encoded))
-
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
@@ -390,5 +381,5 @@ class SupervisedChat(CausalLM):
         fraction: Literal["fraction"] = "fraction"
         return tuple(
             Metric(name, higher_is_better=True, unit=fraction)
-            for name in (("exact_match", "f1") if self.generate else ())
+            for name in (("exact_match", "f1") if self.writes_answers else ())
         )

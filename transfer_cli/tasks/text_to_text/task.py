@@ -36,7 +36,7 @@ from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import Settled
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, TaskInfo
+from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.objectives.beam_search import BeamSearch
 from transfer_cli.objectives.causal_lm import ACCURACY, CausalLM
 from transfer_cli.objectives.language_model import LanguageModel, exponential
@@ -285,13 +285,9 @@ class PrefixLM(CausalLM):
             beams, length_penalty, early_stopping, no_repeat_ngram_size
         )
         self.corruption = noise_of(noise, corrupt, corrupt_length)
-        self.generate = generate and self.corruption is None
+        self.writes_answers = generate and self.corruption is None
         if self.corruption is not None:
             self.task, self.keeps_tokens = None, False
-
-    @property
-    def writes_answers(self) -> bool:  # type: ignore[override]
-        return self.generate
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
@@ -402,15 +398,6 @@ class PrefixLM(CausalLM):
             prefix_R=batch.get("prefix"), segment=1,
         )  # fmt: skip
 
-    def example_results(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> ExampleResults:
-        """Return each text's summed cross-entropy, its number of targets, and its answer."""
-        results = super().example_results(model, batch, encoded)
-        if not self.generate:
-            return results
-        return replace(results, predicted=self.predictions(model, batch, encoded))
-
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
@@ -420,7 +407,7 @@ class PrefixLM(CausalLM):
 
     def answer_metrics(self) -> tuple[Metric, ...]:
         """Return those of `TextToTextTask.scores`."""
-        return measures.declared() if self.generate else ()
+        return measures.declared() if self.writes_answers else ()
 
 
 def _begin(batch: Batch) -> Tensor:
