@@ -106,6 +106,21 @@ def test_it_is_talked_to(transfer, model, type_in):
     assert whole[3] == system.out.split("\n")[0]
 
 
+def test_a_published_model_is_scored_as_a_run_that_did_not_learn(tune, transfer, model, pretrained):
+    asked = ("data.validation=rows.jsonl", "data.answer_tokens=12", "data.system=Be brief.")
+    tune("optimizer.lr=1e-30", "adaptation=lora", *asked).ok()
+    scored = ("data=chat", "data.train=rows.jsonl", *asked, "split=validation", "device=cpu")
+    for name, run in (("theirs", model), ("ours", "run")):
+        transfer("evaluate", run, *scored, f"output={name}.json").ok()
+    transfer("evaluate", pretrained, *scored).refusal("run", "chat template")
+
+    theirs, ours = (
+        json.loads(Path(f"{n}.json").read_text())["measures"] for n in ("theirs", "ours")
+    )
+    assert {"exact_match", "f1", "loss"} <= theirs["validation"].keys()
+    assert theirs == ours
+
+
 WRONG = {
     "roles": (
         [*ROWS, said(("user", "a"), ("user", "b"), ("assistant", "c"))],

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
 import transfer_cli
@@ -96,6 +98,40 @@ def test_several_write_together_and_a_server_answers_as_they_do(transfer, words,
         labels = client.get("/labels", params={"model": model}).json()
         assert [each["title"] for each in labels["inputs"]] == ["Text"]
         assert labels["abilities"][:2] == ["predict", "generate"]
+
+
+def test_a_causal_model_begins_both_stacks(transfer, stopped, still, words, tmp_path):
+    """Each stack is the whole model at first, and attention on the source is what is new."""
+    words = [word for word in words if not word.startswith(("init_from=", "data.length"))]
+    words = [*words, f"init_from={still}", "data.length=24"]
+    transfer(*words, "run.dir=start", "optimizer.lr=1e-30").ok()
+    transfer(*words, "run.dir=whole").ok()
+    stopped(3, *words, "run.dir=parts")
+    transfer("finetune", "resume=parts").ok()
+    frozen = (*words, "adaptation=frozen", "run.dir=none")
+    transfer(*frozen).refusal("adaptation.store")
+    transfer(*frozen, "adaptation.store=all").refusal("adaptation.plan", "cross_attention")
+
+    begun, before = (
+        load_file(run / "model" / "weights.safetensors") for run in (tmp_path / "start", still)
+    )
+    stacks = [
+        {name.removeprefix(stack): each for name, each in begun.items() if name.startswith(stack)}
+        for stack in ("backbone.encoder.", "backbone.decoder.")
+    ]
+    fresh = stacks[1].keys() - stacks[0].keys()
+    assert fresh
+    assert all(".cross_attention" in name for name in fresh)
+    for name, weight in stacks[0].items():
+        assert torch.equal(weight, before[f"backbone.{name}"])
+        assert torch.equal(weight, stacks[1][name])
+    whole, parts = (
+        (tmp_path / run / "model" / "weights.safetensors").read_bytes()
+        for run in ("whole", "parts")
+    )
+    assert whole == parts
+    assert not (tmp_path / "none").exists()
+    assert "exact_match" in transfer("evaluate", "whole").ok().out
 
 
 PAIR_LOSS = "language_model._target_=transfer_cli.tasks.text_to_text.seq2seq.Seq2Seq"

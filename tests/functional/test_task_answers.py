@@ -415,13 +415,25 @@ def test_the_source_of_a_table_is_found_by_its_name_or_typed(transfer, task_run,
 
 
 @pytest.mark.slow
-def test_a_masked_language_model_learns_to_write(transfer, read_json, tmp_path):
-    transfer("pretrain", "experiment=sample/pretrain_mlm", "run.dir=masked", "device=cpu")
+@pytest.mark.parametrize(
+    ("start", "typed"),
+    [
+        ("pretrain_mlm", ()),
+        ("pretrain", ("objective=seq2seq", "loop.epochs=40", "optimizer.lr=1e-3")),
+    ],
+    ids=["masked", "causal, in both stacks"],
+)
+def test_a_language_model_learns_to_write(transfer, read_json, tmp_path, start, typed):
+    transfer("pretrain", f"experiment=sample/{start}", "run.dir=start", "device=cpu").ok()
+    words = ("finetune", "experiment=sample/text_pairs", "init_from=start", "device=cpu", *typed)
 
-    transfer("finetune", "experiment=sample/text_pairs", "init_from=masked", "run.dir=run",
-             "device=cpu").ok()  # fmt: skip
+    found = {}
+    for init in ("pretrained", "scratch"):
+        transfer(*words, f"init={init}", f"run.dir={init}").ok()
+        found[init] = read_json(tmp_path / init / "results.json")["measures"]["test"]["exact_match"]
 
-    assert read_json(tmp_path / "run" / "results.json")["measures"]["test"]["exact_match"] > 0.5
+    assert found["pretrained"] > 0.5
+    assert found["scratch"] < 0.3
 
 
 # --- pairs of texts ------------------------------------------------------------------------------

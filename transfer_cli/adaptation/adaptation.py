@@ -94,8 +94,8 @@ def check_fresh(fresh: Set[str], stage_plans: Sequence[StagePlan]) -> None:
     if never:
         verb = "are" if len(never) > 1 else "is"
         raise ConfigError(
-            f"adaptation.edits: {listed(never, 1)} {verb} drawn anew and never "
-            "trained; let adaptation.plan train them, for example adaptation/plan=top_k"
+            f"adaptation.plan: {listed(never, 1)} {verb} drawn anew and never trained; take a plan "
+            "that trains them, for example adaptation/plan=top_k"
         )
 
 

@@ -35,6 +35,7 @@ from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import (
     INHERITED,
     Pretrained,
+    in_both_stacks,
     open_start,
     pick_layers,
     with_parts,
@@ -128,7 +129,7 @@ class Network:
         losses: What it trains for, the main loss first.
         edits: Config nodes of everything that was added to it, by name.
         inherited: Names of the parameters that keep what was loaded.
-        fresh: Names of those that an edit drew anew.
+        fresh: Names of those below the heads that were drawn anew.
         report: The tensors loaded from `init_from`; None for fresh weights.
     """
 
@@ -452,11 +453,14 @@ def _start(
         start = pick_layers(
             start, None if layers is None else list(layers), config.model.depth if asks else None
         )
-    if start is not None and start.layers is not None and chosen.store == "trained":
-        raise ConfigError(
-            "adaptation.store: trained leaves weights where init_from has them, and a model of "
-            "some of its blocks has them at other places; take adaptation.store=all"
-        )
+    if start is not None:
+        start = in_both_stacks(start, asked["main"].objective)
+        elsewhere = start.in_both or start.layers is not None
+        if elsewhere and chosen.store == "trained":
+            raise ConfigError(
+                "adaptation.store: trained leaves weights where init_from has them, and a model "
+                "of its blocks has them at other places; take adaptation.store=all"
+            )
     teachers = meet_teachers(asked)
     tensors = None
     if _inherits(config, start, asked, chosen) and start is not None:
@@ -577,14 +581,15 @@ def _network(
 ) -> Network:
     """Fill a model with what it inherits, and edit it."""
     start, tensors, before = origin.pretrained, origin.tensors, dict[str, Any]()
-    report = None
+    report, drawn = None, frozenset[str]()
     if start is not None and tensors is not None:
         # What an earlier run added belongs to what it hands on.
         before = dict(start.description.edits)
         make_edits(model, before, data.tokenizer)
         fitting = _of_these_labels(tensors, start, data.info)
         fitting, grown = with_rows(fitting, start.tokenizer, data.tokenizer, seed)
-        report = load_pretrained(model, fitting, start.weights)
+        drawn = start.fresh_in(model)
+        report = load_pretrained(model, fitting, start.weights, drawn)
         # A table with new rows is no longer that of the model that this one starts from.
         loaded = tuple(name for name in report.loaded if name not in grown)
         unread = start.published.dropped if start.published else ()
@@ -602,4 +607,4 @@ def _network(
     fresh, structure = make_edits(model, further, data.tokenizer, edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
-    return Network(model, losses, before | structure, inherited, fresh, report)
+    return Network(model, losses, before | structure, inherited, fresh | drawn, report)

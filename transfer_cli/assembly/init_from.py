@@ -1,6 +1,7 @@
 """A model to start from: what `init_from` names."""
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -42,7 +43,12 @@ from transfer_cli.interop.vocabulary import chat_template_in
 from transfer_cli.model.backbone import INITIAL_STD, BackboneShape
 from transfer_cli.model.borrowing import as_head
 from transfer_cli.model.meta_device import without_weights
-from transfer_cli.model.picked_blocks import shape_of_blocks, spread, tensors_of_blocks
+from transfer_cli.model.picked_blocks import (
+    shape_of_blocks,
+    spread,
+    tensors_of_blocks,
+    tensors_of_both_stacks,
+)
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
     DESCRIPTION,
@@ -70,8 +76,13 @@ from transfer_cli.tasks.base import Task, task_of
 INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
 """What `tokenizer=inherited` is built of."""
 
+CROSS_ATTENTION = ".cross_attention"
+"""What the name of each parameter has that a decoder's block has beside a model of one stack."""
+
 MAX_BASES = 20
 """How many models may each refer to the next one. A circle of them is refused by that, too."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,8 @@ class Pretrained:
         layers: The numbers of the blocks that are picked of it, which its description then has
             alone; None: all.
         graph: The ONNX graph that stands for its weights.
+        in_both: Whether it is one stack of blocks that begins both an encoder and a decoder, which
+            its description then has.
     """
 
     weights: Path
@@ -94,6 +107,7 @@ class Pretrained:
     published: Published | None = None
     layers: tuple[int, ...] | None = None
     graph: GraphFolder | None = None
+    in_both: bool = False
 
     @property
     def has_run(self) -> bool:
@@ -174,6 +188,8 @@ class Pretrained:
         tensors, depth = self._with_base(values=values), self.description.shape.depth
         if self.layers is not None:
             tensors = tensors_of_blocks(tensors, self.layers)
+        if self.in_both:
+            tensors = tensors_of_both_stacks(tensors)
         if depth > len(tensors):  # even on paper, thousands of blocks take their time
             raise CheckpointError(
                 f"{self.weights} does not fill this model's backbone: {len(tensors)} tensors are "
@@ -214,7 +230,12 @@ class Pretrained:
         if objective is not None:
             drop_training_heads(model, objective, tensors)
         make_edits(model, self.description.edits, self.tokenizer)
-        return model, load_pretrained(model, tensors, self.weights)
+        return model, load_pretrained(model, tensors, self.weights, self.fresh_in(model))
+
+    def fresh_in(self, model: TransferModel) -> frozenset[str]:
+        """Return the names of a backbone's parameters of which it has none."""
+        names = model.state_dict() if self.in_both else ()
+        return frozenset(name for name in names if CROSS_ATTENTION in name)
 
     def _with_base(self, *, values: bool, below: int = 0) -> Mapping[str, Tensor]:
         if self.published:
@@ -417,6 +438,27 @@ def pick_layers(
         picked = spread(shape.depth, depth or 0) if layers is None else tuple(layers)
         description = replace(start.description, shape=shape_of_blocks(shape, picked))
     return replace(start, description=description, layers=picked)
+
+
+def in_both_stacks(start: Pretrained, objective: Objective) -> Pretrained:
+    """Return a model of one stack as an encoder and a decoder, if the objective needs these."""
+    shape = start.description.shape
+    if objective.direction != "encoder_decoder" or shape.has_encoder:
+        return start
+    if start.description.edits:
+        raise ConfigError(
+            f"init_from: {start.folder} has blocks that were edited "
+            f"({', '.join(start.description.edits)}), which cannot begin both an encoder and a "
+            "decoder; start from a run without edits, or one that was stored with "
+            "adaptation.store=merged"
+        )
+    with raised_as(ConfigError, f"init_from: {start.folder} as an encoder and a decoder: "):
+        both = replace(shape, direction="encoder_decoder")
+    log.info(
+        "init_from: the blocks of %s begin the encoder and the decoder; attention on the source "
+        "starts fresh", start.folder,
+    )  # fmt: skip
+    return replace(start, description=replace(start.description, shape=both), in_both=True)
 
 
 def usual_lines(tokenizer: Tokenizer, direction: str) -> LineRule:

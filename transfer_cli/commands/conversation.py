@@ -1,17 +1,19 @@
 """What a model that is talked to says next: a continuation of its chat template's text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.data.chat_template import Message, Renderer, with_end
+from transfer_cli.assembly.finished_run import Trained, objective_of
+from transfer_cli.config.build import TARGET, class_of
+from transfer_cli.data.chat_template import ChatTemplate, Message, Renderer, with_end
 from transfer_cli.data.json_tables import whole_file
 from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
 from transfer_cli.tasks.chat.conversations import ChatExample, messages_of
-from transfer_cli.tasks.chat.task import ChatTask
+from transfer_cli.tasks.chat.task import ChatTask, Conversations, SupervisedChat
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,41 @@ class Listener:
 @contextmanager
 def listening(trained: Trained) -> Iterator[Listener]:
     """Open the chat template of a model."""
-    start, template = trained.start, trained.start.chat_template
+    own = trained.start.task
+    task = own if isinstance(own, ChatTask) else ChatTask()
+    template = _template_of(trained)
+    if template.end != task.end:
+        task = task.written_by(lambda: template)
+    with template.opened() as render:
+        yield Listener(trained, task, render)
+
+
+def talked_to(trained: Trained, data: Mapping[str, Any]) -> Trained:
+    """Return a language model as one that answers in conversations, if the data are such.
+
+    Args:
+        data: The config node of what it is scored on.
+    """
+    if trained.start.task is not None or not issubclass(class_of(data, "data"), Conversations):
+        return trained
+    task = ChatTask(system=data["system"], answer_tokens=data["answer_tokens"])
+    described = replace(
+        trained.start.description,
+        task=task.written_by(lambda: _template_of(trained)).as_node(),
+        objective={TARGET: f"{SupervisedChat.__module__}.{SupervisedChat.__qualname__}"},
+    )
+    start = replace(trained.start, description=described)
+    return replace(trained, start=start, objective=objective_of(start))
+
+
+def _template_of(trained: Trained) -> ChatTemplate:
+    template = trained.start.chat_template
     if template is None:
         raise CheckpointError(
             f"run: {trained.path} has no chat template, by which it can be talked to; runs of "
             "objective=sft have one (of objective=next_utterance none is needed)"
         )
-    task = start.task if isinstance(start.task, ChatTask) else ChatTask()
-    if not template.end:
-        template = with_end(template, start.tokenizer)
-        task = task.written_by(lambda: template)
-    with template.opened() as render:
-        yield Listener(trained, task, render)
+    return template if template.end else with_end(template, trained.start.tokenizer)
 
 
 def asked_in(path: Path, task: ChatTask) -> Sequence[ChatExample]:

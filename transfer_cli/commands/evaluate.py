@@ -12,6 +12,7 @@ from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.closing import Closing
+from transfer_cli.commands.conversation import talked_to
 from transfer_cli.commands.paths import check_ending
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.check_beams import typed_beams
@@ -74,6 +75,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base, typed_beams(vars(config)))
+        if config.data is not None:
+            trained = talked_to(trained, config.data)
         own = data_source(config, trained) if config.input is None else None
         origins = _origins(config)
         with distributed.main_first():

@@ -1,4 +1,4 @@
-"""A shallower model made of some of another one's blocks (Sanh et al. 2019, section 2)."""
+"""A model made of another one's blocks: some of them (Sanh et al. 2019), or all of them twice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ from transfer_cli.model.sparse_attention import parts_of
 from transfer_cli.model.weights import LazyTensors, without_values
 
 _BLOCKS = "backbone.blocks."
+_EMBEDDING = "backbone.token_embedding."
 
 
 def spread(depth: int, blocks: int) -> tuple[int, ...]:
@@ -78,6 +79,25 @@ def tensors_of_blocks(tensors: Mapping[str, Tensor], layers: Sequence[int]) -> M
         number, _, rest = name.removeprefix(_BLOCKS).partition(".")
         if number in place:
             stored[f"{_BLOCKS}{place[number]}.{rest}"] = name
+    return _renamed(tensors, stored)
+
+
+def tensors_of_both_stacks(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of an encoder and a decoder that are each the whole of a model.
+
+    The decoder's attentions on the source have none (Rothe et al. 2020, section 2).
+    """
+    stored = {}
+    for name in tensors:
+        within = name.removeprefix("backbone.")
+        if within == name or name.startswith(_EMBEDDING):
+            stored[name] = name
+            continue
+        stored |= {f"backbone.{stack}.{within}": name for stack in ("encoder", "decoder")}
+    return _renamed(tensors, stored)
+
+
+def _renamed(tensors: Mapping[str, Tensor], stored: Mapping[str, str]) -> Mapping[str, Tensor]:
     shapes = without_values(tensors)
     return LazyTensors(
         {new: shapes[name] for new, name in stored.items()}, lambda new: tensors[stored[new]]

@@ -278,15 +278,20 @@ def load_strictly(
 
 
 def load_pretrained(
-    model: TransferModel, tensors: Mapping[str, Tensor], source: Path
+    model: TransferModel,
+    tensors: Mapping[str, Tensor],
+    source: Path,
+    fresh: Set[str] = frozenset(),
 ) -> LoadReport:
     """Load the backbone and every head that fits; the other heads keep their initial values.
 
-    On the meta device it only returns the report.
+    So do parameters of the backbone that are `fresh`. On the meta device it only returns the
+    report.
     """
     wanted, shapes = model.state_dict(), without_values(tensors)
     fits = {n for n in wanted.keys() & tensors.keys() if _fits(wanted[n], shapes[n])}
-    lost = sorted(n for n in wanted if n.startswith("backbone.") and n not in fits)
+    needed = wanted.keys() - fresh
+    lost = sorted(n for n in needed if n.startswith("backbone.") and n not in fits)
     if lost:
         raise CheckpointError(
             f"{source} does not fill this model's backbone: {listed(lost)} missing or of another "
