@@ -1,8 +1,8 @@
-"""Few labels on TREC-6: `experiment=few_shot`, `experiment=quick` and SetFit, the same texts.
+"""Few labels: `experiment=few_shot`, `experiment=quick` and SetFit on the same texts.
 
-Of each class so many training questions are drawn by the seed. All start from the same
+Of each class so many training texts are drawn by the seed. All start from the same
 sentence-transformers folder and learn from these alone, but `quick` chooses its weight decay on 500
-others. Error on the 500 test questions; seconds are those of the whole command, CPU seconds beside.
+others. Accuracy on the test texts; seconds are those of the whole command, CPU seconds beside.
 
 Needs `setfit` in the Python of `--setfit`. One line of JSON for each run.
 """
@@ -38,7 +38,10 @@ print(json.dumps({"accuracy": right / len(asked)}))
 def main() -> None:
     """Run the three systems on each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trec", type=Path, required=True, help="folder of TREC's two files")
+    parser.add_argument(
+        "--train", type=Path, required=True, help="CSV of text and label, or TREC's"
+    )
+    parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--model", required=True, help="folder of a sentence-transformers model")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--labels", type=int, default=8, help="of each class")
@@ -46,7 +49,7 @@ def main() -> None:
     parser.add_argument("--setfit", help="a Python that has setfit")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    whole, test = (_read(asked.trec / f"{name}.label") for name in ("train_5500", "TREC_10"))
+    whole, test = (_read(file) for file in (asked.train, asked.test))
     _write(asked.out / "test.csv", test)
     for seed in range(asked.seeds):
         few, others = _drawn(whole, asked.labels, seed)
@@ -98,6 +101,9 @@ def _drawn(
 
 
 def _read(path: Path) -> list[tuple[str, str]]:
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8", newline="") as file:
+            return [(row["text"], row["label"]) for row in csv.DictReader(file)]
     lines = path.read_text("latin-1").splitlines()
     split = (line.split(" ", 1) for line in lines)
     return [(text, label.partition(":")[0]) for label, text in split]

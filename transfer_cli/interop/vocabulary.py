@@ -22,6 +22,7 @@ from transfer_cli.data.library_tokenizer import (
 )
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, DataError, listed, raised_as
+from transfer_cli.interop.sentence_pieces import unigrams_in
 from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
 
@@ -31,10 +32,14 @@ FILE = "tokenizer.json"
 WORDPIECES = "vocab.txt"
 MERGES = "merges.txt"
 BYTE_PAIRS = "vocab.json"
+SENTENCE_PIECES = "spiece.model"
 OPTIONS = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 ADDED = "added_tokens.json"
 SPECIAL = "special_tokens_map.json"
+
+SENTINELS, MAX_SENTINELS = 100, 10_000
+"""How many `<extra_id_0>` and so on a T5 has that does not say it, and at most."""
 
 SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask")
 
@@ -77,7 +82,8 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
     """Return the tokenizer of a model's folder.
 
     It is that of `tokenizer.json`, with the options of `tokenizer_config.json`, if there is one;
-    else it is made of BERT's `vocab.txt` or of GPT-2's `vocab.json` and `merges.txt`.
+    else it is made of BERT's `vocab.txt`, of GPT-2's `vocab.json` and `merges.txt`, or of T5's
+    `spiece.model`.
 
     Args:
         rows: How many tokens the model has; added ones behind them are left out (Gemma 3 has one).
@@ -85,7 +91,8 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
     """
     options = _options(folder)
     for file, make in (
-        (folder / FILE, _whole), (folder / WORDPIECES, _wordpieces), (folder / MERGES, _byte_pairs)
+        (folder / FILE, _whole), (folder / WORDPIECES, _wordpieces), (folder / MERGES, _byte_pairs),
+        (folder / SENTENCE_PIECES, _unigrams),
     ):  # fmt: skip
         if file.is_file():
             with library_errors(f"{file} is damaged, or no tokenizer"):
@@ -94,7 +101,8 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
                     backend.add_special_tokens([text_end])
                 return LibraryTokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
-        f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
+        f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and "
+        f"{MERGES}, or {SENTENCE_PIECES}"
     )
 
 
@@ -257,6 +265,23 @@ def _byte_pairs(folder: Path, options: Mapping[str, Any], rows: int) -> tokenize
         spaced = options.get("add_prefix_space", False)
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
         backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, folder, rows)
+    return backend
+
+
+def _unigrams(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
+    """Return the tokenizer of T5, with its sentinels behind the pieces."""
+    path = folder / SENTENCE_PIECES
+    kind = str(options.get("tokenizer_class") or "T5Tokenizer")
+    if kind.removesuffix("Fast").removesuffix("Tokenizer") not in ("T5", "MT5"):
+        raise DataError(
+            f"{path} belongs to a {kind[:100]}, which cannot be made of it; take a folder with a "
+            f"{FILE}."
+        )
+    sentinels = _object(folder / OPTIONS).get("extra_ids", SENTINELS)
+    if type(sentinels) is not int or not 0 <= sentinels <= MAX_SENTINELS:
+        raise DataError(f"{folder / OPTIONS}: extra_ids is {str(sentinels)[:100]!r}.")
+    backend = unigrams_in(path, sentinels)
     _add_tokens(backend, folder, rows)
     return backend
 

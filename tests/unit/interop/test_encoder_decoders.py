@@ -12,7 +12,8 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.commands.export.export import _merged
 from transfer_cli.config.schema import ExportConfig
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.interop import sentence_pieces
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.attention import SourceText
 from transfer_cli.objectives.language_model import language_model_head
@@ -52,6 +53,21 @@ def unigrams(folder):
                "pad_token": "<pad>", "unk_token": "<unk>"}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
     return backend.get_vocab_size()
+
+
+def as_sentence_pieces(folder):
+    """Put the tokenizer into a file of SentencePiece, as T5 1.1 has it; return it as it was."""
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.normalizer = None
+    file = sentence_pieces.model_class()()
+    for number, (piece, score) in enumerate(json.loads(backend.to_str())["model"]["vocab"]):
+        file.pieces.add(piece=piece, score=score, type=(3, 3, 2)[number] if number < 3 else 1)
+    file.trainer_spec.model_type, file.trainer_spec.unk_id = sentence_pieces.UNIGRAM, 2
+    (folder / "spiece.model").write_bytes(file.SerializeToString())
+    options = {"tokenizer_class": "T5Tokenizer", "extra_ids": 9}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    (folder / "tokenizer.json").unlink()
+    return backend
 
 
 def publish(folder, name):
@@ -107,6 +123,27 @@ def test_states_and_logits_are_the_references(published):
     for ours, other in zip(states, expected.decoder_hidden_states, strict=True):
         torch.testing.assert_close(ours[mask], other[mask], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits, expected.logits[mask], rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_of_sentence_pieces_is_read(tmp_path):
+    publish(tmp_path / "t5", "t5")
+    expected = as_sentence_pieces(tmp_path / "t5")
+
+    ours = open_pretrained(str(tmp_path / "t5")).tokenizer
+
+    assert ours.size == expected.get_vocab_size()
+    for text in TEXT:
+        assert ours.encode(text) == expected.encode(text, add_special_tokens=False).ids
+    assert ours.token("<extra_id_8>") == ours.size - 9
+    options = tmp_path / "t5" / "tokenizer_config.json"
+    for changed in ({"tokenizer_class": "LlamaTokenizer"}, {"extra_ids": -1}):
+        options.write_text(json.dumps(changed))
+        with pytest.raises(DataError):
+            open_pretrained(str(tmp_path / "t5"))
+    options.unlink()
+    (tmp_path / "t5" / "spiece.model").write_bytes(b"\xff" * 9)
+    with pytest.raises(DataError, match="SentencePiece"):
+        open_pretrained(str(tmp_path / "t5"))
 
 
 def test_tokens_are_the_references(published):
