@@ -84,4 +84,5 @@ def unigrams_in(path: Path, sentinels: int) -> tokenizers.Tokenizer:
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {_END}", pair=f"$A {_END} $B {_END}", special_tokens=[(_END, end)]
     )
-    return backend
+    # Scores lose their last bit in a text, once: what is written now is what is read later.
+    return tokenizers.Tokenizer.from_str(backend.to_str())
