@@ -68,11 +68,16 @@ class Vocabulary:
     sep: int = 3
     mask: int = 4
     has_mask: bool = True
+    sentinels: tuple[int, ...] = ()
     special: frozenset[int] = frozenset(range(5))
 
     @property
     def starts_word(self) -> np.ndarray:
         return np.arange(self.size) < self.size * 3 // 4
+
+    @property
+    def target_start(self) -> list[int]:
+        return [self.sep, self.cls]
 
 
 VOCABULARY = Vocabulary()
