@@ -42,17 +42,6 @@ class Stage:
             at_least("patience", self.patience, 1)
 
 
-@dataclass(frozen=True)
-class StagePlan:
-    """The steps from `begin`, counted from 0, up to `end`, and the parameters that train then."""
-
-    begin: int
-    end: int
-    trains: frozenset[str]
-    rate: float = 1.0
-    patience: int | None = None
-
-
 class Plan(Protocol):
     """Divides a run into stages."""
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from transfer_cli.analysis.analysis import Analysis, Subject, spread
 from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.reports.finding import Finding, FindingTable, Points
 

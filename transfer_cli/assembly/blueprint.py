@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
 from transfer_cli.adaptation.edit import Edit
-from transfer_cli.adaptation.plans import StagePlan
+from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_average,

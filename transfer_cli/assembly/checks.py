@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC
-from transfer_cli.adaptation.plans import StagePlan
+from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import Asked, loss_key
 from transfer_cli.config.literal import as_typed

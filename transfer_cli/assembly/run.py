@@ -19,7 +19,7 @@ from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.example_facts import ask_teachers, mark_examples
 from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
-from transfer_cli.assembly.optimizer import parameter_groups
+from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import (
     Forgetting,
@@ -184,6 +184,7 @@ def build_run(
             loop.clip,
             loop.max_bad_steps,
             plan.adaptation.penalty,
+            solves=is_solver(plan.config.optimizer),
         ),
         groups=network.groups,
         seed=config.seed,

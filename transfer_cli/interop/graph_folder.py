@@ -18,7 +18,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
 from transfer_cli.interop.vocabulary import FILE
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription, description_in
 from transfer_cli.safe_files import UnreadableError, read_json

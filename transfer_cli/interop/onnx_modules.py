@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.graph_folder import HIDDEN
 from transfer_cli.model.added import added_modules
-from transfer_cli.model.heads import BatchNorm, Pooling, pool
+from transfer_cli.model.heads import BatchNorm
+from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.language_model import HEAD
@@ -108,7 +109,7 @@ class _TokenGraph(Graph):
 
 
 def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
-    """Do what `model.heads.pool` does, without `len(batch)`."""
+    """Do what `model.pooling.pool` does, without `len(batch)`."""
     if pooling == "concat":
         parts: tuple[Pooling, ...] = ("cls_last", "max", "mean")
         return torch.cat([_pool(hidden_BTD, mask_BT, part) for part in parts], dim=1)

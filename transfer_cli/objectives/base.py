@@ -20,9 +20,9 @@ from transfer_cli.data.split import Dataset, TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.packing import Packing, Rows
+from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.model.shape import BackboneShape, Settled
 from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
@@ -201,7 +201,7 @@ class Encoding:
         return Pass(computed, sequences, positions, causal, lengths, earlier, source)
 
     def pooled(self, pooling: Pooling) -> Tensor:
-        """Return one vector a sequence, see `model.heads.pool`; or that of the batch."""
+        """Return one vector a sequence, see `model.pooling.pool`; or that of the batch."""
         if "pooled" in self._batch:
             return _sequences(self._batch["pooled"])
         return pool(self.top, _sequences(self._batch["mask"]), pooling)

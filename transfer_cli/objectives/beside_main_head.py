@@ -16,7 +16,7 @@ from transfer_cli.batch import Batch, view_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, one_of
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
