@@ -104,7 +104,7 @@ class Consistency(OfMainHead):
                     f"{key}: they are for examples of one text each; take "
                     f"losses.{self.info.name}.perturb"
                 )
-            keys = [text.strip() for text, *_ in texts]
+            keys = ["".join(each).strip() for each in texts]  # each is one text
             for text in keys:
                 if text in known and text not in places:
                     places[text] = len(rows), len(known[text])
