@@ -249,7 +249,7 @@ class LoadedModel:
 
         Args:
             texts: Texts, or pairs of texts.
-            pooling: How the last hidden states of a text's tokens become one, see `heads.pool`.
+            pooling: How the last hidden states of a text's tokens become one, see `pooling.pool`.
             normalize: Whether vectors have length 1; None: where the model's folder says so.
         """
         vectors = SentenceVectors(self._opened, self._precision, pooling, normalize=normalize)

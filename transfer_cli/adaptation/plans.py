@@ -42,17 +42,6 @@ class Stage:
             at_least("patience", self.patience, 1)
 
 
-@dataclass(frozen=True)
-class StagePlan:
-    """The steps from `begin`, counted from 0, up to `end`, and the parameters that train then."""
-
-    begin: int
-    end: int
-    trains: frozenset[str]
-    rate: float = 1.0
-    patience: int | None = None
-
-
 class Plan(Protocol):
     """Divides a run into stages."""
 
@@ -65,7 +54,6 @@ class AllAtOnce:
     """Everything trains from the first step on."""
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage of all groups."""
         return [Stage(("*",), REMAINDER)]
 
 
@@ -84,7 +72,6 @@ class Only:
             raise ValueError("train must name at least one pattern, for example 'head.*'")
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         return [Stage(tuple(self.train), REMAINDER)]
 
 
@@ -100,7 +87,6 @@ class NewWeights:
     also: tuple[str, ...] = ()
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         norms = ("*/*norm*",) if self.norms else ()
         return [Stage((*_names(new_groups(groups)), *norms, *self.also), REMAINDER)]
 
@@ -110,7 +96,6 @@ class Biases:
     """All biases and the new groups train (BitFit; Ben Zaken et al. 2021)."""
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         old = (n for g in groups if not g.name.startswith(NEW) for n in g.parameters)
         if not any(name.endswith(".bias") for name in old):
             raise ConfigError(
@@ -130,7 +115,6 @@ class TopBlocks:
         at_least("count", self.count, 1)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         blocks = [group for group in groups if group.is_block]
         if self.count > len(blocks):
             raise ConfigError(
@@ -159,7 +143,6 @@ class GradualUnfreezing:
         _check_length("every", self.every)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage for the new groups, and one for each old group."""
         train = [*_names(new_groups(groups)), *self.always]
         stages = [Stage(tuple(train), Length.parse(self.every))]
         for group in reversed(old_groups(groups)):
@@ -193,7 +176,6 @@ class ChainThaw:
         above_zero("later_rate", self.later_rate)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return a stage for the new groups, one for each old group, one for everything."""
         new, old = _names(new_groups(groups)), _names(old_groups(groups))
         beside = new if self.with_new else ()
         # Without pretrained weights all groups are new, and one stage is enough.
@@ -219,7 +201,6 @@ class SequentialUnfreezing:
         _check_length("upper", self.upper)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return three stages; one if all groups are new."""
         new, old = new_groups(groups), old_groups(groups)
         upper = [group for group in groups if group in new or group.depth > 0]
         stages = [Stage(_names(new), Length.parse(self.new))]
@@ -250,7 +231,6 @@ def _closed(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _check_length(name: str, text: str) -> None:
-    """Check the length of a stage that is not the last one."""
     with raised_as(ValueError, f"{name}: "):
         length = Length.parse(text)
     if length == REMAINDER:

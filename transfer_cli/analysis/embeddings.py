@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.analysis.analysis import Analysis, Subject, spread
-from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.reports.finding import Finding, FindingTable, Points
 
@@ -154,7 +153,6 @@ class Embeddings(Analysis):
     def _near_words(
         self, subject: Subject, table_VD: Vectors, tokens: npt.NDArray[np.int64]
     ) -> list[tuple[str, list[tuple[str, float]]]]:
-        """Return the tokens that are nearest to each word, of all but its own."""
         tokenizer = subject.tokenizer
         words = _some_words(subject, tokens) if self.words is None else self.words
         unit_VD, near = _unit(table_VD), []
@@ -217,7 +215,7 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
             vector_of[int(of_S[at]), int(at)] = vectors[at]
     if len(vector_of) < 3:
         raise DataError("data: fewer than 3 texts make no picture; show it more")
-    encoded, rows, labels = encoded_of(split), [], []
+    encoded, rows, labels = split.encoded, [], []
     for row, _ in sorted(vector_of):
         example = int(encoded.example_of[row])
         said = [] if task is None else task.labels_of(encoded.examples[example])
@@ -290,7 +288,6 @@ def _unit(vectors_ND: Vectors) -> Vectors:
 
 
 def _one_line(text: str) -> str:
-    """Return a text that is one cell of a table."""
     return " ".join(text.split())[:_MOST_CHARACTERS] or "·"
 
 

@@ -27,8 +27,8 @@ from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.added import Mergeable, added_parameters, merged_layers
 from transfer_cli.model.attention import SelfAttention
 from transfer_cli.model.block import FeedForward
-from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.norms import NORMS
+from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.reports import formats

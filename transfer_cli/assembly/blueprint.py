@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
 from transfer_cli.adaptation.edit import Edit
-from transfer_cli.adaptation.plans import StagePlan
+from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_average,
@@ -351,7 +351,6 @@ def _losses(
 def _course(
     config: DictConfig, loop: LoopConfig, sizes: Sizes, network: Network, adaptation: Adaptation
 ) -> Course:
-    """Return the stages of a run, and its rates."""
     lr_scheduler = LRScheduler(
         config.optimizer.lr,
         build(config.schedule, "schedule", Schedule),
@@ -579,7 +578,6 @@ def _network(
     edits: Mapping[str, Edit],
     seed: int,
 ) -> Network:
-    """Fill a model with what it inherits, and edit it."""
     start, tensors, before = origin.pretrained, origin.tensors, dict[str, Any]()
     report, drawn = None, frozenset[str]()
     if start is not None and tensors is not None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from transfer_cli.config.build import build, plain
 from transfer_cli.errors import ConfigError, at_least, nearest, raised_as
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Loss, Objective, TaskInfo
+from transfer_cli.objectives.base import Loss, Objective, TaskInfo, loss_key
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.with_teachers import LANGUAGE_MODELS, SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
@@ -105,11 +105,6 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     return found
 
 
-def loss_key(name: str) -> str:
-    """Return the config key of a loss."""
-    return "objective" if name == "main" else f"losses.{name}"
-
-
 def objective_options(node: Any, key: str) -> dict[str, Any]:
     """Return the node of an objective without what belongs to the loss: its weight and stream."""
     if not isinstance(node, Mapping):
@@ -132,7 +127,7 @@ def bind_losses(
     for name, loss in asked.items():
         check_task(name, loss, info[loss.stream].task)
         main = None if name == "main" else asked["main"].objective
-        loss.objective.setup(replace(info[loss.stream], name=name, main=main))
+        loss.objective.setup(replace(info[loss.stream], name=name, stream=loss.stream, main=main))
         weight = loss.weight
         if callable(weight):
             changing = partial(weight, total=total_steps, steps_per_epoch=steps_per_epoch)

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import numpy as np
 
-from transfer_cli.adaptation.plans import StagePlan
+from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.assembly.exports import exports_as

@@ -16,10 +16,9 @@ from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, Prepared
-from transfer_cli.assembly.example_facts import ask_teachers, mark_examples
 from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
-from transfer_cli.assembly.optimizer import parameter_groups
+from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import (
     Forgetting,
@@ -28,6 +27,7 @@ from transfer_cli.assembly.pretraining_task import (
     fisher_of,
     forgetting_of,
 )
+from transfer_cli.assembly.teacher_answers import ask_teachers
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
@@ -150,7 +150,8 @@ def build_run(
     passing = _passing(plan, micro_batch)
     ask_teachers(prepared, losses, precision, origins, place.cache, passing)
     lend_teachers(losses, plan.start.teachers, precision, origins)
-    mark_examples(prepared, losses, model.backbone.shape, plan.data.tokenizer)
+    for loss in losses:
+        loss.objective.on_examples(prepared[loss.stream].splits, model.backbone.shape)
     stages = Stages(model, plan.course.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
@@ -184,6 +185,7 @@ def build_run(
             loop.clip,
             loop.max_bad_steps,
             plan.adaptation.penalty,
+            solves=is_solver(plan.config.optimizer),
         ),
         groups=network.groups,
         seed=config.seed,
@@ -253,7 +255,6 @@ def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
 
 
 def _log_start(plan: Blueprint) -> None:
-    """Log what was loaded, and what is unwise."""
     if plan.network.report is not None and plan.start.pretrained is not None:
         log_loaded(plan.network.report, plan.start.pretrained.weights)
     for warning in advice(plan):
@@ -301,7 +302,6 @@ def _parallel(
 
 
 def _average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Average | None:
-    """Return the average of weights that a run asks for."""
     match loop.average:
         case "ema":
             return EMA(model, trains, loop.average_decay)
@@ -311,7 +311,6 @@ def _average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Averag
 
 
 def _lanes(plan: Blueprint, micro_batch: int) -> CarriedMemory | None:
-    """Return what remembers the text of the main stream from step to step, if anything does."""
     if not plan.remembers:
         return None
     shape, epoch = plan.model.backbone.shape, plan.course.sizes.steps_per_epoch

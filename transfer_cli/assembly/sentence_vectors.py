@@ -20,7 +20,7 @@ from transfer_cli.engine.evaluation import batch_of, portions
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modules
-from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.similarity.contrastive import Contrastive
 
@@ -29,9 +29,9 @@ class SentenceVectors:
     """Makes vectors by a model.
 
     Args:
-        pooling: How the states of a text's tokens become one, see `heads.pool`; auto: as they were
-            trained, or as the folder of a sentence-transformers model says (Reimers and Gurevych
-            2019), else their mean.
+        pooling: How a text's states become one, see `pooling.pool`; auto: as they were trained, or
+            as the folder of a sentence-transformers model says (Reimers and Gurevych 2019), else
+            their mean.
         normalize: Whether to divide vectors by their length; None: as these say, else not.
         batch: Texts that pass through the model at once, or auto.
 

@@ -14,7 +14,7 @@ import numpy as np
 from ignite.engine import Engine, Events
 from ignite.handlers import FastaiLRFinder
 
-from transfer_cli.adaptation.plans import StagePlan
+from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.engine.loop import Progress, build_trainer, report_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfer_cli.adaptation.plans import StagePlan
+from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
 

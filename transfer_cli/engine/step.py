@@ -24,7 +24,6 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
-from transfer_cli.optim.lbfgs import LBFGS
 from transfer_cli.optim.schedules import LRScheduler, position_of
 from transfer_cli.seeds import ExampleNoise, derive
 
@@ -100,6 +99,7 @@ class Update:
         clip: Maximum global gradient norm; None for no clipping.
         max_bad_steps: Skipped steps in a row after which the run fails.
         penalty: Pulls the weights back to their starting values; already started.
+        solves: Whether the optimizer asks for loss and gradient anew until it is at their minimum.
     """
 
     optimizer: Optimizer
@@ -107,6 +107,7 @@ class Update:
     clip: float | None
     max_bad_steps: int
     penalty: Penalty | None = None
+    solves: bool = False
 
 
 class TrainStep:
@@ -143,6 +144,7 @@ class TrainStep:
         self._scaler = passes.precision.scaler()
         self._clip = update.clip
         self._penalty = update.penalty
+        self._solves = update.solves
         self._lay_out = passes.lay_out
         self._lanes = passes.lanes
         self._decides_on_device = decides_on_device(self.optimizer, model, self._scaler)
@@ -451,8 +453,8 @@ class TrainStep:
         elif bool(finite):
             if self._clip is not None:
                 nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
-            if isinstance(self.optimizer, LBFGS):
-                self.optimizer.step(again)
+            if self._solves:
+                self.optimizer.step(again)  # type: ignore[arg-type]  # torch knows floats alone
             else:
                 self._scaler.step(self.optimizer)
         elif self._scaler.is_enabled():

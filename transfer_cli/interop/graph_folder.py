@@ -18,7 +18,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
 from transfer_cli.interop.vocabulary import FILE
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription, description_in
 from transfer_cli.safe_files import UnreadableError, read_json
@@ -144,13 +144,11 @@ class _Given(nn.Module):
     pooling: Pooling = "cls_first"
 
     def forward(self, outputs: Tensor, *others: Any) -> Tensor:
-        """Return the outputs."""
         return outputs
 
     def summed_loss(
         self, logits_NV: Tensor, table: Tensor, target_N: Tensor, on_logits: Any = None
     ) -> Tensor:
-        """Return the cross-entropy, summed."""
         if on_logits is not None:
             on_logits(logits_NV, slice(None))
         return F.cross_entropy(logits_NV.float(), target_N, reduction="sum")

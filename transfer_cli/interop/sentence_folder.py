@@ -7,7 +7,7 @@ from typing import Any
 
 from transfer_cli.errors import CheckpointError, listed, raised_as
 from transfer_cli.interop.files import dump_json
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.safe_files import STRICT_JSON, UnreadableError, read_json, read_text
 
 MODULES, OPTIONS, POOLING = "modules.json", "sentence_bert_config.json", "1_Pooling"

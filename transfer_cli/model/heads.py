@@ -5,7 +5,6 @@ Legend: B batch, T positions, D width, N rows, V vocabulary, C classes.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +14,12 @@ from transfer_cli.model.backbone import BackboneShape, initialise_plain
 from transfer_cli.model.block import ACTIVATIONS
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.vocabulary_loss import (
     summed_copy_loss,
     summed_cross_entropy,
     summed_divergence,
 )
-
-Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
 
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu, "gelu_norm": F.gelu,
@@ -206,31 +204,3 @@ class BatchNorm(nn.BatchNorm1d):
         return F.batch_norm(
             rows_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )
-
-
-def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
-    """Return one vector a sequence, `[B, D]` (`[B, 3 D]` for concat), independent of padding.
-
-    `cls_first` and `cls_last` are the hidden states at the first and last real position, found by
-    index: a text may hold the classification token, too. `concat` is the last hidden state, the
-    maximum and the mean (Howard and Ruder 2018, section 3.3).
-    """
-    real_BT1 = mask_BT[..., None]
-    if pooling == "cls_first":
-        return _state_at(hidden_BTD, mask_BT.int().argmax(1))
-    if pooling == "cls_last":
-        from_end = mask_BT.int().flip(1).argmax(1)
-        return _state_at(hidden_BTD, mask_BT.shape[1] - 1 - from_end)
-    if pooling == "mean":
-        # `where`, not a product: padded positions may hold NaN or inf.
-        kept_BTD = torch.where(real_BT1, hidden_BTD, 0)
-        return kept_BTD.sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)
-    if pooling == "max":
-        lowest = torch.finfo(hidden_BTD.dtype).min
-        return torch.where(real_BT1, hidden_BTD, lowest).amax(1)
-    parts: tuple[Pooling, ...] = ("cls_last", "max", "mean")
-    return torch.cat([pool(hidden_BTD, mask_BT, part) for part in parts], dim=1)
-
-
-def _state_at(hidden_BTD: Tensor, position_B: Tensor) -> Tensor:
-    return hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), position_B]

@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded, view_of
-from transfer_cli.data.split import Dataset, TextStats
+from transfer_cli.data.split import Dataset, Split, TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.packing import Packing, Rows
+from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.model.shape import BackboneShape, Settled
 from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
 if TYPE_CHECKING:
     from transfer_cli.data.tokenizer import Tokenizer
+
+
+def loss_key(name: str) -> str:
+    """Return the config key of a loss."""
+    return "objective" if name == "main" else f"losses.{name}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class TaskInfo:
         main: The objective of the main loss, for a further one.
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
         train: The training examples of a run that begins, if they have labels.
+        stream: The stream of batches that the loss reads.
     """
 
     vocabulary: "Tokenizer"
@@ -52,6 +58,12 @@ class TaskInfo:
     main: "Objective | None" = None
     pairs: str | None = None
     train: Sequence[Any] = field(default=(), repr=False, compare=False)
+    stream: str = "main"
+
+    @property
+    def key(self) -> str:
+        """The config key of the loss."""
+        return loss_key(self.name)
 
 
 @dataclass(frozen=True)
@@ -201,7 +213,7 @@ class Encoding:
         return Pass(computed, sequences, positions, causal, lengths, earlier, source)
 
     def pooled(self, pooling: Pooling) -> Tensor:
-        """Return one vector a sequence, see `model.heads.pool`; or that of the batch."""
+        """Return one vector a sequence, see `model.pooling.pool`; or that of the batch."""
         if "pooled" in self._batch:
             return _sequences(self._batch["pooled"])
         return pool(self.top, _sequences(self._batch["mask"]), pooling)
@@ -344,6 +356,9 @@ class Objective(ABC):
 
     def on_data(self, data: Dataset) -> None:  # noqa: B027 - most need none
         """Look at the training examples of its stream, before the first step."""
+
+    def on_examples(self, splits: Mapping[str, Split], shape: BackboneShape) -> None:  # noqa: B027 - most need none
+        """Add to the batches of its stream what it knows of each example, before the first step."""
 
     def on_step(self, progress: float) -> None:  # noqa: B027 - most need none
         """Learn how much of the run is over when a step begins, in [0, 1)."""

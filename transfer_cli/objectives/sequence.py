@@ -15,7 +15,8 @@ from transfer_cli.errors import CheckpointError
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.added_embeddings import AddedRows
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
+from transfer_cli.model.heads import Pooler, SequenceHead
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Encoding
@@ -31,7 +32,7 @@ class SequenceObjective(UnitObjective):
     """A loss of what a head says of one vector for each text.
 
     Args:
-        pooling: See `model.heads.pool`. auto: the state of the classification token, last in a
+        pooling: See `model.pooling.pool`. auto: the state of the classification token, last in a
             causal and first in a bidirectional model; but the mean if that token's embedding is
             frozen, since it may not have occurred in pretraining. In published masked models it
             has: there it is the mean if nothing in the backbone trains. In published causal models

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from tests import tiny
-from transfer_cli.adaptation.plans import Only, Stage, StagePlan
+from transfer_cli.adaptation.plans import Only, Stage
+from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.engine.stages import Stages
 from transfer_cli.lengths import Length
 from transfer_cli.objectives.causal_lm import CausalLM

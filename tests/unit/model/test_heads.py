@@ -15,7 +15,8 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.model import vocabulary_loss
-from transfer_cli.model.heads import BatchNorm, LanguageModelHead, SequenceHead, pool
+from transfer_cli.model.heads import BatchNorm, LanguageModelHead, SequenceHead
+from transfer_cli.model.pooling import pool
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.model.vocabulary_loss import (
     summed_copy_loss,

@@ -11,7 +11,7 @@ from tests import tiny
 from transfer_cli.adaptation.edits import NewRows
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.heads import pool
+from transfer_cli.model.pooling import pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Loss, TaskInfo
 from transfer_cli.objectives.classification import Classification, highest_learnt_from

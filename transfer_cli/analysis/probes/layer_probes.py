@@ -40,7 +40,7 @@ from transfer_cli.analysis.probes.sought import (
 )
 from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.progress import progress
 from transfer_cli.reports.finding import Finding, FindingTable, Lines
 from transfer_cli.seeds import derive
@@ -211,7 +211,7 @@ class Probes(Analysis):
         task: A task made from the texts; None: the labels of the data.
         layers: Which of the L + 1 states, 0 the embeddings; all, or numbers.
         controls: Of `CONTROLS`; auto: those that fit.
-        pooling: How the states of a text become one, see `model.heads.pool`.
+        pooling: How the states of a text become one, see `model.pooling.pool`.
         mix: Whether a mix of the layers is learnt by linear probes, too.
         mdl: Whether the codelength of the labels is computed, too.
         strengths: Of the L2 penalty, see `probes.linear.solved`.

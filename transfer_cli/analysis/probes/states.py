@@ -14,7 +14,7 @@ from transfer_cli.analysis.analysis import Subject
 from transfer_cli.batch import rows_with_word
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError
-from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.progress import progress

@@ -26,14 +26,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, to_device, with_facts
-from transfer_cli.data.sampler import micro_batches
+from transfer_cli.batch import Batch, micro_batches, to_device, with_facts
 from transfer_cli.data.split import Dataset
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
 from transfer_cli.fitting import in_halves
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.progress import progress

@@ -16,7 +16,8 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import LanguageModelHead, Pooling
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.classification import Classification

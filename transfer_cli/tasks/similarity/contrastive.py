@@ -16,7 +16,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.errors import CheckpointError, ConfigError, above_zero
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import Pooling
+from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import Answering
 from transfer_cli.objectives.base import Encoding, ExampleResults, TaskInfo
@@ -82,7 +82,7 @@ class Contrastive(Answering):
             scores `cosent`, see `ordered_as_scores`, or `cosine`: the squared difference of cosine
             and score (Reimers and Gurevych 2019). auto: what goes with the data, of scores cosent.
         scale: What cosines are multiplied by, 1 / temperature.
-        pooling: See `model.heads.pool`; auto: as the model that it starts from says, else the mean.
+        pooling: See `pooling.pool`; auto: as the model that it starts from says, else the mean.
         normalize: Whether vectors are written with length 1; None: as that model says, else not.
         matryoshka: Sizes; the loss is the sum of those of so many first numbers of each vector,
             and of all (Kusupati et al. 2022).
