@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import transfer_cli
+from tests.syntax import MODULES, name_of, parsed
 from transfer_cli.errors import RunError
 from transfer_cli.runs.atomic import remove
 from transfer_cli.runs.directory import LOCK, RunDirectory
 from transfer_cli.runs.locks import Lock
 from transfer_cli.runs.sweep import SweepDirectory, SweepRequest
-
-PACKAGE = Path(transfer_cli.__file__).parent
 
 PLACES = sorted(
     path.relative_to("run").as_posix()
@@ -93,9 +91,9 @@ def writes(call: ast.Call) -> bool:
 
 def test_every_writer_goes_through_one_place_or_says_why_not():
     found = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and writes(node)
     }
 
