@@ -668,7 +668,7 @@ def test_a_vocabulary_has_room_in_its_model_and_a_piece_for_some_bytes(num_bytes
 
 @pytest.mark.parametrize("recipe", [WordPiece(), BytePairs()])
 def test_a_tokenizer_is_made_as_if_its_size_had_been_typed(recipe):
-    words = [f"w{number}x{number % 7}" for number in range(20_000)]  # some 190 KB
+    words = [f"w{number}x{number % 7}" for number in range(24_000)]  # some 210 KB
 
     sized = SizedByText(recipe, 1500)
 
