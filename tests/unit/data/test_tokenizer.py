@@ -305,12 +305,6 @@ def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
     assert one.key() != two.key()
 
 
-@pytest.mark.parametrize("recipe", [WordPiece, BytePairs])
-def test_a_size_without_room_for_letters_is_refused(recipe):
-    with pytest.raises(ValueError, match="size is 6"):
-        recipe(size=6)
-
-
 def test_sentinels_stand_behind_the_others_and_are_in_no_text():
     for own, grown in zip([WORDPIECE, BYTES], WITH_SENTINELS, strict=True):
         assert grown.sentinels == (own.size, own.size + 1, own.size + 2)
