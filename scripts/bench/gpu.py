@@ -19,13 +19,12 @@ SIZES = {
         # width, heads, depth, feed-forward, vocabulary, length, batch
         "base": (512, 8, 11, 2048, 29_056, 256, 64),
         "base-two": (512, 8, 11, 2048, 29_056, 256, 2),
-        "base-odd": (512, 8, 11, 2048, 28_996, 256, 64),
         "bert-base": (768, 12, 12, 3072, 29_056, 512, 32),
         "bert-large": (1024, 16, 24, 4096, 29_056, 512, 32),
         "trial": (64, 1, 1, 128, 512, 32, 4),
     }.items()
 }
-"""Multiples of 64, on others a GPU multiplies with a part of its units; but for one vocabulary."""
+"""Multiples of 64: on others a GPU multiplies with a part of its units."""
 
 KINDS = {
     "attention": r"flash|fmha|sdpa|attention",
@@ -118,9 +117,30 @@ def covered_us(spans: Iterable[tuple[float, float]]) -> float:
     return covered
 
 
-def transfer_run(arrive: Gate, words: Sequence[str], setup: str, **turns: Any) -> None:
-    """Run the whole of `transfer pretrain`, after some Python that changes what it computes by."""
-    exec(setup, {})  # noqa: S102 - our own words
+def flops_per_token(size: Mapping[str, int]) -> int:
+    """Return what training on one token takes of floating-point operations (`engine.cost`).
+
+    A causal mask does not lessen it, by convention, and what is computed a second time to save
+    memory does not count.
+
+    Source: Chowdhery et al. 2022 (PaLM), appendix B; the six of Kaplan et al. 2020, section 2.1.
+    """
+    from transfer_cli.engine.cost import training_flops
+    from transfer_cli.model.backbone import Backbone, BackboneShape
+    from transfer_cli.model.heads import LanguageModelHead
+    from transfer_cli.model.meta_device import without_weights
+    from transfer_cli.model.transfer_model import TransferModel
+
+    sizes = [size[name] for name in ("width", "heads", "depth", "feedforward", "length")]
+    shape = BackboneShape(*sizes, direction="causal")
+    with without_weights():
+        head = LanguageModelHead(shape, size["vocabulary"])
+        model = TransferModel(Backbone(shape, size["vocabulary"]), {"lm": head})
+    return training_flops(model, size["length"])
+
+
+def transfer_run(arrive: Gate, words: Sequence[str], **turns: Any) -> None:
+    """Run the whole of `transfer pretrain`."""
     product.pretrain(Turns(arrive, **turns), words)
 
 

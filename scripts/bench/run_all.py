@@ -19,7 +19,7 @@ import measuring
 from measuring import Goal, Report
 
 FAILED = "(failed)"
-CASES = ("pretrain", "engine", "growth", "finetune", "predict", "encoding", "startup")
+CASES = ("pretrain", "engine", "finetune", "predict", "encoding", "startup")
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:

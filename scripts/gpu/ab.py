@@ -1,6 +1,6 @@
 """Fifteen minutes on one large GPU: what this commit does faster than an earlier one, and why.
 
-    python scripts/gpu/ab.py [--before FOLDER] [--parts turns ceilings ...]
+    python scripts/gpu/ab.py [--before FOLDER] [--parts turns host ...]
 
 FOLDER holds `transfer_cli/` and `conf/` of the earlier commit (`git archive`). Parts run in the
 order of what they tell; each has a limit, and none begins that `--seconds` have run out for.
@@ -31,7 +31,6 @@ import gpu
 import measuring
 import product
 import torch
-from growth import flops_per_token
 from measuring import BenchmarkError, Turn, Variant, Worker
 
 from transfer_cli.engine.precision import Precision
@@ -43,7 +42,6 @@ STEPS, ROUNDS = 20, 5
 LEAST_S = 15.0
 """No part begins with less than this left."""
 
-NO_CUDNN = "import torch; torch.backends.cuda.enable_cudnn_sdp(False)"
 CUDA_GRAPHS = ("loop.cuda_graphs=true",)
 RESIDUAL = ("loop.bf16_residual=true",)
 MUON = ("optimizer=muon", "schedule=trapezoid")
@@ -65,7 +63,6 @@ class Way:
         model: Its preset, if that is not named like the size.
         before: Whether the earlier commit does it.
         is_short: Whether the last batch of an epoch is short.
-        setup: Python that is run first in its process.
     """
 
     name: str
@@ -75,7 +72,6 @@ class Way:
     model: str = ""
     before: bool = False
     is_short: bool = False
-    setup: str = ""
 
 
 class Bench:
@@ -127,7 +123,7 @@ class Bench:
         seconds = [turn.wall_s / self.steps for turn in timed]
         size, middle = self.size(way), statistics.median(seconds)
         rate = size["batch"] * size["length"] / middle
-        mfu = rate * flops_per_token(size) / self.peak_flops
+        mfu = rate * gpu.flops_per_token(size) / self.peak_flops
         profile = {name: round(value, 3) for name, value in profiled.notes.items()}
         return {
             "way": way.name, "size": way.size, "ms": round(1000 * middle, 3),
@@ -152,7 +148,7 @@ class Bench:
             "precision=bf16", *way.words,
             f"run.dir={self.folder / run}",
         ]  # fmt: skip
-        options = {**turns, "words": words, "setup": way.setup}
+        options = {**turns, "words": words}
         paths = [self.asked.before if way.before else "", str(ROOT), os.environ.get("PYTHONPATH")]
         env = {**material.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return Variant(way.name, "gpu", way.function, options, env=env)
@@ -187,17 +183,6 @@ class Bench:
             *([Way("Trainer", function="trainer")] if has_trainer else []),
         ])  # fmt: skip
 
-    def steps_alone(self) -> Iterator[Record]:
-        """Each change taken away alone, or tried; a vocabulary of no multiple of 64."""
-        yield from self.take_turns([
-            Way("before, short batch", before=True, is_short=True),
-            Way("before, Muon", MUON, before=True),
-            Way("before, odd vocabulary", before=True, size="base-odd"),
-            Way("now, odd vocabulary", size="base-odd"),
-            Way("now, C3", setup=NO_CUDNN),
-            *(Way(f"now, {name}", setup=setup) for name, setup in WITHOUT.items()),
-        ])  # fmt: skip
-
     def host(self) -> Iterator[Record]:
         """Two sequences a step, for which a GPU waits: what the host takes."""
         yield from self.take_turns([
@@ -218,42 +203,10 @@ class Bench:
             Way("now, large, B1", RESIDUAL, size="bert-large"),
         ])  # fmt: skip
 
-    def ceilings(self) -> Iterator[Record]:
-        """What products, copies, attention, the loss's kernel and Muon take by themselves."""
-        import ceilings
-
-        yield from ceilings.measure(self.asked.device, self.asked.before, quick=self.asked.quick)
-
-
-WITHOUT = {
-    "A2 off": """
-import transfer_cli.model.vocabulary_loss as loss
-loss._adds_wide = lambda device: False
-""",
-    "A5 off": """
-from torch.nn.utils import clip_grads_with_norm_
-from transfer_cli.engine.step import TrainStep
-
-def clip_and_step(self, norm, finite):
-    moving = [p for p in self._parameters.values() if p.grad is not None]
-    clip_grads_with_norm_(moving, self._clip, norm)
-    self.optimizer.found_inf = (~finite).float()
-    self.optimizer.step()
-
-TrainStep._step_on_device = clip_and_step
-""",
-    "C5": """
-import transfer_cli.model.vocabulary_loss as loss
-loss.CHUNK_ELEMENTS["cuda"] = 2**30
-""",
-}
-"""Changes taken away, or one tried, by a few lines of Python."""
 
 PARTS: dict[str, tuple[float, Callable[[Bench], Iterator[Record]]]] = {
     "turns": (210.0, Bench.turns),
-    "ceilings": (45.0, Bench.ceilings),
     "host": (60.0, Bench.host),
-    "steps": (150.0, Bench.steps_alone),
     "large": (150.0, Bench.large),
 }
 """Each part's limit in seconds, and what it does."""

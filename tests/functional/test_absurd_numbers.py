@@ -74,9 +74,11 @@ def refused(transfer, corpus, tiny, loop, tmp_path):
 @pytest.mark.parametrize(
     "value",
     [
-        10**30,
         math.nan,
-        *(pytest.param(x, marks=pytest.mark.slow) for x in (-(10**30), math.inf, -math.inf)),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in (10**30, -(10**30), math.inf, -math.inf)
+        ),
     ],
 )
 def test_numbers_that_no_arithmetic_has_are_refused_for_every_key(command, value):

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import lzma
 import os
 import re
 import subprocess
@@ -95,10 +94,10 @@ def test_a_worker_that_fails_is_named_with_what_it_said(measuring, monkeypatch, 
 
 
 def test_flops_are_those_that_a_count_product_by_product_comes_to():
-    growth = importlib.import_module("growth")
+    gpu = importlib.import_module("gpu")
 
     names = ("width", "heads", "depth", "feedforward", "vocabulary", "length")
-    found = growth.flops_per_token(dict(zip(names, (768, 12, 12, 3072, 50257, 1024), strict=True)))
+    found = gpu.flops_per_token(dict(zip(names, (768, 12, 12, 3072, 50257, 1024), strict=True)))
 
     # nanoGPT's transformer_sizing.ipynb, for GPT-2 of 124M and a sequence of 1,024.
     assert 1024 * found == 874_944_921_600
@@ -112,63 +111,17 @@ def run(script, *words):
     )  # fmt: skip
 
 
-def test_sentences_of_an_encyclopedia_become_tables_labelled_by_their_article(tmp_path):
-    frozen_head = importlib.import_module("frozen_head")
-    articles = {"Oslo": "tram", "Lima": "bridge", "Short": "word"}
-    lines = []
-    for title, thing in articles.items():
-        count = 3 if title == "Short" else 12
-        said = " ".join(f"There is the {thing} of number {n}." for n in range(count))
-        lines += [f"= {title} =\n", "\n", f"{said} Too short.\n", f"{said}\n"]
-    with lzma.open(tmp_path / "text.xz", "wt") as file:
-        file.writelines(lines)
-
-    words = frozen_head.write_articles(tmp_path / "text.xz", tmp_path, (2, 10, 2))
-
-    assert words[0] == "data=table"
-    tables = {name: (tmp_path / f"{name}.csv").read_text() for name in ("train", "test")}
-    assert [len(table.splitlines()) for table in tables.values()] == [21, 5]
-    for table in tables.values():
-        rows = table.splitlines()[1:]
-        assert {row.partition(",")[0] for row in rows} == {"Oslo", "Lima"}
-        assert all(("tram" in row) == row.startswith("Oslo") for row in rows)
-    assert not set(tables["train"].splitlines()[1:]) & set(tables["test"].splitlines()[1:])
-
-
 @pytest.mark.slow
 def test_a_script_measures_steps_of_the_product(tmp_path):
     found = tmp_path / "found.json"
 
-    ended = run("growth.py", "--rounds", "1", "--json", str(found))
+    ended = run("engine.py", "--rounds", "1", "--json", str(found))
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    [report] = json.loads(found.read_text())["reports"]
-    assert [row[:3] for row in report["rows"][1:]] == [
-        ["length", "32", "4 x 32"],
-        ["length", "64", "2 x 64"],
-    ]
-    assert all(figure["wall_s"] > 0 for figure in report["figures"])
-
-
-@pytest.mark.slow
-def test_a_script_compares_sparse_attention_with_dense(tmp_path):
-    (tmp_path / "wikitext-2").mkdir()
-    for name in ("train", "valid"):
-        text = "".join(f"{name} says {n} to {n * n} .\n" for n in range(400))
-        (tmp_path / "wikitext-2" / f"{name}.txt").write_text(text)
-    words = ("--rounds", "1", "--steps", "1", "--data-dir", str(tmp_path))
-
-    ended = run("sparse_attention.py", *words, "--json", str(tmp_path / "found.json"))
-
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    times, losses = json.loads((tmp_path / "found.json").read_text())["reports"]
-    assert [row[:3] for row in times["rows"][1:]] == [
-        [length, block, kind]
-        for length, block in (("32", "4"), ("64", "8"))
-        for kind in ("dense", "strided", "fixed")
-    ]
-    assert [row[0] for row in losses["rows"][1:]] == ["32", "64"]
-    assert all(0 < float(loss) < 10 for row in losses["rows"][1:] for loss in row[1:])
+    tutorial, tiny = json.loads(found.read_text())["reports"]
+    for report in (tutorial, tiny):
+        assert [row[0] for row in report["rows"][1:]] == ["step", "batch", "engine", "engine_cpu"]
+        assert all(float(row[1]) > 0 for row in report["rows"][1:])
 
 
 def test_a_script_says_where_probabilities_are_further_apart_than_rounding(tmp_path):

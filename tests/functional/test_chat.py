@@ -137,7 +137,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=[pytest.mark.slow] if f == "loops" else []) for f in WRONG],
+)
 def test_what_is_wrong_is_said_in_a_line_and_nothing_is_written(fault, tune, monkeypatch):
     monkeypatch.setattr("transfer_cli.data.chat_template.SECONDS", 0)
     loops = "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

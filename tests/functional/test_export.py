@@ -34,7 +34,7 @@ HEADS = {
     "albert": ("", "MaskedLM", "PreTraining"), "gpt_neox": ("CausalLM",),
     "modernbert": ("MaskedLM", "SequenceClassification"),
 }  # fmt: skip
-QUICK = ("bert", "roberta", "gpt2")
+QUICK = ("bert", "gpt2")
 ALL = [*QUICK, *(pytest.param(f, marks=pytest.mark.slow) for f in HEADS if f not in QUICK)]
 CAUSAL = {"gpt2": "LMHeadModel", "gpt_neox": "CausalLM"}
 

@@ -16,8 +16,7 @@ from transfer_cli.model.weights import read_description
 
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
-TASKS = ("classification", "multilabel", "regression", "tagging", "span", "choice")
-QUICK = ("classification",)
+TASKS = ("multilabel", "regression", "tagging", "span", "choice")
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +30,21 @@ def classifier(tmp_path_factory, masked, questions):
     return run
 
 
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory, classifier):
+    folder = tmp_path_factory.mktemp("graph") / "graph"
+    finished("export", f"run={classifier}", f"to={folder}", "format=onnx")
+    return folder
+
+
 @pytest.fixture
-def of_task(request, classifier, questions, task_run, task_file):
-    """Return a run of a kind of task, and its file of examples."""
+def of_task(request, classifier, questions, graph, task_run, task_file, tmp_path):
+    """Return a run of a kind of task, its file of examples, and its graph."""
     kind = request.param
-    return (
-        (classifier, questions) if kind == "classification" else (task_run(kind), task_file(kind))
-    )
+    if kind == "classification":
+        return classifier, questions, graph
+    finished("export", f"run={task_run(kind)}", f"to={tmp_path / 'graph'}", "format=onnx")
+    return task_run(kind), task_file(kind), tmp_path / "graph"
 
 
 def numbers_in(value):
@@ -49,14 +56,12 @@ def numbers_in(value):
 
 @pytest.mark.parametrize(
     "of_task",
-    [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in TASKS],
+    ["classification", *(pytest.param(task, marks=pytest.mark.slow) for task in TASKS)],
     indirect=True,
 )
 def test_a_graph_answers_as_its_run_does(of_task, transfer):
-    run, file = of_task
-    transfer("export", f"run={run}", "to=graph", "format=onnx").ok()
-
-    for name, model in (("one", run), ("other", "graph")):
+    run, file, graph = of_task
+    for name, model in (("one", run), ("other", graph)):
         transfer("predict", f"run={model}", f"input={file}", f"output={name}.jsonl").ok()
         if file.name != KINDS["multilabel"].file:  # whose labels are in one cell
             transfer("evaluate", f"run={model}", f"input={file}", f"output={name}.json").ok()
@@ -122,13 +127,6 @@ def test_a_graph_without_a_head_embeds_and_answers_nothing(classifier, transfer)
 
     torch.testing.assert_close(vectors[1], vectors[0], atol=1e-5, rtol=0)
     transfer("predict", "run=graph", "input=-").refusal("run", "head=true")
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory, classifier):
-    folder = tmp_path_factory.mktemp("graph") / "graph"
-    finished("export", f"run={classifier}", f"to={folder}", "format=onnx")
-    return folder
 
 
 @pytest.mark.parametrize(

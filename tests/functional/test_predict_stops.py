@@ -144,13 +144,13 @@ def test_answers_to_several_files_are_gone_on_with(predict, rows, tmp_path, endi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("output=out.csv", "keep=false"), "answer 1 in out.csv."),
         (("output=out.csv", "output_format=jsonl"), "is not of line 1 of in.jsonl"),
-        (("output=out.csv", "output_format=tsv"), "is not of line 1 of in.jsonl"),
         (("output=out.csv", "input=other.jsonl"), "is not of line 6 of other.jsonl"),
         (("output=out.csv", "input=short.jsonl"), "is beyond the end of short.jsonl"),
-        (("output=-",), "resume: only the answers in a file can be gone on with"),
         (("output=/dev/null",), "resume: only the answers in a file can be gone on with"),
+        pytest.param(
+            ("output=out.csv", "keep=false"), "answer 1 in out.csv.", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_answers_to_something_else_are_not_gone_on_with(
@@ -170,7 +170,13 @@ def test_answers_to_something_else_are_not_gone_on_with(
     assert partial_of(tmp_path).read_bytes() == left
 
 
-@pytest.mark.parametrize("kind", ["no UTF-8", "pipe", "folder", "link", "link out"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "no UTF-8", "link out",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("pipe", "folder", "link")),
+    ],
+)  # fmt: skip
 def test_what_is_no_file_of_answers_is_not_gone_on_with(predict, killed, tmp_path, kind):
     whole = killed(1500)
     partial = partial_of(tmp_path)

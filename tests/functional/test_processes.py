@@ -90,8 +90,12 @@ def values(run):
     ]
 
 
-def test_torchrun_makes_one_run_and_speaks_once(words, transfer):
-    ended = several.torchrun(2, "-m", "transfer_cli", *words, how("never"))
+@pytest.mark.parametrize("starts", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_two_processes_make_one_run_and_speak_once(words, transfer, starts):
+    if starts == "forked":
+        ended = several.forked(2, *words, how("never"))
+    else:
+        ended = several.torchrun(2, "-m", "transfer_cli", *words, how("never"))
     transfer(*words, how("never"), "run.dir=alone").ok()
 
     assert ended.returncode == 0, ended.stderr

@@ -25,7 +25,7 @@ from transfer_cli.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 
-QUICK = ("clm", "ema", "full", "stages", "streams")
+QUICK = ("clm", "ema", "stages", "streams")
 """Kinds of runs that are stopped in the quick tests."""
 
 

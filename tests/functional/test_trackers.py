@@ -65,7 +65,13 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_each_tracker(transfer, calls_o
     assert [end["status"] for end in calls_of("mlflow").of("finish")] == ["FAILED", "FINISHED"]
 
 
-@pytest.mark.parametrize("fails", ["wandb start", "mlflow config", "trackio log", "mlflow finish"])
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "wandb start", "trackio log",
+        *(pytest.param(f"mlflow {call}", marks=pytest.mark.slow) for call in ("config", "finish")),
+    ],
+)  # fmt: skip
 def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(
     transfer, calls_of, monkeypatch, fails
 ):

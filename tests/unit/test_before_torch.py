@@ -61,8 +61,10 @@ LINES = {
     "train": "finetune",
 }
 RUNNER = """
-import contextlib, io, json, sys
+import builtins, contextlib, io, json, sys
+from tests.composing import compose_once
 from transfer_cli.cli import main
+compose_once(builtins)  # which have a `setattr`
 sys.modules["wandb"] = None  # as where it is not installed
 ends = []
 for words in json.load(sys.stdin):

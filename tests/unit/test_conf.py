@@ -1,5 +1,6 @@
 """Every file in `conf/` says what it is, composes and builds."""
 
+from collections import Counter, defaultdict
 from dataclasses import fields
 from functools import cache
 
@@ -120,30 +121,46 @@ def test_a_command_composes_as_it_is(command):
     check(composed(command), command)
 
 
-@cache
-def chosen(option):
-    """Return the config of a command that takes the option."""
+def command_of(option):
+    """Return a command that takes the option."""
+    if option.group == "analysis":
+        return "analyze"
     adapts = option.group.startswith("adaptation")
-    command = "finetune" if ".tasks." in option.target or adapts else "pretrain"
-    command = "analyze" if option.group == "analysis" else command
-    choice, names = option.name, [option.name]
-    if option.group in ("adaptation/edits", "analysis"):  # all at once, which is composed once
-        names = [each.name for each in OPTIONS if each.group == option.group]
-        choice = f"[{','.join(names)}]"
-    needs = [word for name in names for word in NEEDS.get((option.group, name), [])]
-    config = composed(command, f"{option.group}={choice}", *needs)
+    return "finetune" if ".tasks." in option.target or adapts else "pretrain"
+
+
+def together():
+    """Return options by command, as many of different groups at once as there are."""
+    numbers, rows = Counter(), defaultdict(list)
+    for option in OPTIONS:
+        place = (command_of(option), option.group)
+        # What stands in place of others in a list, or brings others along, comes alone.
+        is_alone = option.group in ("adaptation", "experiment")
+        rows[place if is_alone else place[:1], numbers[place]].append(option)
+        numbers[place] += option.group not in ("adaptation/edits", "analysis")
+    return [(command, options) for ((command, *_), _), options in rows.items()]
+
+
+@pytest.mark.parametrize(("command", "options"), together())
+def test_an_option_composes_and_builds(command, options):
+    chosen = defaultdict(list)
+    for option in options:
+        chosen[option.group].append(option.name)
+    needs = [word for option in options for word in NEEDS.get((option.group, option.name), [])]
+    words = [
+        f"{group}=[{','.join(n)}]" if n[1:] else f"{group}={n[0]}" for group, n in chosen.items()
+    ]
+    config = composed(command, *words, *needs)
     check(config, command)
-    return config
+    for option in options:
+        check_builds(option, config)
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.group}-{option.name}")
-def test_an_option_composes_and_builds(option):
+def check_builds(option, config):
     key = option.group.replace("/", ".")
     if option.group in ("adaptation/edits", "analysis"):
         key = f"{key}.{option.name}"
-
-    node = OmegaConf.select(chosen(option), key)
-
+    node = OmegaConf.select(config, key)
     extra = {}
     if option.group == "optimizer":
         torch = pytest.importorskip("torch")

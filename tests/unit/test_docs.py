@@ -6,7 +6,6 @@ import re
 import runpy
 import subprocess
 import sys
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +13,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-import transfer_cli
+from tests.syntax import MODULES, ROOT, name_of, parsed
 from tests.unit.test_imports import FLOORS
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.compose import compose
 from transfer_cli.config.flags import Request
 from transfer_cli.interop.families import families
 
-ROOT = Path(transfer_cli.__file__).parent
 PROJECT = Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
 EXAMPLE = DOCS / "example"
@@ -106,11 +104,6 @@ def quoted(text):
     return re.findall(r"`([^`\n]+)`", text)
 
 
-@cache
-def parsed(path):
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def names_of(path):
     """Return all that a module gives a name: classes, functions, arguments, values."""
     for node in ast.walk(parsed(path)):
@@ -138,7 +131,7 @@ def test_every_path_of_a_page_is_there(name):
 
 @pytest.mark.parametrize("name", ["architecture.md", "glossary.md"])
 def test_every_class_and_function_of_a_page_is_there(name):
-    known = {name for path in ROOT.rglob("*.py") for name in names_of(path)} | FLOORS.keys()
+    known = {name for path in MODULES for name in names_of(path)} | FLOORS.keys()
     words = {word for word in quoted(page(name)) if re.fullmatch(r"[A-Za-z_.]+(\(\))?", word)}
     words = {word for word in words if re.search(r"[A-Z_(]", word) and not FILE.search(word)}
 
@@ -273,7 +266,7 @@ def test_the_example_changes_nothing_of_the_package():
 
 
 def test_the_package_knows_nothing_of_the_example():
-    files = [*ROOT.rglob("*.py"), *(PROJECT / "conf").rglob("*.yaml")]
+    files = [*MODULES, *(PROJECT / "conf").rglob("*.yaml")]
 
     assert {path for path in files if "mylab" in path.read_text(encoding="utf-8")} == set()
 
@@ -340,7 +333,7 @@ def test_every_error_of_the_page_is_one_that_the_code_raises():
     rows = [row for row in page("runs.md").partition("| it says")[2].splitlines() if "`" in row]
     said = "".join(
         node.value
-        for path in ROOT.rglob("*.py")
+        for path in MODULES
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
@@ -438,11 +431,7 @@ def rows() -> list[tuple[str, str, str]]:
 def test_every_private_name_that_the_package_uses_is_in_the_table():
     listed = {(name, file) for name, file, _ in rows()}
 
-    used = {
-        (name, path.relative_to(ROOT).as_posix())
-        for path in sorted(ROOT.rglob("*.py"))
-        for name in private_names_of(path)
-    }
+    used = {(name, name_of(path)) for path in MODULES for name in private_names_of(path)}
 
     unlisted = {
         (name, file)

@@ -1,13 +1,12 @@
-"""Which module may import which, read from the syntax trees."""
+"""Which module may import which, and what things are called, read from the syntax trees."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import transfer_cli
-
-ROOT = Path(transfer_cli.__file__).parent
+from tests.syntax import MODULES, ROOT, name_of, parsed
 
 FLOORS = {
     "transfer_cli": 0, "errors": 0, "batch": 0, "seeds": 0, "lengths": 0, "safe_files": 0,
@@ -25,8 +24,6 @@ FLOORS = {
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
-MODULES = sorted(ROOT.rglob("*.py"))
-
 
 def place_of(path: Path) -> str:
     """Return the folder of a module, or its own name where it lies at the top."""
@@ -35,12 +32,12 @@ def place_of(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def imports_of(path: Path) -> frozenset[str]:
+    """Return the full name of everything that a module imports, wherever in the file."""
+    return frozenset(_imported(path))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield the full name of everything that a module imports, wherever in the file."""
+def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -60,10 +57,6 @@ def ours_of(path: Path) -> Iterator[str]:
 
 def outside_of(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports_of(path)}
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def test_every_folder_is_on_a_floor():
@@ -156,3 +149,31 @@ def is_unsafe(place: str, name: str, call: ast.Call) -> bool:
         kept = {each.arg: ast.unparse(each.value) for each in call.keywords}
         return kept.get("weights_only") != "True"
     return name in RUNS_CODE
+
+
+MIRRORS = {"testing", "tasks"}
+"""Folders whose modules are called as those that they test, or as the objective they go with."""
+
+
+def shared(places: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the names that stand in several places, with these."""
+    return {name: sorted(found) for name, found in places.items() if len(found) > 1}
+
+
+def test_no_class_is_called_as_another():
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name_of(path))
+
+    assert shared(places) == {}
+
+
+def test_no_module_is_called_as_another():
+    places = defaultdict(list)
+    for path in MODULES:
+        if place_of(path) not in MIRRORS and not path.stem.startswith("__"):
+            places[path.stem].append(name_of(path))
+
+    assert shared(places) == {}

@@ -247,12 +247,6 @@ def test_a_split_without_a_text_is_refused():
         AttentionMaps()(subject(attending.model(), ()))
 
 
-@pytest.mark.parametrize("option", ["texts", "longest", "corpus"])
-def test_options_out_of_range_are_refused_by_name(option):
-    with pytest.raises(ValueError, match=option):
-        AttentionMaps(**{option: 0})
-
-
 def test_special_tokens_around_a_text_are_no_part_of_it():
     known = attending.tokenizer()
     tokens = known.encode("the wall")

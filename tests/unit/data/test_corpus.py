@@ -678,19 +678,6 @@ def test_a_source_in_which_no_block_begins_is_refused(folder, tmp_path):
         _ = TextBlocks(text, 200, LETTERS.pad).sources
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"weights": [1]}, "1 for 2 of train"),
-        ({"weights": [1, 0]}, "weights: each must be above 0"),
-        ({"weights": [1, 2], "pairs": "nsp"}, "pairs are drawn from all of the text"),
-    ],
-)
-def test_weights_that_make_no_sense_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        TextFiles(train=["a.txt", "b.txt"], **options)
-
-
 def test_a_file_of_two_weighted_sources_is_named(folder, tmp_path):
     data = TextFiles(train=[str(folder), str(folder / "one.txt")], weights=[1, 2])
 

@@ -228,18 +228,6 @@ def test_what_gives_no_pairs_is_refused(encoded, many):
         pair_text(replace(one, starts=None), WORDS, LENGTH, "sop", "sentence", seed=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"copies": 0}, "copies"),
-        ({"pairs": "sop", "documents": "separate"}, "with pairs leave it at cross"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        TextFiles(train="a.txt", **options)
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
 def test_translations_are_both_texts_of_a_row_whose_positions_restart(tmp_path, kind):
     rows = [("a b c .", "1 2 3"), ("d\ne .", "4 5"), ("f", ""), ("g h", "6")]

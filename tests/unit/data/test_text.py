@@ -238,14 +238,6 @@ def test_packed_text_reads_as_the_plain_one(tmp_path, corpus):
     assert lines_of(TextFiles(train=str(packed))) == lines_of(TextFiles(train=str(corpus)))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"validation_share": 0}, {"validation_share": 0.6}, {"length": 1}, {"train": []}]
-)
-def test_values_out_of_range_are_refused(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        TextFiles(**{"train": "a.txt", **settings})
-
-
 # ------------------------------------------------------------------------------------ sample
 
 

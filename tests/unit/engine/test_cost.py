@@ -180,7 +180,7 @@ FURTHER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lay_out", [with_facts, with_rows])
+@pytest.mark.parametrize("lay_out", [with_facts, pytest.param(with_rows, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("main", "further"),
     [

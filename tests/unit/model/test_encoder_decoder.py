@@ -169,17 +169,3 @@ def test_checkpointing_finds_the_same_gradients():
         found.append({name: each.grad for name, each in whole.named_parameters()})
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"residual": "sandwich"}, "residual"),
-        ({"position_kind": "relative"}, "position_kind"),
-        ({"share": "all"}, "share"),
-        ({"direction": "causal"}, "encoder_depth"),
-    ],
-)
-def test_shapes_that_are_not_built_are_refused(options, named):
-    with pytest.raises(ValueError, match=named):
-        model(**options)

@@ -410,36 +410,3 @@ def test_a_modern_preset_has_the_parameters_of_its_plain_one_in_matrices(pair):
         return sum(each.numel() for each in found if each.ndim > 1)
 
     assert matrices(pair[0]) == matrices(pair[1])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"width": 0}, "width must be at least 1"),
-        ({"heads": 3}, r"heads \(3\) must divide width \(16\); the nearest that does is 2"),
-        ({"dropout": 1.0}, "dropout must be in"),
-        ({"attention_dropout": -0.1}, "attention_dropout must be in"),
-        ({"activation": "swish"}, "activation: 'swish' is not one of relu, gelu, gelu_tanh"),
-        ({"direction": "left"}, "direction: 'left' is not one of"),
-        ({"key_value_heads": 3}, r"key_value_heads \(3\) must divide heads \(2\)"),
-        ({"biases": "some"}, "biases: 'some' is not one of all, none, qkv"),
-        ({"position_kind": "rotary", "head_width": 5}, "turn pairs .* of 5 are 5"),
-        ({"embedding_scale": 0.0}, "embedding_scale must be above 0"),
-    ],
-)
-def test_shapes_that_cannot_work_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        tiny.shape(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kind": "yarn", "factor": 2.0}, "'yarn' is not one of linear, llama3"),
-        ({"kind": "linear", "factor": 0.5}, "factor must be at least 1"),
-        ({"kind": "llama3", "factor": 2.0, "low_factor": 4.0}, "0 < low_factor < high_factor"),
-    ],
-)
-def test_a_scaling_that_there_is_not_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        RotaryScaling(**changes)

@@ -200,16 +200,3 @@ def test_a_text_may_be_longer_than_a_block():
         table_VD = model.backbone.token_embedding.weight
         said = model.heads["lm"](torch.cat(states, dim=1)[0], table_VD).argmax(-1)
     assert said[10:-1].tolist() == text_BT[0, 11:].tolist()
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"direction": "bidirectional", "recurrence": 0}, "these distances look back alone"),
-        ({"position_kind": "rotary"}, "a memory has no positions of its own"),
-        ({"recurrence": -1}, "recurrence must be 0 or more"),
-    ],
-)
-def test_a_shape_that_cannot_remember_is_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
-        tiny.shape(**{**XL, **changes})

@@ -241,24 +241,6 @@ def test_edits_see_what_the_model_sees():
     assert changed == [5, 6, 7, 8, 9]  # 9 by the stride; 10 sees neither
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"direction": "bidirectional"}, "attention=strided looks back alone"),
-        ({"heads": 1}, "halves the heads, and there are 1; take sparse=alternate"),
-        ({"position_kind": "relative_bias"}, "has no scores of distances"),
-        ({"position_kind": "relative", "direction": "causal"}, "has no scores of distances"),
-        ({"summary": 5}, "summary must be at most 4"),
-        ({"summary": 2}, "summary is for attention=fixed, and this one is strided"),
-        ({"sparse": "alternate", "depth": 1}, "takes turns by block, and there is 1"),
-        ({"sparse": "merged"}, "sparse: 'merged' is not one of split, alternate"),
-    ],
-)
-def test_what_does_not_fit_is_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
-        tiny.shape(attention="strided", window=4, **changes)
-
-
 @pytest.mark.parametrize("rows", [{"document_BT": TOKENS}, {"prefix_B": torch.tensor([3, 4])}])
 def test_rows_that_are_no_single_texts_are_refused(rows):
     with pytest.raises(ConfigError, match=r"^model.attention: strided and fixed "):

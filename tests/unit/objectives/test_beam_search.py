@@ -1,7 +1,6 @@
 """The likeliest texts: beside the reference, beside all texts that there are, and what is read."""
 
 import itertools
-import math
 import random
 import warnings
 
@@ -142,16 +141,6 @@ def test_a_text_that_nothing_may_follow_ends():
 )  # fmt: skip
 def test_tokens_that_would_repeat_what_was_said_are_known(tokens, size, expected):
     assert repeating(list(tokens), size) == set(expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"beams": 0}, "beams"), ({"length_penalty": math.nan}, "length_penalty"),
-     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size")],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        BeamSearch(**options)
 
 
 def test_more_beams_than_tokens_are_refused():

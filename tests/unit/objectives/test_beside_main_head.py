@@ -121,20 +121,6 @@ def test_a_tokenizer_that_hides_nothing_is_told_of_the_halves():
     assert tiny.model(Classification(), CrossView(("left", "right"))).heads
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"views": ()}, "views is empty; give some of masked, left, right"),
-        ({"views": ("lift",)}, "Did you mean 'left'"),
-        ({"rate": 1.0}, "rate must be between 0 and 1"),
-    ],
-    ids=str,
-)
-def test_options_out_of_range_are_refused(options, line):
-    with pytest.raises(ValueError, match=line):
-        CrossView(**options)
-
-
 PARTS = {"some": Slice(length=(0, 6)), "all": Slice(length=(0, None)), "none": Slice(word="zebra")}
 MEMBERS = torch.tensor([[n % 2 == 0, True, False] for n in range(6)])
 
@@ -208,11 +194,6 @@ def test_a_main_loss_without_a_head_of_its_own_is_refused():
 def test_slices_are_no_main_loss():
     with pytest.raises(ConfigError, match="slices are a further loss"):
         SliceHeads(PARTS).setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS))
-
-
-def test_slices_are_no_empty_mapping():
-    with pytest.raises(ValueError, match="parts is empty"):
-        SliceHeads({})
 
 
 def test_a_batch_of_other_data_has_no_slices():

@@ -289,18 +289,6 @@ def test_a_named_pooling_is_kept(pooling):
     assert model.heads["class"].linear.in_features == (48 if pooling == "concat" else 16)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"hidden": (50, 0)}, r"hidden must be sizes of 1 or more, got \[50, 0\]"),
-        ({"dropout": 1.0}, "dropout must be in"),
-    ],
-)
-def test_values_that_cannot_work_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
-        Classification(**options)
-
-
 # Training-signal annealing.
 
 

@@ -306,11 +306,6 @@ def test_dynamic_masks_and_those_of_evaluation_know_no_epoch():
     assert not torch.equal(*of_seeds)
 
 
-def test_masks_of_no_copies_are_refused():
-    with pytest.raises(ValueError, match="copies"):
-        MaskedLM(copies=0)
-
-
 # Numbers.
 
 
@@ -335,9 +330,3 @@ def test_measures_are_the_mean_and_its_perplexity():
     )
 
     assert found == {"loss": 3.0, "masked_token_perplexity": pytest.approx(np.exp(3))}
-
-
-@pytest.mark.parametrize("rate", [0, 1, -0.1, 1.5])
-def test_a_rate_that_is_no_share_is_refused(rate):
-    with pytest.raises(ValueError, match="rate must be between 0 and 1"):
-        MaskedLM(rate)

@@ -427,20 +427,6 @@ def test_it_is_no_main_loss():
         Consistency("none").setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"perturb": "masks"}, "Did you mean 'mask'"),
-        ({"rate": 1.0}, "rate must be between 0 and 1"),
-        ({"temperature": 0}, "temperature"),
-        ({"confidence": -0.1}, r"confidence must be in \[0, 1\)"),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Consistency(**options)
-
-
 class Said(Classification):
     """A main objective whose scores are given."""
 
@@ -519,16 +505,3 @@ def test_it_is_about_what_is_said_of_whole_texts():
     message = r"losses.further: it is about what the main objective says of a text.*CausalLM"
     with pytest.raises(ConfigError, match=message):
         made(tiny.bound(CausalLM()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"teachers": ()}, "teachers is empty"),
-        ({"temperature": 0}, "temperature"),
-        ({"confidence": 1.0}, r"confidence must be in \[0, 1\)"),
-    ],
-)
-def test_a_value_of_distillation_that_makes_no_sense_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Distillation(**{"teachers": ("RUN",), **options})

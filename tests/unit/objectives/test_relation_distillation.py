@@ -229,20 +229,6 @@ def test_relations_that_cannot_be_compared_are_refused_with_a_cure():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"teachers": ("A", "B")}, "names 2 models, whose relations have no mean; give one"),
-        ({"teachers": ()}, "teachers is empty"),
-        ({"heads": 0}, "heads must be at least 1"),
-        ({"teacher_layer": -1}, "teacher_layer must be 0 or more"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        RelationDistillation(**{"teachers": ("A",), **options})
-
-
 def test_without_a_teacher_it_says_that_it_cannot_be_computed():
     objective, student, batch = at_work()
     prepared = objective.prepare(batch, ExampleNoise(0))

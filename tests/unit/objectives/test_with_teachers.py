@@ -228,22 +228,6 @@ def test_states_of_another_width_are_not_compared_unless_their_weight_is_0():
             assert set(objective.weights) == {"loss", "divergence"}
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"temperature": 0}, "temperature must be above 0"),
-        ({"kl_weight": 0}, "kl_weight must be above 0"),
-        ({"lm_weight": -1}, "lm_weight must be 0 or more"),
-        ({"cosine_weight": -1}, "cosine_weight must be 0 or more"),
-        ({"teachers": ()}, r"teachers is empty; give one run or more: teachers=\[RUN\]"),
-        ({"language_model": CausalLM(), "only_masked": True}, "only_masked: .* hides no tokens"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        DistilLM(**{"teachers": ("A",), "language_model": MaskedLM(), **options})
-
-
 def test_without_teachers_it_says_that_it_cannot_be_computed():
     objective, student, batch = at_work()
     objective.set_teachers([])
@@ -420,9 +404,3 @@ def test_without_a_start_it_says_that_it_cannot_be_computed():
 
     with pytest.raises(RunError, match=r"^losses\.source: .* a finished run does not hold"):
         finished.metric_sums(model, batch, Encoding(model, batch))
-
-
-@pytest.mark.parametrize("temperature", [0, -1.0, float("inf"), float("nan")])
-def test_a_temperature_that_cannot_work_is_refused(temperature):
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        SourceDistillation(CausalLM(), temperature)

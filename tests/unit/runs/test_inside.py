@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import transfer_cli
+from tests.syntax import MODULES, name_of, parsed
 from transfer_cli.errors import RunError
 from transfer_cli.runs.atomic import remove
 from transfer_cli.runs.directory import LOCK, RunDirectory
 from transfer_cli.runs.locks import Lock
 from transfer_cli.runs.sweep import SweepDirectory, SweepRequest
-
-PACKAGE = Path(transfer_cli.__file__).parent
 
 PLACES = sorted(
     path.relative_to("run").as_posix()
@@ -93,9 +91,9 @@ def writes(call: ast.Call) -> bool:
 
 def test_every_writer_goes_through_one_place_or_says_why_not():
     found = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and writes(node)
     }
 
@@ -121,16 +119,17 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("inside", [*PLACES, "parts/generator", "checkpoints/best", "model/x/y"])
 @pytest.mark.parametrize("target", ["elsewhere", "elsewhere/mine", "elsewhere/none", "run-2"])
-def test_a_run_of_which_a_part_leads_out_is_not_locked(run, elsewhere, inside, target):
-    place = run.path / inside
-    remove(place)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(run.path.parent / target)
+def test_a_run_of_which_a_part_leads_out_is_not_locked(run, elsewhere, target):
+    for inside in (*PLACES, "parts/generator", "checkpoints/best", "model/x/y"):
+        place = run.path / inside
+        remove(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(run.path.parent / target)
 
-    with pytest.raises(RunError, match=r"resume: .* is a link that leads out of "):
-        run.lock("resume")
+        with pytest.raises(RunError, match=rf"resume: .*{inside}.* is a link that leads out of "):
+            run.lock("resume")
+        place.unlink()
 
     assert [path.name for path in elsewhere.iterdir()] == ["mine"]
 

@@ -53,21 +53,6 @@ def words(count):
 # --- patterns -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("{text} It", r"has no \{mask\}; give it, such as objective.pattern='\{text\}"),
-        ("It is {mask}", r"has no \{text\}"),
-        ("{text} {maks}", r"pattern has \{maks\}, .*Did you mean 'mask'"),
-        ("{text} {label}", r"pattern has \{label\}, and there are \{text\}, \{pair\} and \{mask\}"),
-        ("{text} {mask} {mask}", r"has \{mask\} twice"),
-    ],
-)
-def test_a_pattern_that_cannot_be_written_is_refused(pattern, message):
-    with pytest.raises(ValueError, match=message):
-        ClozePattern(pattern)
-
-
 def test_a_pattern_is_for_one_text_or_for_two():
     for pattern, example, said in (
         ("{text} {mask}", Example("who", pair="is"), r"two texts each.*has no \{pair\}"),

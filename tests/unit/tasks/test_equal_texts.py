@@ -261,11 +261,6 @@ def test_a_group_that_no_split_can_take_is_refused(doubled, rows):
         doubled(rows)
 
 
-def test_a_key_that_decides_nothing_is_refused():
-    with pytest.raises(ValueError, match="conflicts=majority"):
-        Table(train="a.csv", conflicts="majority")
-
-
 @pytest.mark.parametrize(
     ("duplicates", "more"), [("together", {}), ("keep", {}), ("drop", {"conflicts": "majority"})]
 )

@@ -188,8 +188,3 @@ def test_answers_are_in_the_unit_of_the_numbers_and_losses_in_deviations(options
 
     assert objective.values(OUTPUTS).tolist() == pytest.approx(values)
     assert objective.losses(OUTPUTS, BATCH).tolist() == pytest.approx(losses)
-
-
-def test_bounds_have_to_be_a_range():
-    with pytest.raises(ValueError, match="clip is"):
-        Regression(clip=(5, 0))

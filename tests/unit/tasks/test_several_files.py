@@ -203,12 +203,6 @@ def test_an_instruction_is_read_with_its_input(write):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [("subject", "subject"), ("subject", "label"), ()])
-def test_columns_of_a_text_are_named_once(text):
-    with pytest.raises(ValueError, match=r"text is|is the column of a text"):
-        Table(train="a.csv", text=text, label="label")
-
-
 # ------------------------------------------------------------------------------------------ labels
 
 

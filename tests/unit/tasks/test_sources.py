@@ -313,23 +313,6 @@ def test_a_missing_column_is_named_with_those_that_there_are(write):
         Table(train=write("a.csv", ROWS), text="question").load(Path(), 0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"validation_share": 1.0}, "validation_share"),
-        ({"labelled": 0}, "labelled"),
-        ({"length": 0}, "length"),
-        ({"text": "label", "label": "label"}, "label"),
-        ({"delimiter": "semicolons"}, "delimiter is 'semicolons', .* Did you mean 'semicolon'"),
-        ({"delimiter": "\n"}, "delimiter"),
-        ({"encoding": "latin1o"}, "encoding is 'latin1o', .* Did you mean 'latin-1'"),
-    ],
-)
-def test_values_out_of_range_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Table(train="a.csv", **settings)
-
-
 def test_an_unknown_format_is_refused_with_the_nearest():
     node = {"_target_": "transfer_cli.tasks.table.Table", "train": "a", "format": "cvs"}
 

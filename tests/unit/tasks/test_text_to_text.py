@@ -444,21 +444,6 @@ def test_the_token_of_classes_is_no_part_of_a_text():
     assert (found["tokens"] == CLS).sum() == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"corrupt": 1.0}, "corrupt is 1.0, expected between 0 and 1"),
-        ({"corrupt": 0.1, "corrupt_length": 0.5}, "corrupt_length is 0.5, expected 1 or more"),
-        ({"noise": "infiling"}, "noise: 'infiling' is not one of .*infilling"),
-        ({"noise": "permutation", "corrupt": 0.3}, "corrupt is 0.3, and noise=permutation"),
-        ({"noise": "mass", "corrupt": 1.5}, "corrupt is 1.5"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        PrefixLM(**options)
-
-
 def test_too_few_sentinels_are_refused_with_what_to_type():
     few = WordPiece(size=80, sentinels=2).make(lambda: iter([WORDS] * 3))
 
