@@ -10,6 +10,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from transfer_cli.config.check_training import LENGTHS
 from transfer_cli.config.flat import flat
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.roles import Role, role_of
@@ -100,12 +101,12 @@ def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
     """End at once where a finished run is resumed and `loop` makes it no longer."""
     before = read_stored(run.config, command, "resume").loop
     same = all(
-        getattr(loop, key) == before[key] for key in ("steps", "epochs", "minutes", "patience")
+        getattr(loop, key) == before.get(key) for key in (*LENGTHS, "epochs", "minutes", "patience")
     )
     if same and run.read_status() == "finished":
         raise FinishedError(
-            f"resume: {run.path} is finished; to go on, give it more loop.steps, loop.epochs or "
-            "loop.minutes"
+            f"resume: {run.path} is finished; to go on, give it more loop.steps, loop.epochs, "
+            "loop.tokens, loop.flops or loop.minutes, whichever it has"
         )
 
 

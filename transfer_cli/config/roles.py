@@ -62,6 +62,8 @@ ROLES = {
     "loop.epochs": LEARNS | Role.EXTENDS,
     "loop.steps": LEARNS | Role.EXTENDS,
     "loop.minutes": LEARNS | Role.EXTENDS,
+    "loop.tokens": LEARNS | Role.EXTENDS,
+    "loop.flops": LEARNS | Role.EXTENDS,
     "loop.batch": LEARNS,
     "loop.micro_batch": LEARNS | Role.EXTENDS,
     "loop.bucket": LEARNS,

@@ -21,6 +21,10 @@ class LoopConfig:
     """Passes over the training data. May be a fraction."""
     steps: int | None = None
     """Optimizer steps. Wins over `epochs`."""
+    tokens: float | None = None
+    """Tokens of running text to train on, such as 5e6; wins over `epochs`, in place of `steps`."""
+    flops: float | None = None
+    """Floating-point operations to train with, such as 1e15, as `plan` counts them; likewise."""
     minutes: float | None = None
     """Minutes after which the run ends, if it has not by then, its rate decayed as at its end."""
     batch: int = 32
