@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.flops_estimate import flops_of_run, keeps_states, of_full_texts
+from transfer_cli.assembly.foretold import with_prediction
 from transfer_cli.assembly.memory_estimate import (
     STATES,
     memory_parts,
@@ -85,7 +86,8 @@ def plan(config: DictConfig, command: str) -> None:
     origins = Origins(resumed, config.data_changed)
     if resumed is not None:
         config = config_to_resume(config, resumed, command, typed)
-    blueprint = with_micro_batch(draw(config, command, typed, origins, device="meta"))
+    drawn = with_prediction(draw(config, command, typed, origins, device="meta"))
+    blueprint = with_micro_batch(drawn)
     config = blueprint.config
     for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)

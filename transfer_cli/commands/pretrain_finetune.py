@@ -4,6 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.foretold import runs_of_ladder
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.training.run_before import with_run_before
 from transfer_cli.training.train import train
@@ -18,4 +19,6 @@ def finetune(config: DictConfig) -> Path:
 
 def pretrain(config: DictConfig) -> Path:
     """Train a language model on unlabelled text; return the run directory."""
+    if config.ladder.of is not None:
+        runs_of_ladder(config.ladder.of)
     return train(config, "pretrain", CommandLine.of_this_command())

@@ -19,7 +19,7 @@ from transfer_cli.errors import (
     pip_install,
     raised_as,
 )
-from transfer_cli.lengths import MAX_COUNT, Length
+from transfer_cli.lengths import MAX_COUNT, Effort, Length
 
 LENGTHS = ("steps", "tokens", "flops")
 """What of `loop` says how long a run is, before its epochs do."""
@@ -65,6 +65,9 @@ def check_training(config: DictConfig) -> None:
     at_least("cost.pue:", config.cost.pue, 1, ConfigError)
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
+    if config.get("ladder") and config.ladder.target is not None:
+        with raised_as(ConfigError, "ladder.target: "):
+            Effort.parse(config.ladder.target)
     _check_optimizer(config.optimizer)
     _check_loggers(loggers_of(config.logger))
 

@@ -91,6 +91,8 @@ ROLES = {
     "cost": Role.EXTENDS,
     "source": Role.SETTING,
     "forgetting": NOTHING,
+    "ladder": Role.EXTENDS,
+    "ladder.of": Role.EXTENDS | Role.PLACE,
     "plan": Role.OTHERS,
     "lr_find": Role.OTHERS,
     "sweep": Role.OTHERS,

@@ -323,10 +323,23 @@ class StudentConfig:
 
 
 @dataclass
+class LadderConfig:
+    """What runs of several sizes (sweep=ladder) foretell of a larger one."""
+
+    target: str | None = None
+    """Of a ladder: what its report foretells, a depth (7), operations (1e15flop) or a time (2h)."""
+    of: str | None = None
+    """The sweep of a ladder, which foretells the loss of this run; results.json has both."""
+    prediction: dict[str, float] | None = None
+    """Decided, not given: the loss that is foretold, and its 95 % interval, low to high."""
+
+
+@dataclass
 class PretrainConfig(TrainConfig):
     """What `pretrain` takes."""
 
     student: StudentConfig = field(default_factory=StudentConfig)
+    ladder: LadderConfig = field(default_factory=LadderConfig)
 
 
 @dataclass
