@@ -60,7 +60,7 @@ from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
-from transfer_cli.data.tokenizer_recipes import AUTO
+from transfer_cli.data.tokenizer_recipes import is_auto
 from transfer_cli.earlier_runs import LABELLED
 from transfer_cli.engine import distributed
 from transfer_cli.engine.bf16_products import precision_of
@@ -363,12 +363,12 @@ def _kernels(device: torch.device, steps: int, *, sharded: bool, varies: bool) -
 
 def _vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:
     """Return the size of the vocabulary as a value of its key, where `auto` asks for one."""
-    if config.tokenizer is None or config.tokenizer.get("size") != AUTO:
+    if config.tokenizer is None or not is_auto(config.tokenizer.get("size")):
         return {}
     size = data.tokenizer.size - config.tokenizer.get("sentinels", 0)
     if start.pretrained is None:
         log.info(
-            "tokenizer.size=auto: a vocabulary of %s tokens suits this text and a model of this "
+            "tokenizer.size: a vocabulary of %s tokens suits this text and a model of this "
             "size; tokenizer.size=N makes another", f"{size:,}",
         )  # fmt: skip
     return {"tokenizer.size": size}

@@ -1,7 +1,7 @@
 """`resume=RUN` and `resume=auto`: the run's own config, with what was typed checked against it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transfer_cli.config.literal import as_typed
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
+from transfer_cli.dial import RULES
 from transfer_cli.earlier_runs import typed_as_then
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
@@ -93,7 +94,8 @@ def config_to_resume(
             for each in (config, stored)
         )
         given = {override.key_or_group for override in overrides}
-        _refuse_another(typed_as_then(now, then, given), then)
+        by_rule = {rule.key for rule in RULES} - given if config.get("dial") is not None else set()
+        _refuse_another(typed_as_then(now, then, given), then, by_rule)
     return stored
 
 
@@ -124,9 +126,11 @@ def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
         )
 
 
-def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a command that is not the one that began the run."""
-    for key in sorted(typed.keys() | own.keys()):
+def _refuse_another(
+    typed: Mapping[str, Any], own: Mapping[str, Any], by_rule: Set[str] = frozenset()
+) -> None:
+    """Refuse a command that is not the one that began the run; what rules decided stays."""
+    for key in sorted((typed.keys() | own.keys()) - by_rule):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
         is_found = (key in _FOUND and typed.get(key) == _FOUND[key]) or (
             key == RATE and isinstance(typed.get(key), str)

@@ -33,6 +33,7 @@ from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
+from transfer_cli.config.dialled import dialled
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, flops_of
@@ -94,6 +95,8 @@ def plan(config: DictConfig, command: str) -> None:
     print_out(plan_page(blueprint))
     for name, text in run_facts(blueprint, blueprint.data.encoded()).items():
         print_out(fact(name, text))
+    for each in dialled(config):
+        print_out(fact(each.key, str(each)))
     for warning in advice(blueprint):
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):

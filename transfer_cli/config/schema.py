@@ -10,7 +10,9 @@ from typing import Any
 
 from hydra.conf import JobConf, OverridesConf, RuntimeConf
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+
+from transfer_cli.config.dialled import by_rule
 
 
 @dataclass
@@ -337,6 +339,9 @@ class LadderConfig:
 @dataclass
 class PretrainConfig(TrainConfig):
     """What `pretrain` takes."""
+
+    dial: Any = None
+    """With model=dial: what its rules begin with, and what they count."""
 
     student: StudentConfig = field(default_factory=StudentConfig)
     ladder: LadderConfig = field(default_factory=LadderConfig)
@@ -741,7 +746,11 @@ Hydra's own node comes from nine more files, which took almost half of the time.
 
 @cache
 def register() -> None:
-    """Make the classes known to Hydra as `schema/<command>` and `hydra/launcher/<name>`."""
+    """Make the rules of `model=dial` known to OmegaConf, and the classes to Hydra.
+
+    The classes are `schema/<command>` and `hydra/launcher/<name>`.
+    """
+    OmegaConf.register_new_resolver("dial", by_rule)
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HYDRA)
     for group, classes in (("schema", COMMANDS), ("hydra/launcher", LAUNCHERS)):

@@ -1,0 +1,64 @@
+"""The rules of `model=dial` at work in a config: `${dial:KEY}` is what the rule of a key says."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.dial import RULES, Value
+from transfer_cli.errors import ConfigError
+
+_BY_KEY = {rule.key: rule for rule in RULES}
+
+
+def by_rule(key: str, *, _root_: DictConfig) -> Value:
+    """Return what the rule of a key says in a config, whose other keys may wait for theirs."""
+    rule = _BY_KEY[key]
+    given = [OmegaConf.select(_root_, need) for need in rule.needs]
+    for need, value in zip(rule.needs, given, strict=True):
+        if value is not None and (isinstance(value, bool | str) or not value > 0):
+            raise ConfigError(f"{need}: must be a number above 0, got {value!r}")
+    return rule.function(*given)
+
+
+class Dialled(NamedTuple):
+    """A key that a rule decides: its value, what the rule says, and why."""
+
+    key: str
+    value: Value
+    rule: Value
+    why: str
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether something else than the rule decided."""
+        return self.value != self.rule
+
+    def __str__(self) -> str:
+        shown, ruled = (f"{n:,}" if isinstance(n, int) else f"{n:g}" if isinstance(n, float)
+                        else str(n) for n in (self.value, self.rule))  # fmt: skip
+        return f"{shown}, typed; its rule says {ruled}: {self.why}" if self.is_typed else (
+            f"{shown}: {self.why}"
+        )  # fmt: skip
+
+
+def dialled(config: DictConfig) -> Iterator[Dialled]:
+    """Yield all keys that rules decide, with the values that they have; none without a dial."""
+    for rule in RULES if config.get("dial") is not None else ():
+        value, said = OmegaConf.select(config, rule.key), by_rule(rule.key, _root_=config)
+        if rule.key == "tokenizer.size" and isinstance(value, int):
+            said = min(value, int(str(said).partition(":")[2]))  # what the text came to
+        yield Dialled(rule.key, value, said, rule.why)
+
+
+def dial_record(config: DictConfig) -> dict[str, Any] | None:
+    """Return what the dial came to, for a run's results; None without one."""
+    found = {each.key: each for each in dialled(config)}
+    if not found:
+        return None
+    return {
+        "model.depth": config.model.depth,
+        "dial.tokens_per_parameter": config.dial.tokens_per_parameter,
+        **{key: each.value for key, each in found.items()},
+        "typed": [key for key, each in found.items() if each.is_typed],
+    }
