@@ -3,13 +3,12 @@
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.flops_estimate import flops_of_run, of_full_texts
 from transfer_cli.assembly.model import block_length
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flat import flat
+from transfer_cli.config.stored import plain_values
 from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.reports.collect import collect
 from transfer_cli.reports.contents import Run
@@ -19,7 +18,8 @@ from transfer_cli.reports.scaling_law import NoLawError
 
 def runs_of_ladder(sweep: str) -> list[Run]:
     """Return the runs of a ladder; refuse one that foretells nothing."""
-    runs = of_ladder(collect([Path(sweep).expanduser()]).runs)
+    with raised_as(ConfigError, "ladder.of: ", ConfigError):
+        runs = of_ladder(collect([Path(sweep).expanduser()]).runs)
     with raised_as(ConfigError, f"ladder.of: {sweep} foretells nothing: ", NoLawError):
         foretold(runs, 1, 1, 1)
     return runs
@@ -32,13 +32,8 @@ def with_prediction(planned: Blueprint) -> Blueprint:
     if sweep is None:
         return planned
     runs = runs_of_ladder(sweep)
-    settings = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(settings, dict)  # noqa: S101 - a composed config
-    if other := unlike(runs[0].settings, dict(flat(settings))):
-        raise ConfigError(
-            f"ladder.of: {sweep} and this run differ in {other}, so that a loss per token is "
-            "another thing in each"
-        )
+    if key := unlike(runs[0].settings, dict(flat(plain_values(config)))):
+        raise ConfigError(f"ladder.of: {sweep} differs in {key}, and a loss per token with it")
     length = block_length(config.data.get("length"), model.backbone.shape.positions)
     operations = flops_of_run(planned, *of_full_texts(planned, length)[:2])
     tokens = planned.course.sizes.total_steps * planned.course.loop.batch * length

@@ -48,7 +48,7 @@ def foretold(
     Raises:
         NoLawError: There are none, or their law does not hold, or not as far.
     """
-    return _expected(_fit(runs), operations, parameters, tokens)
+    return _fit(runs).predict(operations, parameters, tokens)
 
 
 def of_ladder(runs: Sequence[Run]) -> list[Run]:
@@ -122,20 +122,10 @@ def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
 
 
 def _fit(runs: Sequence[Run]) -> Fit:
-    """Return the law L(N, D) where models of one size have read more and less, else L(C)."""
     for run in runs[1:]:
         if key := unlike(runs[0].settings, run.settings):
             raise NoLawError(f"the runs differ in {key}, and a loss per token with it")
-    rungs = [*_rungs(runs)]
-    both = {(rung.parameters, f"{rung.tokens:.2g}") for rung in rungs}
-    has_both = len({rung.parameters for rung in rungs}) < len(both)
-    sizes = [[rung.parameters, rung.tokens] if has_both else [rung.operations] for rung in rungs]
-    return fitted([rung.operations for rung in rungs], sizes, [rung.loss or 0.0 for rung in rungs])
-
-
-def _expected(fit: Fit, operations: float, parameters: float, tokens: float) -> Prediction:
-    has_both = len(fit.law.units) > 1
-    return fit.predict(operations, [parameters, tokens] if has_both else [operations])
+    return fitted([*_rungs(runs)])
 
 
 def _along(rungs: Sequence[Rung], amount: str, over: str, place: float, power: int = 2) -> float:
@@ -159,7 +149,7 @@ def _target(asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
     seconds = _along(rungs, "seconds", "operations", amounts["operations"], 1)
     target = Rung(f"ladder.target={formats.plain(asked)}", **amounts, seconds=seconds)
     try:
-        expected = _expected(fit, target.operations, target.parameters, target.tokens)
+        expected = fit.predict(target.operations, target.parameters, target.tokens)
     except NoLawError as error:
         return replace(target, refused=str(error))
     return replace(target, prediction=expected)
@@ -170,4 +160,4 @@ def _curve(rungs: Sequence[Rung], fit: Fit) -> Iterator[tuple[float, Prediction]
     most = 0.999 * FARTHEST * max(operations)
     for place in np.geomspace(min(operations), most, _POINTS).tolist():
         sizes = (_along(rungs, name, "operations", place) for name in ("parameters", "tokens"))
-        yield place, _expected(fit, place, *sizes)
+        yield place, fit.predict(place, *sizes)

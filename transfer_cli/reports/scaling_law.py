@@ -6,7 +6,7 @@ section 3.3). For given exponents all else is linear: they are looked for on a g
 follows by least squares (variable projection, Golub and Pereyra 1973). No start has to be guessed,
 and a thousand resamples are fitted at once.
 
-Legend: M runs, S kinds of size (C alone, or N and D), R fits, G exponents, P = 1 + S coefficients.
+Legend: M runs, K sizes, S kinds of size (C alone, or N and D), R fits, G exponents, P coefficients.
 """
 
 import math
@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.reports.contents import CONFIDENCE, Prediction
+from transfer_cli.reports.contents import CONFIDENCE, Prediction, Rung
 
 FEWEST_SIZES = 4
 """Different sizes below which no law is fitted: it has three parameters of its own."""
@@ -26,10 +26,8 @@ FARTHEST = 10.0
 """Times the largest run's operations up to which a law is believed."""
 
 MOST_RESIDUAL = 0.1
-"""The deviation of the runs from the law, in parts of what the loss fell by, up to which it holds.
-
-The law of a ladder without any law in it, a straight line of noise, is above it.
-"""
+"""How far runs may be from a law that holds, in parts of what the loss falls by between them: of
+300 ladders whose losses were noise alone, one was as near."""
 
 _RESAMPLES = {1: 1000, 2: 200}
 _STEPS = 24
@@ -83,14 +81,15 @@ class Fit:
         """How far runs are from the law, in nats; that they have decided on it is accounted for."""
         return self._widened * float(np.sqrt(np.square(self.residuals).mean()))
 
-    def predict(self, operations: float, sizes_S: Sequence[float]) -> Prediction:
-        """Return what a new run is expected to reach.
+    def predict(self, operations: float, parameters: float, tokens: float) -> Prediction:
+        """Return what a further run is expected to reach.
 
         The interval is of one run: what the law may be by other runs, and what runs differ by.
 
         Raises:
             NoLawError: It is larger than what the law is believed for.
         """
+        sizes_S = [parameters, tokens] if len(self.law.units) > 1 else [operations]
         most = FARTHEST * float(self.operations.max())
         if operations > most:
             raise NoLawError(
@@ -109,60 +108,53 @@ def interval(values_R: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def fitted(
-    operations: Sequence[float], sizes: Sequence[Sequence[float]], losses: Sequence[float]
-) -> Fit:
-    """Return the law of some runs, each with its operations, its sizes and its loss.
+def fitted(rungs: Sequence[Rung]) -> Fit:
+    """Return the law L(N, D) of runs of which some are alike but for their tokens, else L(C).
 
     Raises:
         NoLawError: There are too few sizes, or the losses follow no such law.
     """
-    if len(losses) < FEWEST_SIZES:
-        raise NoLawError(f"{len(losses)} runs have a loss; a law takes {FEWEST_SIZES} or more")
-    sizes_MS, loss_M = np.array(sizes, float), np.array(losses, float)
-    kinds = sizes_MS.shape[1]
-    _, size_of_M = np.unique(np.round(np.log(sizes_MS), 2), axis=0, return_inverse=True)
-    size_of_M = size_of_M.ravel()
-    different, least = len(set(size_of_M)), FEWEST_SIZES + 2 * (kinds - 1)
-    if different < least:
-        raise NoLawError(f"{different} sizes have a loss; a law takes {least} or more")
-    units_S = np.exp(np.log(sizes_MS).mean(0))
-    law = _fits(sizes_MS / units_S, loss_M, np.ones((1, len(loss_M))), units_S)
+    both = {(rung.parameters, f"{rung.tokens:.2g}") for rung in rungs}
+    has_both = len({rung.parameters for rung in rungs}) < len(both)
+    sizes = [[rung.parameters, rung.tokens] if has_both else [rung.operations] for rung in rungs]
+    size_of = [tuple(round(math.log(each), 2) for each in of) for of in sizes]
+    kinds, different = 1 + has_both, sorted(set(size_of))
+    if len(different) < FEWEST_SIZES + 2 * (kinds - 1):
+        raise NoLawError(
+            f"{len(different)} sizes have a loss; a law takes {FEWEST_SIZES + 2 * (kinds - 1)}"
+        )
+    is_of_KM = np.array([[each == size for each in size_of] for size in different], float)
+    sizes_MS, loss_M = np.array(sizes), np.array([rung.loss for rung in rungs], float)
+    counts_RM = np.random.default_rng(0).multinomial(
+        len(loss_M), np.full(len(loss_M), 1 / len(loss_M)), 20 * _RESAMPLES[kinds]
+    )
+    # As many sizes as a law has parameters, else it may be any.
+    enough_R = ((counts_RM @ is_of_KM.T) > 0).sum(1) > 2 * kinds
+    resampled = _fits(sizes_MS, loss_M, counts_RM[enough_R][: _RESAMPLES[kinds]])
+    law = _fits(sizes_MS, loss_M, np.ones((1, len(loss_M))))
     residuals_M = loss_M - np.array([law.at(sizes_S)[0] for sizes_S in sizes_MS])
-    counts_RM = _draws(size_of_M, 1 + 2 * kinds, _RESAMPLES[kinds])
-    resampled = _fits(sizes_MS / units_S, loss_M, counts_RM, units_S)
-    fit = Fit(law, resampled, residuals_M, np.array(operations, float))
-    of_size = [loss_M[size_of_M == size].mean() for size in range(different)]
-    fell = max(of_size) - min(of_size)
+    fit = Fit(law, resampled, residuals_M, np.array([rung.operations for rung in rungs]))
+    fell = np.ptp((is_of_KM @ loss_M) / is_of_KM.sum(1))
     if not (law.scales > 0).all() or fit.deviation > MOST_RESIDUAL * fell:
         raise NoLawError(
-            f"the losses follow no law: runs are {fit.deviation:.3f} nats from the best one, and "
-            f"{fell:.3f} is all that lies between their sizes; more seeds, or sizes farther "
-            "apart, may tell"
+            f"the losses follow no law: runs are {fit.deviation:.3f} nats from the best one, of "
+            f"{fell:.3f} between their sizes; more seeds, or sizes farther apart, may tell"
         )
     return fit
 
 
-def _draws(size_of_M: npt.NDArray[np.int64], least: int, resamples: int) -> Floats:
-    """Return how often each run is in each resample, `[R, M]`; each resample has enough sizes."""
-    rng, runs = np.random.default_rng(0), len(size_of_M)
-    counts = rng.multinomial(runs, np.full(runs, 1 / runs), 20 * resamples)
-    sizes = np.stack([counts[:, size_of_M == size].sum(1) for size in np.unique(size_of_M)], 1)
-    return counts[(sizes > 0).sum(1) >= least][:resamples].astype(float)
-
-
-def _fits(scaled_MS: Floats, loss_M: Floats, counts_RM: Floats, units_S: Floats) -> Laws:
+def _fits(sizes_MS: Floats, loss_M: Floats, counts_RM: Floats) -> Laws:
     """Return the law of each resample; one that rises with size has a scale of 0."""
+    units_S = np.exp(np.log(sizes_MS).mean(0))
     coarse = np.geomspace(*_EXPONENTS, _STEPS)
     # Twice the distance of two of the coarse ones, to both sides.
     fine = np.geomspace(coarse[0] / coarse[2], coarse[2] / coarse[0], _STEPS)
     found = []
     for counts_M in counts_RM:
-        near_S, _ = _best(scaled_MS, loss_M, counts_M, [coarse] * scaled_MS.shape[1])
-        around = [near * fine for near in near_S]
-        found.append(np.concatenate(_best(scaled_MS, loss_M, counts_M, around)))
-    kinds, found_RX = len(units_S), np.array(found)
-    return Laws(found_RX[:, kinds], found_RX[:, kinds + 1 :], found_RX[:, :kinds], units_S)
+        near_S, _ = _best(sizes_MS / units_S, loss_M, counts_M, [coarse] * len(units_S))
+        found.append(_best(sizes_MS / units_S, loss_M, counts_M, [near * fine for near in near_S]))
+    exponents_RS, found_RP = (np.array(column) for column in zip(*found, strict=True))
+    return Laws(found_RP[:, 0], found_RP[:, 1:], exponents_RS, units_S)
 
 
 def _best(
@@ -186,9 +178,6 @@ def _best(
 
 def _solved(features_GMP: Floats, loss_M: Floats, counts_M: Floats) -> Floats:
     weighted_GPM = features_GMP.transpose(0, 2, 1) * counts_M
-    gram_GPP = weighted_GPM @ features_GMP
-    ridge = 1e-12 * np.eye(gram_GPP.shape[-1])
-    solved_GP: Floats = np.linalg.solve(gram_GPP + ridge, (weighted_GPM @ loss_M)[..., None])[
-        ..., 0
-    ]
-    return solved_GP
+    gram_GPP = weighted_GPM @ features_GMP + 1e-12 * np.eye(features_GMP.shape[-1])
+    found_GP1: Floats = np.linalg.solve(gram_GPP, (weighted_GPM @ loss_M)[..., None])
+    return found_GP1[..., 0]

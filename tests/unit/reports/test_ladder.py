@@ -9,7 +9,7 @@ import pytest
 
 from transfer_cli.lengths import Effort
 from transfer_cli.reports.compare import tasks
-from transfer_cli.reports.contents import FINISHED, Report, Run
+from transfer_cli.reports.contents import FINISHED, Report, Run, Rung
 from transfer_cli.reports.ladder import foretold, lines
 from transfer_cli.reports.page import page
 from transfer_cli.reports.scaling_law import NoLawError, fitted
@@ -52,6 +52,14 @@ def ladder_of(runs):
     return task.ladder
 
 
+def rungs(operations, losses, sizes=None):
+    sizes = sizes or [(each, each) for each in operations]
+    return [
+        Rung("run", 1, each, parameters, tokens, 1, loss)
+        for each, (parameters, tokens), loss in zip(operations, sizes, losses, strict=True)
+    ]
+
+
 # --- laws ----------------------------------------------------------------------------------------
 
 
@@ -60,9 +68,9 @@ def test_a_law_without_noise_is_found(exponent):
     operations = [1e12 * depth**4.5 for depth in DEPTHS]
     losses = [1.5 + 4 * (each / 1e14) ** -exponent for each in operations]
 
-    fit = fitted(operations, [[each] for each in operations], losses)
+    fit = fitted(rungs(operations, losses))
 
-    expected = fit.predict(5e15, [5e15])
+    expected = fit.predict(5e15, 1, 1)
     assert expected.loss == pytest.approx(1.5 + 4 * 50**-exponent, abs=0.01)
     assert expected.low <= expected.loss <= expected.high < expected.low + 0.1
 
@@ -71,10 +79,10 @@ def test_parameters_and_tokens_each_have_their_exponent():
     sizes = [[size, size * ratio] for size in (1e5, 4e5, 1.6e6) for ratio in (5, 10, 20, 40)]
     losses = [1.7 + 400 * n**-0.34 + 410 * d**-0.28 for n, d in sizes]
 
-    fit = fitted([6 * n * d for n, d in sizes], sizes, losses)
+    fit = fitted(rungs([6 * n * d for n, d in sizes], losses, sizes))
 
     assert fit.law.exponents[0] == pytest.approx([0.34, 0.28], rel=0.05)
-    assert fit.predict(1e15, [4e6, 4e7]).loss == pytest.approx(
+    assert fit.predict(1e15, 4e6, 4e7).loss == pytest.approx(
         1.7 + 400 * 4e6**-0.34 + 410 * 4e7**-0.28, abs=0.01
     )
 
@@ -84,8 +92,8 @@ def test_intervals_hold_what_comes_about_as_often_as_they_say():
     rng, operations = np.random.default_rng(3), np.repeat(1e12 * np.array(DEPTHS) ** 4.5, 3)
     within = []
     for _ in range(60):
-        fit = fitted(operations, operations[:, None], law(operations) + rng.normal(0, 0.02, 12))
-        expected = fit.predict(6e15, [6e15])
+        fit = fitted(rungs(operations, law(operations) + rng.normal(0, 0.02, 12)))
+        expected = fit.predict(6e15, 1, 1)
         within.append(expected.low <= law(6e15) + rng.normal(0, 0.02) <= expected.high)
 
     assert 0.85 <= np.mean(within) <= 1
@@ -99,16 +107,16 @@ def test_intervals_hold_what_comes_about_as_often_as_they_say():
 )  # fmt: skip
 def test_no_law_is_claimed_where_none_holds(operations, losses):
     with pytest.raises(NoLawError):
-        fitted(operations, [[each] for each in operations], losses)
+        fitted(rungs(operations, losses))
 
 
 def test_a_law_ends_at_ten_times_the_largest_run():
     operations = [1e12 * depth**4.5 for depth in DEPTHS]
-    fit = fitted(operations, [[each] for each in operations], [law(each) for each in operations])
+    fit = fitted(rungs(operations, [law(each) for each in operations]))
 
-    fit.predict(9.9 * operations[-1], [9.9 * operations[-1]])
+    fit.predict(9.9 * operations[-1], 1, 1)
     with pytest.raises(NoLawError):
-        fit.predict(10.1 * operations[-1], [10.1 * operations[-1]])
+        fit.predict(10.1 * operations[-1], 1, 1)
 
 
 # --- ladders of runs -----------------------------------------------------------------------------
