@@ -235,7 +235,7 @@ class Rung:
     """A run of a ladder, or one that it foretells: what it takes, and the loss that it reaches.
 
     Args:
-        loss: In nats a token of validation; None where nothing has been trained.
+        loss: In nats a token of validation; not a number where nothing has been trained.
         prediction: What was foretold of it; `refused` says why nothing is.
     """
 
@@ -245,7 +245,7 @@ class Rung:
     parameters: float
     tokens: float
     seconds: float
-    loss: float | None = None
+    loss: float = math.nan
     prediction: Prediction | None = None
     refused: str | None = None
 

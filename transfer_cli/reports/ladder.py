@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def lines(ladder: Ladder) -> Iterator[str]:
             f"{formats.duration(float(round(target.seconds)))} as fast as these: {expected}"
         )
     for run in ladder.came:
-        if run.loss is not None and run.prediction is not None:
+        if run.prediction is not None:
             off = run.loss - run.prediction.loss
             where = "in" if run.prediction.low <= run.loss <= run.prediction.high else "outside of"
             yield (
@@ -111,14 +112,14 @@ def _words(fit: Fit) -> str:
 
 def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
     for run in learnt(runs):
-        found = (
+        found: list[Any] = [
             run.settings.get(_DEPTH), run.results.flops, run.results.parameters.total,
             run.results.seen.tokens, run.timing.get("seconds"), run.results.by_name.get(_LOSS),
-        )  # fmt: skip
+        ]  # fmt: skip
         if all(is_number(value) and 0 < value < math.inf for value in found):
             known = [nested(run.results.more, "prediction", key) for key in ("loss", "low", "high")]
             prediction = Prediction(*known) if all(map(is_number, known)) else None
-            yield Rung(run.name, *(float(each) for each in found if each), prediction=prediction)
+            yield Rung(run.name, *map(float, found), prediction=prediction)
 
 
 def _fit(runs: Sequence[Run]) -> Fit:
@@ -145,7 +146,7 @@ def _target(asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
         operations = _along(rungs, "operations", "seconds", effort.amount, 1)
     if effort.unit != "depth":
         depth = _along(rungs, "depth", "operations", operations)
-    amounts = {name: _along(rungs, name, "depth", depth) for name in _AMOUNTS}
+    amounts: dict[str, Any] = {name: _along(rungs, name, "depth", depth) for name in _AMOUNTS}
     seconds = _along(rungs, "seconds", "operations", amounts["operations"], 1)
     target = Rung(f"ladder.target={formats.plain(asked)}", **amounts, seconds=seconds)
     try:

@@ -2,7 +2,7 @@
 
 from transfer_cli.reports import formats
 from transfer_cli.reports.contents import Ladder
-from transfer_cli.reports.html.charts import Chart, View, log_axis, log_ticks, rounded
+from transfer_cli.reports.html.charts import Chart, Trace, View, log_axis, log_ticks, rounded
 from transfer_cli.reports.html.markup import PageColumn, shape
 from transfer_cli.reports.ladder import lines, said
 
@@ -14,7 +14,7 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
     if not ladder.curve:
         return None
     places = [place for place, _ in ladder.curve]
-    curves = [
+    curves: list[Trace] = [
         {
             "x": places, "y": [rounded(getattr(expected, end)) for _, expected in ladder.curve],
             "line": {"dashes": "" if end == "loss" else "2 3", "width": 1.5},
@@ -22,13 +22,17 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
         }
         for end in ("loss", "low", "high")
     ]  # fmt: skip
-    foretold = [rung for rung in (*ladder.came, ladder.target) if rung and rung.prediction]
+    foretold = [
+        (rung, rung.prediction.loss, said(rung.prediction))
+        for rung in (*ladder.came, ladder.target)
+        if rung and rung.prediction
+    ]
     groups = {
         "ladder": [(rung, rung.loss, f"{rung.loss:.3f}") for rung in ladder.rungs],
-        "foretold": [(rung, rung.prediction.loss, said(rung.prediction)) for rung in foretold],
+        "foretold": foretold,
         "came": [(rung, rung.loss, f"{rung.loss:.3f}") for rung in ladder.came],
     }
-    points = [
+    points: list[Trace] = [
         {
             "name": kind, "x": [rung.operations for rung, *_ in members],
             "y": [rounded(loss) for _, loss, _ in members],
@@ -48,5 +52,5 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
         " ".join(f"{line}." for line in lines(ladder)),
         [View(_WORDS, [*curves, *points], {"xaxis": axis, "yaxis": {"title": _WORDS}})],
         ["run", *(PageColumn(title, is_number=True) for title in (axis["title"], _WORDS))],
-        rows, [trace["name"] for trace in points],
+        rows, [kind for kind, members in groups.items() if members],
     )  # fmt: skip
