@@ -16,8 +16,10 @@ WIDTH_OF_BLOCK = 32
 LARGE = 16
 """The depth from which heads are 64 wide, as GPUs multiply them fast; below they are 32."""
 
-REFERENCE_WIDTH, REFERENCE_RATE = 128, 8e-3
-"""A width, and the rate that did best there or nearby: ours."""
+REFERENCE_WIDTH, REFERENCE_RATE, RATE_POWER = 64, 1.1e-2, 0.75
+"""A width, the rate that did best there, and how it falls with the width: ours, of 64 to 160.
+
+What a step of Muon changes in the output of a matrix grows with the root of its width alone."""
 
 REFERENCE_TOKENS, REFERENCE_BATCH = 4e5, 2048
 """A length, and the batch in tokens that did best: ours."""
@@ -84,17 +86,13 @@ def batch(
 
 
 def rate(width: int) -> float:
-    """Return the peak rate.
-
-    What a step of Muon changes in the output of a matrix grows with the root of its width
-    (docs/recipe.md), so the rate falls with it.
-    """
-    return float(f"{min(0.02, REFERENCE_RATE * math.sqrt(REFERENCE_WIDTH / width)):.2g}")
+    """Return the peak rate, which falls as the width grows."""
+    return float(f"{min(0.02, REFERENCE_RATE * (REFERENCE_WIDTH / width) ** RATE_POWER):.2g}")
 
 
 def weight_decay() -> float:
-    """Return the weight decay, which changes little in short runs: ours."""
-    return 0.01
+    """Return the weight decay, that of Liu et al. 2025; in short runs it changes little: ours."""
+    return 0.1
 
 
 Value = int | float | str | None
@@ -138,8 +136,8 @@ RULES = (
         "tokens a step grow with those of the run (Bergsma et al. 2025; measured here)",
     ),
     DialRule(
-        "optimizer.lr", rate, ("model.width",), "falls with the root of the width; measured here"
+        "optimizer.lr", rate, ("model.width",), "falls as the width grows; measured here"
     ),
-    DialRule("optimizer.weight_decay", weight_decay, (), "measured here"),
+    DialRule("optimizer.weight_decay", weight_decay, (), "Liu et al. 2025; measured here"),
 )  # fmt: skip
 """Of each key, after those of the keys that it needs."""

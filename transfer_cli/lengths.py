@@ -1,4 +1,4 @@
-"""Lengths of training as text: "500 steps", "1 epoch", "20%", "auto", "rest"; "2h", "1e15flop"."""
+"""Lengths of training as text: "500 steps", "1 epoch", "20%", "auto", "rest"."""
 
 import math
 import re
@@ -9,9 +9,6 @@ Unit = Literal["steps", "epochs", "share", "auto"]
 
 _COUNTED = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(steps?|epochs?)\s*")
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
-
-_EFFORT = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*(flops?|s|min|h|)\s*")
-_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 MAX_COUNT = 2**31
 """Bound of what is counted: steps, examples of a batch, evaluations."""
@@ -89,27 +86,3 @@ class Length:
         if self.unit == "share" and self.amount is not None:
             return max(1, math.floor(self.amount * total + _SLACK))
         return self.steps(steps_per_epoch)
-
-
-@dataclass(frozen=True)
-class Effort:
-    """What is put into a run: floating-point operations, or seconds; or the depth of its model."""
-
-    amount: float
-    unit: Literal["flops", "seconds", "depth"]
-
-    @classmethod
-    def parse(cls, text: str) -> "Effort":
-        """Read "1e15flop", "90s", "10min", "2h", or a depth: "7".
-
-        Raises:
-            ValueError: The text has another form, or its amount is not positive.
-        """
-        match = _EFFORT.fullmatch(text)
-        if match is None or not 0 < float(match[1]) < math.inf:
-            raise ValueError(
-                f"{text[:40]!r} is none: write it as '2h', '10min', '1e15flop', or 7 for a depth"
-            )
-        if match[2] in _SECONDS:
-            return cls(float(match[1]) * _SECONDS[match[2]], "seconds")
-        return cls(float(match[1]), "flops" if match[2] else "depth")

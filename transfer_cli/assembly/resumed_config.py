@@ -11,12 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.check_training import LENGTHS
+from transfer_cli.config.dialled import found_by_rule
 from transfer_cli.config.flat import flat
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
-from transfer_cli.dial import RULES
 from transfer_cli.earlier_runs import typed_as_then
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
@@ -94,8 +94,7 @@ def config_to_resume(
             for each in (config, stored)
         )
         given = {override.key_or_group for override in overrides}
-        by_rule = {rule.key for rule in RULES} - given if config.get("dial") is not None else set()
-        _refuse_another(typed_as_then(now, then, given), then, by_rule)
+        _refuse_another(typed_as_then(now, then, given), then, found_by_rule(config, given))
     return stored
 
 

@@ -38,6 +38,7 @@ from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, flops_of
 from transfer_cli.reports import formats
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import cores
 from transfer_cli.sweeps.processes import as_time
 from transfer_cli.terminal import print_out
@@ -85,8 +86,7 @@ def plan(config: DictConfig, command: str) -> None:
     typed, steps = CommandLine.of_this_command().overrides, config.plan.steps
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
-    if resumed is not None:
-        config = config_to_resume(config, resumed, command, typed)
+    config = _as_run(config, resumed, command, typed)
     drawn = with_prediction(draw(config, command, typed, origins, device="meta"))
     blueprint = with_micro_batch(drawn)
     config = blueprint.config
@@ -121,6 +121,19 @@ def plan(config: DictConfig, command: str) -> None:
     counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
     print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, found)))))
     print_out(fact("time", _time_text(run, blueprint, found)))
+
+
+def _as_run(
+    config: DictConfig, resumed: RunDirectory | None, command: str, typed: Sequence[str]
+) -> DictConfig:
+    """Return the config of the run: the one that is resumed, or what its budget chooses."""
+    if resumed is not None:
+        return config_to_resume(config, resumed, command, typed)
+    if config.get("budget") is None:
+        return config
+    from transfer_cli.training.budgeted import within_budget  # it trains
+
+    return within_budget(config, command, typed)
 
 
 plan_pretrain = partial(plan, command="pretrain")

@@ -12,6 +12,7 @@ from transfer_cli.config import commands
 from transfer_cli.config.check_beams import check_beams
 from transfer_cli.config.check_training import check_training
 from transfer_cli.config.commands import CHOICES, DECLARED
+from transfer_cli.config.dialled import check_budget
 from transfer_cli.config.flat import flat
 from transfer_cli.config.part_values import check_values
 from transfer_cli.config.schema import COMMANDS
@@ -77,6 +78,7 @@ def check(config: DictConfig, command: str) -> None:
         raise ConfigError(f"experiment={left}: there is no such experiment")
     if "loop" in config:
         check_training(config)
+        check_budget(config)
     OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.budget import Budget
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.variables import MOST_THREADS
@@ -19,7 +20,7 @@ from transfer_cli.errors import (
     pip_install,
     raised_as,
 )
-from transfer_cli.lengths import MAX_COUNT, Effort, Length
+from transfer_cli.lengths import MAX_COUNT, Length
 
 LENGTHS = ("steps", "tokens", "flops")
 """What of `loop` says how long a run is, before its epochs do."""
@@ -65,9 +66,9 @@ def check_training(config: DictConfig) -> None:
     at_least("cost.pue:", config.cost.pue, 1, ConfigError)
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
-    if config.get("ladder") and config.ladder.target is not None:
-        with raised_as(ConfigError, "ladder.target: "):
-            Effort.parse(config.ladder.target)
+    if (target := (config.get("ladder") or {}).get("target")) and not target.isdecimal():
+        with raised_as(ConfigError, "ladder.target: a depth, or a ", ConfigError):
+            Budget.parse(target)
     _check_optimizer(config.optimizer)
     _check_loggers(loggers_of(config.logger))
 

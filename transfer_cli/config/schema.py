@@ -340,6 +340,8 @@ class LadderConfig:
 class PretrainConfig(TrainConfig):
     """What `pretrain` takes."""
 
+    budget: str | None = None
+    """What the run may take, 10min, 2h or 1e17flop: with model=dial it chooses depth and length."""
     dial: Any = None
     """With model=dial: what its rules begin with, and what they count."""
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.lengths import Effort
+from transfer_cli.budget import Budget
+from transfer_cli.errors import ConfigError
 from transfer_cli.reports import formats
 from transfer_cli.reports.best import learnt
 from transfer_cli.reports.contents import Ladder, Prediction, Run, Rung
@@ -35,7 +36,7 @@ def ladder_of(runs: Sequence[Run]) -> Ladder | None:
         return replace(ladder, refused=str(error))
     ladder = replace(ladder, law=_words(fit), curve=tuple(_curve(rungs, fit)))
     asked = {str(text) for run in members if (text := run.settings.get("ladder.target"))}
-    with suppress(ValueError):  # none, several, or what a stranger has written
+    with suppress(ValueError, ConfigError):  # none, several, or what a stranger has written
         [only] = asked
         return replace(ladder, target=_target(only, rungs, fit))
     return ladder
@@ -140,11 +141,13 @@ def _along(rungs: Sequence[Rung], amount: str, over: str, place: float, power: i
 
 
 def _target(asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
-    effort = Effort.parse(asked)
-    depth = operations = effort.amount
-    if effort.unit == "seconds":
-        operations = _along(rungs, "operations", "seconds", effort.amount, 1)
-    if effort.unit != "depth":
+    if asked.isdecimal():
+        depth = max(1.0, float(asked))
+    else:
+        budget = Budget.parse(asked)
+        operations = budget.amount
+        if budget.unit == "s":
+            operations = _along(rungs, "operations", "seconds", budget.amount, 1)
         depth = _along(rungs, "depth", "operations", operations)
     amounts: dict[str, Any] = {name: _along(rungs, name, "depth", depth) for name in _AMOUNTS}
     seconds = _along(rungs, "seconds", "operations", amounts["operations"], 1)

@@ -179,5 +179,4 @@ def _best(
 def _solved(features_GMP: Floats, loss_M: Floats, counts_M: Floats) -> Floats:
     weighted_GPM = features_GMP.transpose(0, 2, 1) * counts_M
     gram_GPP = weighted_GPM @ features_GMP + 1e-12 * np.eye(features_GMP.shape[-1])
-    found_GP = np.linalg.solve(gram_GPP, (weighted_GPM @ loss_M)[..., None])[..., 0].astype(float)
-    return found_GP
+    return np.linalg.solve(gram_GPP, (weighted_GPM @ loss_M)[..., None])[..., 0].astype(float)

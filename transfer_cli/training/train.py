@@ -26,6 +26,7 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
+from transfer_cli.training.budgeted import within_budget
 from transfer_cli.training.checkpoints import DESCRIBED, describe
 from transfer_cli.training.energy import Meter, meter_of
 from transfer_cli.training.resume import as_before
@@ -61,6 +62,7 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> Path:
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
     spending = _spending(config)
+    config = within_budget(config, command, typed.overrides)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
     run = replace(run, blueprint=with_prediction(run.blueprint))
     made = _make(command, run, typed) if distributed.is_main() else None

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transfer_cli.lengths import Effort
 from transfer_cli.reports.compare import tasks
 from transfer_cli.reports.contents import FINISHED, Report, Run, Rung
 from transfer_cli.reports.ladder import foretold, lines
@@ -122,7 +121,7 @@ def test_a_law_ends_at_ten_times_the_largest_run():
 # --- ladders of runs -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", ["7", f"{6 * 20 * (1e5 * 7**3) ** 2:g}flop"])
+@pytest.mark.parametrize("asked", ["7", "1.411788e17flop"])
 def test_a_ladder_says_what_its_target_takes_and_reaches(asked):
     noisy = {"noise": 0.005, "ladder__target": asked}
 
@@ -180,21 +179,3 @@ def test_what_came_stands_beside_what_was_foretold_in_every_format():
 
 def test_runs_that_are_of_no_ladder_have_none():
     assert ladder_of([replace(run_of(depth, sweep=None)) for depth in DEPTHS]) is None
-
-
-# --- efforts -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "effort"),
-    [("7", (7, "depth")), ("1e15flop", (1e15, "flops")), ("2h", (7200, "seconds")),
-     ("90 s", (90, "seconds")), ("1.5min", (90, "seconds"))],
-)  # fmt: skip
-def test_an_effort_is_read(text, effort):
-    assert Effort.parse(text) == Effort(*effort)
-
-
-@pytest.mark.parametrize("text", ["", "h", "0", "-3h", "7 days", "nan", "1e999flop"])
-def test_what_is_no_effort_is_refused(text):
-    with pytest.raises(ValueError, match="none"):
-        Effort.parse(text)
