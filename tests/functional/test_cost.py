@@ -68,6 +68,45 @@ def test_states_that_are_kept_are_computed_before_the_steps(
     assert spent("computed")["flops"] == found["flops"] + found["flops_of_states"]
 
 
+# --- lengths in tokens and operations ----------------------------------------------------------
+
+
+def test_a_run_ends_by_tokens_or_by_operations_at_the_step_that_reaches_them(transfer, words):
+    one = (*words, "loop.batch=4", "loop.steps=null", "schedule=linear")
+    transfer(*one, "run.dir=tokens", "loop.tokens=1500").ok()
+    reached = cost("tokens")
+    by_flops = f"loop.flops={reached['flops']}"
+    transfer(*one, "run.dir=flops", by_flops).ok()
+
+    of_step = reached["tokens"] / json.loads(Path("tokens/results.json").read_text())["best_step"]
+    assert abs(reached["tokens"] - 1500) < of_step  # the last block of an epoch is short
+    assert cost("flops")["flops"] == pytest.approx(reached["flops"], rel=0.05)
+    assert "loop.tokens=3000" in transfer("pretrain", "resume=tokens").err
+    transfer("pretrain", "resume=tokens", "loop.tokens=3000").ok()
+    assert abs(cost("tokens")["tokens"] - 3000) < of_step
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [("loop.tokens=1e5", "loop.flops=1e9"), ("loop.steps=9", "loop.tokens=1e5"),
+     ("loop.steps=null", "loop.epochs=2", "loop.flops=1e9"), ("loop.tokens=0",)],
+)  # fmt: skip
+def test_two_lengths_are_refused(transfer, words, lengths):
+    ended = transfer(*words, *lengths)
+
+    assert ended.code == 2
+    assert "loop.tokens" in ended.err or "loop.flops" in ended.err
+    assert not Path("runs").exists()
+
+
+def test_labelled_texts_have_no_length_in_tokens(transfer, pretrained):
+    words = ("finetune", "data=sample_questions", f"init_from={pretrained}", "adaptation=full")
+
+    ended = transfer(*words, "loop.tokens=1e4")
+
+    assert (ended.code, ended.err.count("loop.tokens:")) == (2, 1)
+
+
 # --- energy ------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from tests.syntax import MODULES, ROOT, name_of, parsed
 FLOORS = {
     "transfer_cli": 0, "errors": 0, "batch": 0, "seeds": 0, "lengths": 0, "safe_files": 0,
     "terminal": 0, "progress": 0, "fitting": 0, "metrics": 0, "earlier_runs": 0,
+    "dial": 0, "budget": 0,
     "config": 1, "runs": 1,
     "data": 2, "model": 2, "optim": 2, "sweeps": 2, "reports": 2,
     "objectives": 3, "adaptation": 3,

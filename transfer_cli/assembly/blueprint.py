@@ -5,9 +5,10 @@ disagree.
 """
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.checks import (
     check_average,
+    check_blocks,
     check_bounded_by_time,
     check_compared,
     check_confidence,
@@ -59,13 +61,13 @@ from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.mixture import Mixture, mixed_epoch
-from transfer_cli.data.tokenizer_recipes import AUTO
+from transfer_cli.data.tokenizer_recipes import is_auto
 from transfer_cli.earlier_runs import LABELLED
 from transfer_cli.engine import distributed
 from transfer_cli.engine.bf16_products import precision_of
 from transfer_cli.engine.compiling import missing_for, why_eager
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import ConfigError, raised_as
+from transfer_cli.errors import ConfigError, between, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.backbone import BackboneShape
@@ -86,6 +88,9 @@ from transfer_cli.optim.schedules import LRScheduler, Schedule
 from transfer_cli.seeds import derive
 
 log = logging.getLogger(__name__)
+
+PROBED_STEPS = 1000
+"""Steps of the run of which one asks what training takes: enough for its stages."""
 
 DEPTH = "model.depth"
 """The key of a model that may be typed beside `init_from`: so many of its blocks."""
@@ -274,6 +279,10 @@ def draw(
         data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
     check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
     mixing = build(config.mixing, "mixing", MixingConfig)
+    loop = _in_steps(
+        replace(loop, batch=min(loop.batch, data.counts["main"])), data, shape, config,
+        partial(draw, command=command, typed=typed, origins=origins, device="meta"),
+    )  # fmt: skip
     sizes = sizes_of(data.drawn, loop, mixing, config.seed)
     losses = _losses(config.objective.get("_target_"), start, data, sizes, asked)
     with without_weights() if device == "meta" else torch.device(device):
@@ -287,7 +296,6 @@ def draw(
         check_memory(network.model, network.losses)
     if adaptation.penalty is not None:
         adaptation.penalty.check(network.inherited)
-    loop = replace(loop, batch=min(loop.batch, data.counts["main"]))
     check_compared(network.losses, loop.batch)
     kernels = ""
     if loop.compile == "auto":
@@ -310,6 +318,41 @@ def draw(
     return _solvable(plan)
 
 
+def _in_steps(
+    loop: LoopConfig,
+    data: RunData,
+    shape: BackboneShape,
+    config: DictConfig,
+    draw_as: Callable[[DictConfig], Blueprint],
+) -> LoopConfig:
+    """Return the loop with its length in steps, where that is given in tokens or operations."""
+    if not (loop.tokens or loop.flops):
+        return loop
+    price: float = check_blocks(config, data, shape)
+    if loop.flops:
+        from transfer_cli.assembly.flops_estimate import flops_of_run, of_full_texts
+
+        short = {"loop.flops": None, "loop.steps": PROBED_STEPS}
+        probe = draw_as(with_values(config, short))
+        of_run = flops_of_run(probe, *of_full_texts(probe, int(price))[:2])
+        price = of_run / (PROBED_STEPS * probe.course.loop.batch)
+    return replace(loop, steps=steps_by(loop, data.drawn["main"], price))
+
+
+def steps_by(loop: LoopConfig, blocks: int, price: float) -> int:
+    """Return after how many steps a run has had its tokens, or operations: whole epochs and a rest.
+
+    Args:
+        blocks: Of an epoch, whose last step takes what is left.
+        price: What a block has of them.
+    """
+    batch = min(loop.batch, blocks)
+    epochs, rest = divmod((loop.tokens or loop.flops or 0) / price, blocks)
+    steps = int(epochs) * -(-blocks // batch) + math.ceil(rest / batch - 1e-9)
+    between("loop.tokens, loop.flops: in steps,", steps, 0, MAX_COUNT, ConfigError)
+    return max(1, steps)
+
+
 def _kernels(device: torch.device, steps: int, *, sharded: bool, varies: bool) -> tuple[bool, str]:
     """Return whether passes are compiled with `loop.compile=auto`, and on a GPU what is said."""
     eager = why_eager(
@@ -321,12 +364,12 @@ def _kernels(device: torch.device, steps: int, *, sharded: bool, varies: bool) -
 
 def _vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:
     """Return the size of the vocabulary as a value of its key, where `auto` asks for one."""
-    if config.tokenizer is None or config.tokenizer.get("size") != AUTO:
+    if config.tokenizer is None or not is_auto(config.tokenizer.get("size")):
         return {}
     size = data.tokenizer.size - config.tokenizer.get("sentinels", 0)
     if start.pretrained is None:
         log.info(
-            "tokenizer.size=auto: a vocabulary of %s tokens suits this text and a model of this "
+            "tokenizer.size: a vocabulary of %s tokens suits this text and a model of this "
             "size; tokenizer.size=N makes another", f"{size:,}",
         )  # fmt: skip
     return {"tokenizer.size": size}

@@ -11,8 +11,10 @@ from omegaconf import DictConfig
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC
 from transfer_cli.adaptation.stage_plan import StagePlan
+from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import Asked
+from transfer_cli.assembly.model import block_length
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
@@ -218,6 +220,17 @@ def check_average(average: str | None, losses: Sequence[Loss], *, validates: boo
     }
     if average is not None:
         _refuse(reasons, "; change that, or leave loop.average out", before="loop.average: ")
+
+
+def check_blocks(config: DictConfig, data: RunData, shape: BackboneShape) -> int:
+    """Return the tokens of each block of running text; refuse data whose steps differ in size."""
+    key = "loop.tokens" if config.loop.tokens is not None else "loop.flops"
+    if data.info["main"].task is not None or data.info["main"].pairs or len(data.counts) > 1:
+        raise ConfigError(
+            f"{key}: is a length for one running text, of which all steps are alike; give "
+            "loop.epochs or loop.steps"
+        )
+    return block_length(config.data.get("length"), shape.positions)
 
 
 def check_bounded_by_time(

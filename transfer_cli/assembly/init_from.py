@@ -26,13 +26,13 @@ from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import (
-    AUTO,
     BytePairs,
     FromFile,
     Inherited,
     SizedByText,
     TokenizerRecipe,
     WordPiece,
+    is_auto,
 )
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
@@ -492,11 +492,13 @@ def choose_tokenizer(
 
 
 def _recipe(node: Mapping[str, Any] | None, shape: BackboneShape | None) -> TokenizerRecipe:
-    if node is None or node.get("size") != AUTO:
+    if node is None or not is_auto(node.get("size")):
         recipe: TokenizerRecipe = build(node, "tokenizer", TokenizerRecipe)
         return recipe
     rest = {key: value for key, value in node.items() if key != "size"}
     largest: WordPiece | BytePairs = build(rest, "tokenizer", WordPiece | BytePairs)
+    if asked := node["size"].partition(":")[2]:
+        return SizedByText(largest, int(asked))
     if shape is None:
         return SizedByText(largest, largest.size)
     # A table of so many tokens has as many weights as all the rest.

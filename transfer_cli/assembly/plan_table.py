@@ -74,6 +74,8 @@ def run_facts(plan: Blueprint, prepared: Mapping[str, Prepared]) -> dict[str, st
     some = f", {trained:,} of them trained" if trained < total else ""
     rows = min(int(loop.micro_batch or loop.batch), loop.batch)
     cut = f" in portions of {rows}" if rows < loop.batch else ""
+    expected = (plan.config.get("ladder") or {}).get("prediction") or {}
+    foretold = "{loss:.3f} ({low:.3f} to {high:.3f}) on validation, by ladder.of"
     how = ", residual stream too" * loop.bf16_residual + ", compiled" * bool(loop.compile)
     return {
         "model": f"{total:,} parameters{some}, {shape.depth} blocks of width {shape.width}, "
@@ -83,6 +85,7 @@ def run_facts(plan: Blueprint, prepared: Mapping[str, Prepared]) -> dict[str, st
         f"{plan.course.sizes.steps_per_epoch:,} an epoch{plan.at_most}",
         "on": f"{plan.precision.device}, {plan.precision.kind}{how}",
         "memory": memory_text(plan, longest_text(plan, prepared)),
+        **({"loss": foretold.format(**expected)} if expected else {}),
     }
 
 

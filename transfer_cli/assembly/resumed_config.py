@@ -1,7 +1,7 @@
 """`resume=RUN` and `resume=auto`: the run's own config, with what was typed checked against it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from transfer_cli.config.check_training import LENGTHS
+from transfer_cli.config.dialled import found_by_rule
 from transfer_cli.config.flat import flat
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.roles import Role, role_of
@@ -92,7 +94,7 @@ def config_to_resume(
             for each in (config, stored)
         )
         given = {override.key_or_group for override in overrides}
-        _refuse_another(typed_as_then(now, then, given), then)
+        _refuse_another(typed_as_then(now, then, given), then, found_by_rule(config, given))
     return stored
 
 
@@ -100,12 +102,12 @@ def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
     """End at once where a finished run is resumed and `loop` makes it no longer."""
     before = read_stored(run.config, command, "resume").loop
     same = all(
-        getattr(loop, key) == before[key] for key in ("steps", "epochs", "minutes", "patience")
+        getattr(loop, key) == before.get(key) for key in (*LENGTHS, "epochs", "minutes", "patience")
     )
     if same and run.read_status() == "finished":
         raise FinishedError(
-            f"resume: {run.path} is finished; to go on, give it more loop.steps, loop.epochs or "
-            "loop.minutes"
+            f"resume: {run.path} is finished; to go on, give it more loop.steps, loop.epochs, "
+            "loop.tokens, loop.flops or loop.minutes, whichever it has"
         )
 
 
@@ -123,9 +125,11 @@ def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
         )
 
 
-def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a command that is not the one that began the run."""
-    for key in sorted(typed.keys() | own.keys()):
+def _refuse_another(
+    typed: Mapping[str, Any], own: Mapping[str, Any], by_rule: Set[str] = frozenset()
+) -> None:
+    """Refuse a command that is not the one that began the run; what rules decided stays."""
+    for key in sorted((typed.keys() | own.keys()) - by_rule):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
         is_found = (key in _FOUND and typed.get(key) == _FOUND[key]) or (
             key == RATE and isinstance(typed.get(key), str)

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.flops_estimate import flops_of_run, keeps_states, of_full_texts
+from transfer_cli.assembly.foretold import with_prediction
 from transfer_cli.assembly.memory_estimate import (
     STATES,
     memory_parts,
@@ -32,10 +33,12 @@ from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
+from transfer_cli.config.dialled import dialled
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, flops_of
 from transfer_cli.reports import formats
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import cores
 from transfer_cli.sweeps.processes import as_time
 from transfer_cli.terminal import print_out
@@ -83,15 +86,17 @@ def plan(config: DictConfig, command: str) -> None:
     typed, steps = CommandLine.of_this_command().overrides, config.plan.steps
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
-    if resumed is not None:
-        config = config_to_resume(config, resumed, command, typed)
-    blueprint = with_micro_batch(draw(config, command, typed, origins, device="meta"))
+    config = _as_run(config, resumed, command, typed)
+    drawn = with_prediction(draw(config, command, typed, origins, device="meta"))
+    blueprint = with_micro_batch(drawn)
     config = blueprint.config
     for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
     for name, text in run_facts(blueprint, blueprint.data.encoded()).items():
         print_out(fact(name, text))
+    for each in dialled(config):
+        print_out(fact(each.key, str(each)))
     for warning in advice(blueprint):
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):
@@ -116,6 +121,19 @@ def plan(config: DictConfig, command: str) -> None:
     counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
     print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, found)))))
     print_out(fact("time", _time_text(run, blueprint, found)))
+
+
+def _as_run(
+    config: DictConfig, resumed: RunDirectory | None, command: str, typed: Sequence[str]
+) -> DictConfig:
+    """Return the config of the run: the one that is resumed, or what its budget chooses."""
+    if resumed is not None:
+        return config_to_resume(config, resumed, command, typed)
+    if config.get("budget") is None:
+        return config
+    from transfer_cli.training.budgeted import within_budget  # it trains
+
+    return within_budget(config, command, typed)
 
 
 plan_pretrain = partial(plan, command="pretrain")

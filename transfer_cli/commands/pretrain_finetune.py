@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.foretold import runs_of_ladder
 from transfer_cli.assembly.resumed_config import AUTO, find_run
 from transfer_cli.config.build import TARGET, plain
 from transfer_cli.config.command_line import CommandLine
@@ -26,6 +27,8 @@ def finetune(config: DictConfig) -> Path:
 
 def pretrain(config: DictConfig) -> Path:
     """Train a language model on unlabelled text; return the run directory."""
+    if config.ladder.of is not None:
+        runs_of_ladder(config.ladder.of)
     return train(config, "pretrain", CommandLine.of_this_command())
 
 

@@ -1,6 +1,7 @@
 """Checks what must hold for any composed config."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from transfer_cli.config import commands
 from transfer_cli.config.check_beams import check_beams
 from transfer_cli.config.check_training import check_training
 from transfer_cli.config.commands import CHOICES, DECLARED
+from transfer_cli.config.dialled import check_budget
 from transfer_cli.config.flat import flat
 from transfer_cli.config.part_values import check_values
 from transfer_cli.config.schema import COMMANDS
@@ -51,6 +53,8 @@ def check(config: DictConfig, command: str) -> None:
         plain: Any = OmegaConf.to_container(config, resolve=False)
         missing = sorted(key for key, value in flat(plain) if str(value) == "???")
     except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from error
         problem = str(error).partition("\n")[0]
         raise ConfigError(f"{error.full_key}: cannot be filled in: {problem}") from error
     if missing:
@@ -74,6 +78,7 @@ def check(config: DictConfig, command: str) -> None:
         raise ConfigError(f"experiment={left}: there is no such experiment")
     if "loop" in config:
         check_training(config)
+        check_budget(config)
     OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
 
 
@@ -89,8 +94,9 @@ def _rename_moved(config: DictConfig) -> None:
 def _check_numbers(node: Any) -> None:
     for key, values in flat(node):
         for value in values if isinstance(values, list) else [values]:
-            if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
-                raise ConfigError(f"{key}: must be a number below {MAX_NUMBER:.0e}, got {value}")
+            most = math.inf if key == "loop.flops" else MAX_NUMBER  # no tensor holds these
+            if isinstance(value, int | float) and not -most < value < most:
+                raise ConfigError(f"{key}: must be a number below {most:.0e}, got {value}")
 
 
 def _check_processes(values: Mapping[str, Any]) -> None:

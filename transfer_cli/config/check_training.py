@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.budget import Budget
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.errors import (
@@ -19,6 +21,9 @@ from transfer_cli.errors import (
     raised_as,
 )
 from transfer_cli.lengths import MAX_COUNT, Length
+
+LENGTHS = ("steps", "tokens", "flops")
+"""What of `loop` says how long a run is, before its epochs do."""
 
 _FOR_WIDTH = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?) ?\* ?([0-9]+) ?/ ?width")
 
@@ -38,11 +43,14 @@ def check_training(config: DictConfig) -> None:
     for key, amount in {
         "loop.epochs": loop.epochs,
         "loop.minutes": loop.minutes,
+        "loop.tokens": loop.tokens,
+        "loop.flops": loop.flops,
         "loop.clip": loop.clip,
         "checkpoint.minutes": config.checkpoint.minutes,
     }.items():
         if amount is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
+    _check_length(loop)
     _check_average(loop.average, decay=loop.average_decay, last=loop.average_last)
     between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
     if config.checkpoint.keep is not None:
@@ -58,8 +66,25 @@ def check_training(config: DictConfig) -> None:
     at_least("cost.pue:", config.cost.pue, 1, ConfigError)
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
+    if (target := (config.get("ladder") or {}).get("target")) and not target.isdecimal():
+        with raised_as(ConfigError, "ladder.target: a depth, or a ", ConfigError):
+            Budget.parse(target)
     _check_optimizer(config.optimizer)
     _check_loggers(loggers_of(config.logger))
+
+
+def _check_length(loop: DictConfig) -> None:
+    """Refuse two lengths of one run; epochs are a preset's, unless they are typed."""
+    given = [f"loop.{name}" for name in LENGTHS if loop[name] is not None]
+    epochs = (word.partition("=")[2] for word in CommandLine.of_this_command().overrides
+              if word.lstrip("+").startswith("loop.epochs="))  # fmt: skip
+    if given not in ([], ["loop.steps"]) and any(value != "null" for value in epochs):
+        given.append("loop.epochs")
+    if len(given) > 1:
+        raise ConfigError(
+            f"{' and '.join(given)}: a run has one length; give one of them, and "
+            f"{given[1]}=null where a preset has it (loop.minutes may end any run early)"
+        )
 
 
 def _check_optimizer(options: DictConfig) -> None:

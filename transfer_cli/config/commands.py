@@ -127,6 +127,7 @@ ALL: dict[str, Command] = {
         hidden=(
             "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.", "transfer_cli.data.minimal_pairs.",
+            "model/dial",
         ),
         only=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
     ),
@@ -160,7 +161,7 @@ ALL: dict[str, Command] = {
             "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.causal_lm.", "transfer_cli.objectives.masked_lm.",
             "transfer_cli.objectives.with_teachers.SourceDistillation",
-            "transfer_cli.objectives.sentence_pair.",
+            "transfer_cli.objectives.sentence_pair.", "model/dial",
         ),
         only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
         ignores=("plan.", "lr_find."), lists=("tokenizer.add", "data.speakers"),

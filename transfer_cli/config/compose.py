@@ -61,7 +61,7 @@ class Composed:
 
 def composed(command: str, request: Request, words: Sequence[str] | None = None) -> Composed:
     """Return the config of a command line, or of a job of a sweep, whose overrides are `words`."""
-    overrides = request.overrides if words is None else tuple(words)
+    overrides = with_dial(request.overrides if words is None else tuple(words))
     with _explained(command, request):
         _check(request)
         whole = compose(command, replace(request, overrides=overrides), return_hydra_config=True)
@@ -83,6 +83,12 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
         tuple(without_hydras(overrides)), presets, request.config_dir, request.plugins
     )
     return Composed(whole, typed, settings)
+
+
+def with_dial(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return overrides with the model that a budget chooses of, where none is typed."""
+    keys = {word.lstrip("+").partition("=")[0] for word in words}
+    return (*words, "model=dial") if "budget" in keys and "model" not in keys else words
 
 
 def parsed(command: str, request: Request, words: Iterable[str]) -> list[Override]:

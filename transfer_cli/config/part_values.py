@@ -8,6 +8,7 @@ types and choices, and checks such as `at_least("rank", self.rank, 1)` or `if no
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, reduce
 from pathlib import Path
@@ -56,7 +57,9 @@ def check_values(node: Any, key: str = "") -> None:
 
 def _is_rule(place: str, value: Any) -> bool:
     """Return whether a rule stands in place of a number, see `base_lr` and `SizedByText`."""
-    return place == "optimizer.lr" or (place == "tokenizer.size" and value == "auto")
+    return place == "optimizer.lr" or (
+        place == "tokenizer.size" and re.fullmatch(r"auto(:\d+)?", str(value)) is not None
+    )
 
 
 # --- the class ---------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ LEARNS = Role.SETTING | Role.HYPERPARAMETER
 NOTHING = Role(0)
 
 ROLES = {
+    "budget": NOTHING,
+    "dial": NOTHING,  # what it decided stands in the keys that it decided
     "seed": Role.HYPERPARAMETER,  # a report takes runs that differ in it for repetitions
     "data_dir": Role.EXTENDS | Role.PLACE | Role.PER_PROCESS,
     "data": LEARNS,
@@ -62,6 +64,8 @@ ROLES = {
     "loop.epochs": LEARNS | Role.EXTENDS,
     "loop.steps": LEARNS | Role.EXTENDS,
     "loop.minutes": LEARNS | Role.EXTENDS,
+    "loop.tokens": LEARNS | Role.EXTENDS,
+    "loop.flops": LEARNS | Role.EXTENDS,
     "loop.batch": LEARNS,
     "loop.micro_batch": LEARNS | Role.EXTENDS,
     "loop.bucket": LEARNS,
@@ -89,6 +93,8 @@ ROLES = {
     "cost": Role.EXTENDS,
     "source": Role.SETTING,
     "forgetting": NOTHING,
+    "ladder": Role.EXTENDS,
+    "ladder.of": Role.EXTENDS | Role.PLACE,
     "plan": Role.OTHERS,
     "lr_find": Role.OTHERS,
     "sweep": Role.OTHERS,

@@ -10,7 +10,9 @@ from typing import Any
 
 from hydra.conf import JobConf, OverridesConf, RuntimeConf
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+
+from transfer_cli.config.dialled import by_rule
 
 
 @dataclass
@@ -21,6 +23,10 @@ class LoopConfig:
     """Passes over the training data. May be a fraction."""
     steps: int | None = None
     """Optimizer steps. Wins over `epochs`."""
+    tokens: float | None = None
+    """Tokens of running text to train on, such as 5e6; wins over `epochs`, in place of `steps`."""
+    flops: float | None = None
+    """Floating-point operations to train with, such as 1e15, as `plan` counts them; likewise."""
     minutes: float | None = None
     """Minutes after which the run ends, if it has not by then, its rate decayed as at its end."""
     batch: int = 32
@@ -319,10 +325,28 @@ class StudentConfig:
 
 
 @dataclass
+class LadderConfig:
+    """What runs of several sizes (sweep=ladder) foretell of a larger one."""
+
+    target: str | None = None
+    """Of a ladder: what its report foretells, a depth (7), operations (1e15flop) or a time (2h)."""
+    of: str | None = None
+    """The sweep of a ladder, which foretells the loss of this run; results.json has both."""
+    prediction: dict[str, float] | None = None
+    """Decided, not given: the loss that is foretold, and its 95 % interval, low to high."""
+
+
+@dataclass
 class PretrainConfig(TrainConfig):
     """What `pretrain` takes."""
 
+    budget: str | None = None
+    """What the run may take, 10min, 2h or 1e17flop: with model=dial it chooses depth and length."""
+    dial: Any = None
+    """With model=dial: what its rules begin with, and what they count."""
+
     student: StudentConfig = field(default_factory=StudentConfig)
+    ladder: LadderConfig = field(default_factory=LadderConfig)
 
 
 @dataclass
@@ -724,7 +748,11 @@ Hydra's own node comes from nine more files, which took almost half of the time.
 
 @cache
 def register() -> None:
-    """Make the classes known to Hydra as `schema/<command>` and `hydra/launcher/<name>`."""
+    """Make the rules of `model=dial` known to OmegaConf, and the classes to Hydra.
+
+    The classes are `schema/<command>` and `hydra/launcher/<name>`.
+    """
+    OmegaConf.register_new_resolver("dial", by_rule)
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HYDRA)
     for group, classes in (("schema", COMMANDS), ("hydra/launcher", LAUNCHERS)):

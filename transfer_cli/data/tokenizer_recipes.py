@@ -51,6 +51,12 @@ FEWEST_TOKENS = 1000
 AUTO = "auto"
 """The size of a vocabulary that its text and its model decide."""
 
+
+def is_auto(size: object) -> bool:
+    """Return whether a text is to decide the size: `auto`, or `auto:4096` for at most so many."""
+    return isinstance(size, str) and size.partition(":")[0] == AUTO
+
+
 BYTES_A_TOKEN = 125
 """Bytes of text that a vocabulary should have for each of its tokens, see `vocabulary_size`."""
 

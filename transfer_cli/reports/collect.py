@@ -32,6 +32,7 @@ from transfer_cli.reports.contents import (
     SweepProgress,
 )
 from transfer_cli.reports.grouping import by_task
+from transfer_cli.reports.ladder import ladder_of, lines
 from transfer_cli.runs.directory import LOCK, RunDirectory, like
 from transfer_cli.runs.locks import is_held
 from transfer_cli.runs.results import Results
@@ -329,7 +330,8 @@ def last_words(sweep: Path) -> Iterator[str]:
         runs = []
     tasks = by_task(runs)
     for name, members in tasks.items():
-        best = _best(members)
+        best, ladder = _best(members), ladder_of(members)
+        yield from [] if ladder is None else lines(ladder)
         of_task = f" of {name}" if len(tasks) > 1 else ""
         if best is None:
             yield f"no best run{of_task}: {_why_none(members)}"

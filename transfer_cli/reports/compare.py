@@ -34,6 +34,7 @@ from transfer_cli.reports.grouping import (
     labels,
     varying,
 )
+from transfer_cli.reports.ladder import ladder_of
 from transfer_cli.reports.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.reports.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.reports.statistics import holm
@@ -127,6 +128,7 @@ def _task(
         notes=(*ties, *notes, *_same_seeds(groups)),
         choice=choice,
         best=best_of(runs, choice) if len(runs) > 1 else None,
+        ladder=ladder_of(runs),
     )
 
 

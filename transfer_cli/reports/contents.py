@@ -222,6 +222,54 @@ class SharedError:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """The loss that a run is expected to reach, and the ends of its 95 % interval, in nats."""
+
+    loss: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A run of a ladder, or one that it foretells: what it takes, and the loss that it reaches.
+
+    Args:
+        loss: In nats a token of validation; not a number where nothing has been trained.
+        prediction: What was foretold of it; `refused` says why nothing is.
+    """
+
+    name: str
+    depth: float
+    operations: float
+    parameters: float
+    tokens: float
+    seconds: float
+    loss: float = math.nan
+    prediction: Prediction | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Runs of several sizes, the law that their losses follow, and what that foretells.
+
+    Args:
+        law: In words; where there is none, `refused` says why.
+        curve: Operations, and what is expected there, up to as many as the law is believed for.
+        target: What `ladder.target` takes and reaches.
+        came: Runs that were foretold before they began.
+    """
+
+    rungs: tuple[Rung, ...] = ()
+    law: str = ""
+    refused: str | None = None
+    curve: tuple[tuple[float, Prediction], ...] = ()
+    target: Rung | None = None
+    came: tuple[Rung, ...] = ()
+
+
+@dataclass(frozen=True)
 class TaskRuns:
     """Runs that can be compared: of one command, on the same data, with the same labels.
 
@@ -235,6 +283,7 @@ class TaskRuns:
         errors: What most runs get wrong, the worst first.
         sort: What the groups are sorted by: a measure, or one of `compare.COSTS`.
         choice: What decides which group and which run are best; None without validation.
+        ladder: What its runs of sweep=ladder foretell; None without any.
     """
 
     name: str
@@ -250,6 +299,7 @@ class TaskRuns:
     notes: tuple[str, ...] = ()
     choice: Criterion | None = None
     best: Best | None = None
+    ladder: Ladder | None = None
 
     @property
     def chosen_by(self) -> str:

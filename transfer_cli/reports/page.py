@@ -16,13 +16,15 @@ from importlib import resources
 from typing import NamedTuple
 
 from transfer_cli.reports import formats
-from transfer_cli.reports.contents import FINISHED, Report, TaskRuns
+from transfer_cli.reports.contents import FINISHED, Ladder, Report, TaskRuns
 from transfer_cli.reports.finding import Finding
 from transfer_cli.reports.html import task_sections
 from transfer_cli.reports.html.charts import Chart, cost_charts, label_chart, rate_chart
 from transfer_cli.reports.html.confidence_charts import confidence_charts
+from transfer_cli.reports.html.ladder_chart import ladder_chart
 from transfer_cli.reports.html.learning_curves import read_curves, training_chart, validation_chart
-from transfer_cli.reports.html.markup import Html, render, shown
+from transfer_cli.reports.html.markup import Html, joined, note, render, shown
+from transfer_cli.reports.ladder import lines
 from transfer_cli.reports.sections import (
     Pictures,
     analysis_sections,
@@ -128,6 +130,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     cost = "Cost and labels" if costs and labels else "Cost" if costs else "Few labels"
     parts = [
         ("results", "Results", task_sections.results(task, names)),
+        ("ladder", "Ladder", _ladder(address, task.ladder)),
         ("rate", "Learning rate", _charts(address, [rate_chart(choosing)])),
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [*costs, labels])),
@@ -144,6 +147,13 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     ]
     first = task_sections.take(task) + task_sections.best_sentence(task, names)
     return Section(address, task.name, first, sections)
+
+
+def _ladder(task_id: str, ladder: Ladder | None) -> Html | None:
+    if ladder is None:
+        return None
+    chart = _charts(task_id, [ladder_chart(ladder)]) or ""
+    return joined([*map(note, lines(ladder)), chart])
 
 
 def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.metrics import UNSEEN
-from transfer_cli.reports import formats
+from transfer_cli.reports import formats, ladder
 from transfer_cli.reports.best import reasons
 from transfer_cli.reports.contents import (
     BOOTSTRAP,
@@ -121,11 +121,12 @@ def is_baseline(group: Group, task: TaskRuns) -> bool:
 
 
 def remarks(task: TaskRuns) -> list[str]:
-    """Return the lines below a table in text: `explanations`, and the analyses."""
+    """Return the lines below a table in text: `explanations`, analyses, what a ladder says."""
     counts = Counter(analysis.name for run in task.runs for analysis in run.analyses)
     named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(counts.items())]
     analyses = [f"analyses, which --html shows: {', '.join(named)}"] if named else []
-    return [*explanations(task), *analyses]
+    foretold = [] if task.ladder is None else ladder.lines(task.ladder)
+    return [*explanations(task), *analyses, *foretold]
 
 
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:

@@ -254,5 +254,5 @@ def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
 
 
 def _lengths(words: Iterable[str]) -> set[str]:
-    keys = ("loop.steps", "loop.epochs", "loop.patience")
+    keys = ("loop.steps", "loop.epochs", "loop.tokens", "loop.flops", "loop.patience")
     return {word for word in words if word.partition("=")[0] in keys}

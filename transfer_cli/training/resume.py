@@ -111,7 +111,11 @@ def restore(
         total = run.blueprint.course.sizes.total_steps
         ended = progress.has_ended(total, run.step.stages, patience, minutes)
     if ended and directory.read_status() == "finished":
-        more = [] if progress.step < total else [f"loop.steps={2 * progress.step}"]
+        loop = run.blueprint.course.loop
+        longer = f"loop.tokens={2 * loop.tokens:g}" if loop.tokens else (
+            f"loop.flops={2 * loop.flops:g}" if loop.flops else f"loop.steps={2 * progress.step}"
+        )  # fmt: skip
+        more = [] if progress.step < total else [longer]
         more += [] if minutes is None else [f"loop.minutes={2 * minutes:g}"]
         more += [] if patience is None else ["loop.patience=null"]
         raise FinishedError(
@@ -143,7 +147,13 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
     step, sizes = max(taken, default=0), blueprint.course.sizes
     loop = build(read_stored(directory.config, directory.read_command(), "resume").loop,
                  "loop", LoopConfig)  # fmt: skip
-    planned, total = total_steps_of(loop, sizes.steps_per_epoch), sizes.total_steps
+    now, total = blueprint.course.loop, sizes.total_steps
+    planned = total
+    if not (loop.tokens or loop.flops):
+        planned = total_steps_of(loop, sizes.steps_per_epoch)
+    for before, after in ((loop.tokens, now.tokens), (loop.flops, now.flops)):
+        if before and after:
+            planned = round(total * before / after)
     if not 0 < step < total or planned == total:
         return ""
 

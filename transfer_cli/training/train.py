@@ -4,10 +4,12 @@ import logging
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.foretold import with_prediction
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run, refuse_finished
@@ -24,6 +26,7 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
+from transfer_cli.training.budgeted import within_budget
 from transfer_cli.training.checkpoints import DESCRIBED, describe
 from transfer_cli.training.energy import Meter, meter_of
 from transfer_cli.training.resume import as_before
@@ -59,7 +62,9 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> Path:
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
     spending = _spending(config)
+    config = within_budget(config, command, typed.overrides)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
+    run = replace(run, blueprint=with_prediction(run.blueprint))
     made = _make(command, run, typed) if distributed.is_main() else None
     directory = _of_main(made)
     assert directory is not None  # noqa: S101 - the main process has made it, or failed
@@ -136,6 +141,7 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
         with as_before(directory, stored, strict=config.resume_strict):
             spending = _spending(stored)
             run = build_run(stored, command, typed, Origins(directory, config.data_changed))
+            run = replace(run, blueprint=with_prediction(run.blueprint))
             Trainer(command, run, directory, spending).resume(typed)
     finally:
         directory.unlock()

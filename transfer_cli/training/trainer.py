@@ -20,6 +20,7 @@ from transfer_cli.batch import IGNORE
 from transfer_cli.config.check_training import loggers_of
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
+from transfer_cli.config.dialled import dial_record
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import as_yaml, plain_values
 from transfer_cli.data.split import Split, some_of
@@ -619,6 +620,7 @@ class Trainer:
         self, run: TrainingRun, final: FinalMeasures, parameters: int, more: Mapping[str, Any]
     ) -> Results:
         progress, task, scores = self._progress, run.data.task, final.scores
+        ladder = self._config.get("ladder") or {}
         return Results(
             command=self._command,
             presets=self._directory.read_presets(),
@@ -642,6 +644,7 @@ class Trainer:
             more={
                 "by_words": by_words(run.data, [*scores][-1]) if scores else None,
                 "data_changed": run.origins.accepted,
+                **({} if (dial := dial_record(self._config)) is None else {"dial": dial}),
                 "compiled": self._blueprint.course.loop.compile,
                 "context": _context_of(run.data.splits),
                 "fitted": {} if task is None else dict(task.fitted),
@@ -653,6 +656,7 @@ class Trainer:
                     else {"average": {"kept": run.average.kept, **run.average.best}}
                 ),
                 **more,
+                **({"prediction": dict(ladder.prediction)} if ladder.get("prediction") else {}),
                 "precision": self._blueprint.precision.kind,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],
                 "versions": versions(),

@@ -1,0 +1,46 @@
+"""`budget=`: a run that ends in time, with the depth and length that were chosen."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+DIAL = ("data=sample_text", "tokenizer.size=600", "model.positions=64", "device=cpu", "logger=null")
+
+
+@pytest.mark.slow
+def test_a_run_ends_within_its_budget_and_says_what_it_chose(transfer):
+    transfer("plan", "pretrain", *DIAL, "model=dial", "plan.steps=0").ok()  # encodes the text
+    began = time.perf_counter()
+
+    ended = transfer("pretrain", *DIAL, "budget=45s", "run.dir=run").ok()
+
+    assert time.perf_counter() - began < 45
+    assert ended.err.count("budget: ") == 3
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    found = json.loads(Path("run/results.json").read_text())["dial"]
+    assert found["model.depth"] == config["model"]["depth"]
+    assert config["loop"]["minutes"] < 45 / 60
+    assert found["foreseen"] > 0
+    again = ("pretrain", *DIAL, "budget=45s", "run.dir=run", "resume=auto")
+    assert "is finished" in transfer(*again).ok().err
+
+
+def test_a_budget_of_operations_is_spent(transfer):
+    transfer("pretrain", *DIAL, "budget=3e10flop", "run.dir=run", "model.width=32").ok()
+
+    cost = json.loads(Path("run/results.json").read_text())["cost"]
+    assert cost["flops"] == pytest.approx(3e10, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("budget=10",), ("budget=1min", "model=tiny"), ("budget=1min", "loop.steps=5"),
+     ("budget=1min", "loop.tokens=5e5"), ("budget=1min", "loop.minutes=5")],
+)  # fmt: skip
+def test_a_budget_that_cannot_be_is_refused(transfer, words):
+    ended = transfer("pretrain", *DIAL[:1], *words)
+
+    assert (ended.code, ended.err.count("budget: ")) == (2, 1)

@@ -1,0 +1,91 @@
+"""What a budget pays for: the choice of depth and length, without a clock."""
+
+import pytest
+
+from transfer_cli.budget import (
+    Budget,
+    Corpus,
+    Law,
+    between_depths,
+    offers_of,
+    tokens_for,
+    worth_of,
+)
+from transfer_cli.dial import feedforward, parameters, width
+from transfer_cli.errors import ConfigError
+
+LAW = Law(1.7, 406.4, 0.34, 410.7, 0.28)  # Hoffmann et al. 2022, approach 3
+SIZES = {
+    depth: parameters(depth, width(depth), feedforward(width(depth))) for depth in range(1, 33)
+}
+PRICES = {depth: 6.0 * size for depth, size in SIZES.items()}
+ENDLESS = Corpus(1e15)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [("10min", 600, "s"), ("2h", 7200, "s"), ("1.5 h", 5400, "s"), ("90s", 90, "s"),
+     ("1e17flop", 1e17, "flop")],
+)  # fmt: skip
+def test_a_budget_is_of_time_or_of_operations(text, amount, unit):
+    assert Budget.parse(text) == Budget(amount, unit)
+
+
+@pytest.mark.parametrize("text", ["10", "0min", "-1h", "ten minutes", "1e999flop", ""])
+def test_what_is_no_budget_is_refused(text):
+    with pytest.raises(ConfigError, match=r"^budget: "):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize("amount", [1e14, 1e16, 1e18])
+def test_the_choice_is_the_depth_of_the_lowest_foreseen_loss(amount):
+    found = offers_of(amount, PRICES, SIZES, ENDLESS, LAW)
+
+    assert found[0].loss == min(LAW(SIZES[d], amount / PRICES[d]) for d in SIZES)
+    assert found[0].tokens * PRICES[found[0].depth] == pytest.approx(amount)
+
+
+def test_more_pays_for_a_deeper_model_a_longer_run_and_a_lower_loss():
+    found = [
+        offers_of(amount, PRICES, SIZES, ENDLESS, LAW)[0] for amount in (1e14, 1e15, 1e16, 1e17)
+    ]
+
+    for name in ("depth", "tokens"):
+        values = [getattr(each, name) for each in found]
+        assert values == sorted(set(values))
+    assert [each.loss for each in found] == sorted((each.loss for each in found), reverse=True)
+
+
+def test_repeats_are_worth_less_from_the_first_and_never_more_than_a_bound():
+    assert worth_of(0.5, 1) == 0.5
+    assert worth_of(4, 1) == pytest.approx(3.72, abs=0.02)  # four epochs: nearly as new
+    assert worth_of(40, 1) == pytest.approx(15.17, abs=0.02)
+    assert worth_of(1e9, 1) == pytest.approx(1 + 15.387756)
+
+
+def test_a_text_that_is_read_often_pays_for_a_deeper_model_than_one_without_end():
+    short = offers_of(1e17, PRICES, SIZES, Corpus(1e7), LAW)[0]
+
+    assert short.depth > offers_of(1e17, PRICES, SIZES, ENDLESS, LAW)[0].depth
+    assert short.worth < short.tokens
+
+
+def test_what_is_scored_is_paid_for_after_each_epoch_and_at_the_end():
+    corpus = Corpus(1000, scored=300)
+
+    tokens = tokens_for(50.0, 0.01, corpus)
+
+    assert tokens * 0.01 + (tokens / 1000 + 1) * 300 * 0.01 / 3 == pytest.approx(50)
+    assert tokens_for(0.5, 0.01, corpus) == 0
+
+
+def test_an_amount_that_pays_for_nothing_chooses_nothing():
+    assert not offers_of(1.0, PRICES, SIZES, Corpus(1e6, scored=1e5), LAW)
+
+
+def test_depths_between_measured_ones_cost_what_lies_between():
+    every = between_depths({2: 1.0, 4: 8.0, 8: 128.0})
+
+    assert every[3] == pytest.approx(27 / 8)
+    assert sorted(every) == list(range(2, 9))
+    assert [every[depth] for depth in sorted(every)] == sorted(every.values())

@@ -1,0 +1,135 @@
+"""How large a model and how long a run a budget pays for: `budget=10min`, `2h`, `1e17flop`.
+
+Pure functions of numbers: what a token of each depth costs, in seconds or operations, is measured
+elsewhere (`training.budgeted`).
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from transfer_cli.errors import ConfigError
+
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?) ?(s|min|h|flop)")
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "flop": 1.0}
+
+HALF_LIFE = 15.387756
+"""R*_D of Muennighoff et al. 2023 (equation 5, as fitted there): how often a text can be read again
+until a further time is worth 1/e of the first."""
+
+WORTH_NEW = 4
+"""So many epochs are nearly worth new text (Muennighoff et al. 2023, section 6)."""
+
+FORWARD = 1 / 3
+"""What a token that is scored costs of one that is trained on."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost, in seconds or in floating-point operations."""
+
+    amount: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Read "90s", "10min", "2h" or "1e17flop"."""
+        found = _AMOUNT.fullmatch(text.strip())
+        if found is None or not 0 < float(found[1]) < math.inf:
+            raise ConfigError(f"budget: {text!r} is none; write it as 10min, 2h or 1e17flop")
+        unit = "flop" if found[2] == "flop" else "s"
+        return cls(float(found[1]) * _UNITS[found[2]], unit)
+
+
+@dataclass(frozen=True)
+class Law:
+    """The loss that a model of N parameters reaches after D tokens: E + A/N^alpha + B/D^beta.
+
+    Hoffmann et al. 2022, section 3.3. N is without embeddings.
+    """
+
+    E: float
+    A: float
+    alpha: float
+    B: float
+    beta: float
+
+    def __call__(self, parameters: float, tokens: float) -> float:
+        """Return the loss, in nats a token."""
+        return float(
+            self.E + self.A / parameters**self.alpha + self.B / max(tokens, 1.0) ** self.beta
+        )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The tokens of a text to train on, and of what is scored after each epoch and at the end."""
+
+    tokens: float
+    scored: float = 0.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A depth, how many tokens its run reads, and the loss that is foreseen.
+
+    Args:
+        worth: As how many tokens that are read once these count.
+    """
+
+    depth: int
+    tokens: float
+    worth: float
+    loss: float
+
+
+def worth_of(tokens: float, unique: float) -> float:
+    """Return as how many tokens that are read once some count, of a text of so many `unique` ones.
+
+    Muennighoff et al. 2023, equation 5: U + U R* (1 - exp(-R / R*)), R being the repeats.
+    """
+    if tokens <= unique:
+        return tokens
+    repeats = tokens / unique - 1
+    return unique * (1 + HALF_LIFE * (1 - math.exp(-repeats / HALF_LIFE)))
+
+
+def tokens_for(amount: float, price: float, corpus: Corpus) -> float:
+    """Return how many tokens a run reads for an amount, of which each costs `price`; 0 for none.
+
+    What is scored is paid for after each epoch, and once more at the end.
+    """
+    scoring = FORWARD * price * corpus.scored
+    return max(0.0, (amount - scoring) / (price + scoring / corpus.tokens))
+
+
+def between_depths(prices: Mapping[int, float]) -> dict[int, float]:
+    """Return the price of a token of all depths between those of which it is known.
+
+    A price grows with a power of the depth from each known one to the next.
+    """
+    known, every = sorted(prices), dict(prices)
+    for low, high in pairwise(known):
+        power = math.log(prices[high] / prices[low]) / math.log(high / low)
+        for depth in range(low + 1, high):
+            every[depth] = prices[low] * (depth / low) ** power
+    return every
+
+
+def offers_of(
+    amount: float,
+    prices: Mapping[int, float],
+    parameters: Mapping[int, float],
+    corpus: Corpus,
+    law: Law,
+) -> Sequence[Offer]:
+    """Return what an amount pays for at each depth, the lowest foreseen loss first."""
+    found = []
+    for depth, price in sorted(prices.items()):
+        tokens = tokens_for(amount, price, corpus)
+        if tokens >= 1:
+            worth = worth_of(tokens, corpus.tokens)
+            found.append(Offer(depth, tokens, worth, law(parameters[depth], worth)))
+    return sorted(found, key=lambda offer: offer.loss)

@@ -1,0 +1,105 @@
+"""The rules of `model=dial` at work in a config: `${dial:KEY}` is what the rule of a key says."""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.budget import Budget
+from transfer_cli.config.decided import with_values
+from transfer_cli.dial import RULES, Value
+from transfer_cli.errors import ConfigError
+
+_BY_KEY = {rule.key: rule for rule in RULES}
+
+
+def by_rule(key: str, *, _root_: DictConfig) -> Value:
+    """Return what the rule of a key says in a config, whose other keys may wait for theirs."""
+    rule = _BY_KEY[key]
+    given = [OmegaConf.select(_root_, need) for need in rule.needs]
+    for need, value in zip(rule.needs, given, strict=True):
+        if value is not None and (isinstance(value, bool | str) or not value > 0):
+            raise ConfigError(f"{need}: must be a number above 0, got {value!r}")
+    return rule.function(*given)
+
+
+class Dialled(NamedTuple):
+    """A key that a rule decides: its value, what the rule says, and why."""
+
+    key: str
+    value: Value
+    rule: Value
+    why: str
+
+    @property
+    def is_set(self) -> bool:
+        """Whether something else than the rule decided."""
+        return self.value != self.rule
+
+    def __str__(self) -> str:
+        shown, ruled = (f"{n:,}" if isinstance(n, int) else f"{n:g}" if isinstance(n, float)
+                        else str(n) for n in (self.value, self.rule))  # fmt: skip
+        return f"{shown}, set otherwise; its rule says {ruled}: {self.why}" if self.is_set else (
+            f"{shown}: {self.why}"
+        )  # fmt: skip
+
+
+def dialled(config: DictConfig) -> Iterator[Dialled]:
+    """Yield all keys that rules decide, with the values that they have; none without a dial."""
+    for rule in RULES if config.get("dial") is not None else ():
+        value, said = OmegaConf.select(config, rule.key), by_rule(rule.key, _root_=config)
+        if rule.key == "tokenizer.size" and isinstance(value, int):
+            said = min(value, int(str(said).partition(":")[2]))  # what the text came to
+        yield Dialled(rule.key, value, said, rule.why)
+
+
+def redialled(config: DictConfig, changes: Mapping[str, Any], typed: Sequence[str]) -> DictConfig:
+    """Return a config with other values, and what the rules then say of all that is not typed."""
+    given = {word.lstrip("+").partition("=")[0] for word in typed}
+    keep = {each.key for each in dialled(config) if each.is_set} | given | changes.keys()
+    config = with_values(config, changes)
+    for rule in RULES:
+        if rule.key not in keep:
+            config = with_values(config, {rule.key: by_rule(rule.key, _root_=config)})
+    return config
+
+
+def found_by_rule(config: DictConfig, given: Set[str]) -> Set[str]:
+    """Return the keys that rules or a budget decide, and that a resume leaves as they are."""
+    keys = {each.key for each in dialled(config)} - given
+    if keys and config.get("budget") is not None:
+        keys |= {"model.depth", "loop.minutes", "dial.foreseen"} - given
+    return keys
+
+
+def check_budget(config: DictConfig) -> None:
+    """Refuse a budget that is none, that has nothing to choose, or stands beside another length."""
+    if config.get("budget") is None:
+        return
+    Budget.parse(config.budget)
+    if config.dial is None:
+        raise ConfigError(
+            "budget: chooses how deep a model is, which model=dial can be: leave model= out, or "
+            "bound the time of any run by loop.minutes"
+        )
+    typed = [each.key for each in dialled(config) if each.key == "loop.tokens" and each.is_set]
+    typed += [f"loop.{name}" for name in ("steps", "epochs", "flops", "minutes")
+              if config.loop[name] is not None]  # fmt: skip
+    if typed and config.resume is None:
+        raise ConfigError(f"budget: decides how long the run is; leave {' and '.join(typed)} out")
+
+
+def dial_record(config: DictConfig) -> dict[str, Any] | None:
+    """Return what the dial came to, for a run's results; None without one."""
+    found = {each.key: each for each in dialled(config)}
+    if not found:
+        return None
+    foreseen = config.dial.get("foreseen")
+    chosen = {} if foreseen is None else {"budget": config.budget, "foreseen": foreseen}
+    return {
+        **chosen,
+        "model.depth": config.model.depth,
+        "dial.tokens_per_parameter": config.dial.tokens_per_parameter,
+        **{key: each.value for key, each in found.items()},
+        "set": [key for key, each in found.items() if each.is_set],
+    }

@@ -1,0 +1,167 @@
+"""Ladders: what runs of `sweep=ladder` foretell of a larger one, and what such a run reached."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from transfer_cli.budget import Budget
+from transfer_cli.errors import ConfigError
+from transfer_cli.reports import formats
+from transfer_cli.reports.best import learnt
+from transfer_cli.reports.contents import Ladder, Prediction, Run, Rung
+from transfer_cli.reports.grouping import Settings, canonical, is_setting
+from transfer_cli.reports.scaling_law import FARTHEST, Fit, NoLawError, fitted, interval
+from transfer_cli.runs.untrusted import is_number, nested
+
+_LOSS, _DEPTH = "validation/loss", "model.depth"
+_AMOUNTS = ("depth", "operations", "parameters", "tokens")
+_POINTS = 33
+"""Of the line that is drawn."""
+
+
+def ladder_of(runs: Sequence[Run]) -> Ladder | None:
+    """Return what the runs of a task say as a ladder; None where they have to do with none."""
+    members = of_ladder(runs)
+    rungs = tuple(_rungs(members))
+    ladder = Ladder(rungs, came=tuple(rung for rung in _rungs(runs) if rung.prediction))
+    if not members:
+        return ladder if ladder.came else None
+    try:
+        fit = _fit(members)
+    except NoLawError as error:
+        return replace(ladder, refused=str(error))
+    ladder = replace(ladder, law=_words(fit), curve=tuple(_curve(rungs, fit)))
+    asked = {str(text) for run in members if (text := run.settings.get("ladder.target"))}
+    with suppress(ValueError, ConfigError):  # none, several, or what a stranger has written
+        [only] = asked
+        return replace(ladder, target=_target(only, rungs, fit))
+    return ladder
+
+
+def foretold(
+    runs: Sequence[Run], operations: float, parameters: float, tokens: float
+) -> Prediction:
+    """Return the loss that the runs of a ladder foretell of another one.
+
+    Raises:
+        NoLawError: There are none, or their law does not hold, or not as far.
+    """
+    return _fit(runs).predict(operations, parameters, tokens)
+
+
+def of_ladder(runs: Sequence[Run]) -> list[Run]:
+    """Return those of some runs that are of a ladder."""
+    return [run for run in runs if run.settings.get("sweep") == "ladder"]
+
+
+def unlike(some: Settings, others: Settings) -> str:
+    """Return the first key of text or tokenizer in which two runs differ; "" for none."""
+    keys = sorted(key for key in {*some, *others} if key.startswith(("data.", "tokenizer.")))
+    differing = (key for key in keys if canonical(some.get(key)) != canonical(others.get(key)))
+    return next(filter(is_setting, differing), "")
+
+
+def said(prediction: Prediction) -> str:
+    """Return a prediction with its interval."""
+    return f"{prediction.loss:.3f} ({prediction.low:.3f} to {prediction.high:.3f})"
+
+
+def lines(ladder: Ladder) -> Iterator[str]:
+    """Yield in words what a ladder says."""
+    if ladder.law or ladder.refused:
+        law = f"{_LOSS} = {ladder.law}" if ladder.law else f"no prediction: {ladder.refused}"
+        yield f"ladder of {formats.several(len(ladder.rungs), 'run')}: {law}"
+    if (target := ladder.target) is not None:
+        times = target.operations / max(rung.operations for rung in ladder.rungs)
+        expected = f"no prediction: {target.refused}"
+        if target.prediction is not None:
+            expected = (
+                f"{_LOSS} {said(target.prediction)}; to compare, train it with "
+                f"{_DEPTH}={target.depth:.0f} ladder.of=SWEEP"
+            )
+        yield (
+            f"{target.name}: depth {target.depth:.1f}, {formats.count(target.parameters)} "
+            f"parameters, {formats.count(target.tokens)} tokens, "
+            f"{formats.flops(target.operations)} ({times:.1f} times the largest run), "
+            f"{formats.duration(float(round(target.seconds)))} as fast as these: {expected}"
+        )
+    for run in ladder.came:
+        if run.prediction is not None:
+            off = run.loss - run.prediction.loss
+            where = "in" if run.prediction.low <= run.loss <= run.prediction.high else "outside of"
+            yield (
+                f"{run.name}: foretold {said(run.prediction)}, came {run.loss:.3f}, {abs(off):.3f} "
+                f"{'above' if off > 0 else 'below'}, {where} the interval"
+            )
+
+
+def _words(fit: Fit) -> str:
+    law, ends = fit.law, map(interval, (fit.resampled.floors, *fit.resampled.exponents.T))
+    parts = zip("C" if len(law.units) == 1 else "ND", law.units, law.scales[0], law.exponents[0],
+                strict=True)  # fmt: skip
+    terms = (f"{scale:.3g} ({of}/{unit:.2g})^-{power:.3g}" for of, unit, scale, power in parts)
+    each = ", ".join(f"{low:.3g} to {high:.3g}" for low, high in ends)
+    return (
+        f"{' + '.join([f'{law.floors[0]:.3g}', *terms])}; floor and exponent 95 % {each}; "
+        f"runs are {fit.deviation:.3f} from it"
+    )
+
+
+def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
+    for run in learnt(runs):
+        found: list[Any] = [
+            run.settings.get(_DEPTH), run.results.flops, run.results.parameters.total,
+            run.results.seen.tokens, run.timing.get("seconds"), run.results.by_name.get(_LOSS),
+        ]  # fmt: skip
+        if all(is_number(value) and 0 < value < math.inf for value in found):
+            known = [nested(run.results.more, "prediction", key) for key in ("loss", "low", "high")]
+            prediction = Prediction(*known) if all(map(is_number, known)) else None
+            yield Rung(run.name, *map(float, found), prediction=prediction)
+
+
+def _fit(runs: Sequence[Run]) -> Fit:
+    for run in runs[1:]:
+        if key := unlike(runs[0].settings, run.settings):
+            raise NoLawError(f"the runs differ in {key}, and a loss per token with it")
+    return fitted([*_rungs(runs)])
+
+
+def _along(rungs: Sequence[Rung], amount: str, over: str, place: float, power: int = 2) -> float:
+    """Return an amount of a run of this ladder, by another one: a polynomial of their logarithms.
+
+    What depth decides is no matter of chance, so that a bent line goes on well.
+    """
+    places, values = (np.log([getattr(rung, name) for rung in rungs]) for name in (over, amount))
+    line = np.polynomial.Polynomial.fit(places, values, power)
+    return float(np.exp(line(np.log(place))))
+
+
+def _target(asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
+    if asked.isdecimal():
+        depth = max(1.0, float(asked))
+    else:
+        budget = Budget.parse(asked)
+        operations = budget.amount
+        if budget.unit == "s":
+            operations = _along(rungs, "operations", "seconds", budget.amount, 1)
+        depth = _along(rungs, "depth", "operations", operations)
+    amounts: dict[str, Any] = {name: _along(rungs, name, "depth", depth) for name in _AMOUNTS}
+    seconds = _along(rungs, "seconds", "operations", amounts["operations"], 1)
+    target = Rung(f"ladder.target={formats.plain(asked)}", **amounts, seconds=seconds)
+    try:
+        expected = fit.predict(target.operations, target.parameters, target.tokens)
+    except NoLawError as error:
+        return replace(target, refused=str(error))
+    return replace(target, prediction=expected)
+
+
+def _curve(rungs: Sequence[Rung], fit: Fit) -> Iterator[tuple[float, Prediction]]:
+    operations = [rung.operations for rung in rungs]
+    most = 0.999 * FARTHEST * max(operations)
+    for place in np.geomspace(min(operations), most, _POINTS).tolist():
+        sizes = (_along(rungs, name, "operations", place) for name in ("parameters", "tokens"))
+        yield place, fit.predict(place, *sizes)
