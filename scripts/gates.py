@@ -60,11 +60,17 @@ def name_of(path: Path) -> str:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports_of(name: str) -> frozenset[str]:
     """Return the modules of ours that one imports, wherever in its file, for types too."""
     file = PACKAGE.joinpath(*name.split("."))
     file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-    return frozenset(_imported(ast.parse(file.read_text(encoding="utf-8")))) - {name}
+    return frozenset(_imported(parsed(file))) - {name}
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -116,7 +122,7 @@ def config_signatures(path: Path) -> int:
     """Return how many functions of a file take or give a `DictConfig`."""
     functions = (
         node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     return sum(

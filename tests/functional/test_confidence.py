@@ -143,32 +143,6 @@ def test_every_kind_of_answer_is_calibrated(kind, transfer, task_words, read_jso
     assert again == pytest.approx({name: found[name] for name in again}, abs=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", "hf"])
-def test_an_export_gives_the_same_probabilities(run, transfer, tmp_path, form):
-    library = pytest.importorskip({"onnx": "onnxruntime", "hf": "transformers"}[form])
-    text = "the river numbered 7"
-    (tmp_path / "new.txt").write_text(text)
-    share = json.loads(transfer("predict", run, "new.txt", "device=cpu").out)["probabilities"]
-
-    ended = transfer("export", run, "to", f"format={form}").ok()
-
-    if form == "onnx":
-        import numpy as np
-        import tokenizers
-
-        row = tokenizers.Tokenizer.from_file("to/tokenizer.json").encode(text)
-        given = {"input_ids": np.array([row.ids]), "attention_mask": np.array([row.attention_mask])}
-        logits = torch.tensor(library.InferenceSession("to/model.onnx").run(None, given)[0])
-    else:
-        tokenizer = library.AutoTokenizer.from_pretrained("to")
-        model = library.AutoModelForSequenceClassification.from_pretrained("to").eval()
-        with torch.no_grad():
-            logits = model(**tokenizer([text], return_tensors="pt")).logits
-    assert logits.softmax(1)[0].tolist() == pytest.approx([*share.values()], abs=1e-5)
-    assert "the threshold below which there is no answer" in ended.out
-
-
 def test_runs_together_answer_above_the_mean_of_their_thresholds(run):
     precision = Precision("fp32", torch.device("cpu"))
 

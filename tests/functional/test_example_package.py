@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from tests import tiny
 from tests.records import read_metrics
-from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import IGNORE
 from transfer_cli.model.weights import read_description
 from transfer_cli.objectives.base import TaskInfo
@@ -221,19 +220,6 @@ def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, pro
     assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
 
 
-@pytest.mark.slow
-def test_the_own_edit_is_merged_into_what_is_exported(transfer, scaled):
-    assert scaled("run").code == 0
-    assert scaled("merged", "adaptation.store=merged").code == 0
-
-    transfer("export", *OWN, "run=run", "to=out").ok()
-
-    exported, merged = open_pretrained("out").tensors(), stored("merged")
-    packed = [name for name in merged if ".attention.packed." in name]
-    assert len(packed) == 4
-    assert all(torch.equal(exported[name], merged[name]) for name in packed)
-
-
 def test_what_cannot_be_merged_is_refused_by_its_edits_name(transfer, scaled, mylab):
     rewrite(mylab / "mylab" / "scaled_attention.py", "def merged(", "def in_one(")
     what = "scaled keys and values (adaptation.edits.scaled_attention)"
@@ -244,29 +230,6 @@ def test_what_cannot_be_merged_is_refused_by_its_edits_name(transfer, scaled, my
     exported.refusal(what, "format=onnx takes any model")
     assert not Path("merged").exists()
     assert not Path("out").exists()
-
-
-@pytest.mark.parametrize("command", ["finetune", pytest.param("plan", marks=pytest.mark.slow)])
-def test_an_own_edit_without_the_mark_is_refused(transfer, adapting, mylab, command):
-    rewrite(
-        mylab / "mylab" / "scaled_attention.py", "class Factors(Added)", "class Factors(nn.Module)"
-    )
-    words = adapting("scaled_attention", "loop.steps=4", "run.dir=run")
-    command = ("plan", "finetune") if command == "plan" else ("finetune",)
-
-    ended = transfer(*command, *OWN, *words)
-
-    ended.refusal(
-        "adaptation.edits.scaled_attention: adds ",
-        "backbone.blocks.0.attention.packed.factors.stretch and 1 more outside of any Added",
-    )
-    assert not Path("run").exists()
-
-
-def test_an_edit_that_would_remove_what_another_one_has_added_is_refused(scaled):
-    ended = scaled("run", "adaptation/edits=[scaled_attention,lora]")
-
-    ended.refusal("adaptation.edits.lora: removes backbone.blocks.0.attention.packed.factors")
 
 
 @pytest.mark.slow

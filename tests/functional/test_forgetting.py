@@ -83,21 +83,6 @@ def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt, p
     assert all(torch.equal(backbone[name], own[name]) for name in own)
 
 
-def test_it_is_measured_with_the_best_weights(adapt, read_json):
-    words = (
-        "forgetting.data=source", "optimizer.lr=0.3", "loop.evaluate_every=1 steps",
-        "loop.bucket=true",
-    )  # fmt: skip
-    _, found = adapt("full", *words)
-    best = read_json("run/results.json")["best_step"]
-    assert best < 6
-    Path("run").rename("whole")
-
-    _, short = adapt("full", *words, f"loop.steps={best}")
-
-    assert found == short
-
-
 def test_a_run_that_is_not_asked_measures_nothing(adapted, read_json):
     run = adapted("full").run
 

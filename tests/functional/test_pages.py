@@ -1,5 +1,6 @@
 """The commands of the documentation, typed as they stand there."""
 
+import inspect
 import io
 import json
 import os
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import transfer_cli
 from tests.functional.conftest import TINY
+from tests.unit.test_docs import quoted, table
 from transfer_cli.config import compose
 from transfer_cli.config.check import check
 from transfer_cli.config.conf_folder import conf_dir
@@ -251,3 +254,100 @@ def test_every_command_of_the_readme_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert '"label"' in done.stdout
     assert (tmp_path / "runs" / "questions" / "results.json").is_file()
+
+
+# --- notebooks -----------------------------------------------------------------------------------
+
+
+NOTEBOOKS = sorted((conf_dir().parent / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """Return how to run a notebook of some cells, which takes the package from here."""
+    nbclient = pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(conf_dir().parent), prepend=os.pathsep)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+
+    def run(notebook):
+        resources = {"metadata": {"path": str(tmp_path)}}
+        nbclient.NotebookClient(notebook, timeout=500, resources=resources).execute()
+        return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_ends_with_its_chart_and_prints_no_log(path, kernel):
+    nbformat = pytest.importorskip("nbformat")
+
+    outputs = kernel(nbformat.read(path, as_version=4))
+
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("widgets", [True, False])
+def test_what_takes_long_has_a_bar_in_a_notebook(kernel, widgets):
+    v4 = pytest.importorskip("nbformat.v4")
+    hidden = "" if widgets else "import sys; sys.modules['ipywidgets'] = None"
+    cell = v4.new_code_cell(
+        f"{hidden}\nfrom time import sleep\nfrom transfer_cli import progress\n"
+        "progress.SECONDS_UNTIL_SHOWN = 0.0\n"
+        "with progress.off_terminal(), progress.progress('reading', 10, 'lines') as more:\n"
+        "    more(3)\n    sleep(2)\n"
+    )
+
+    outputs = kernel(v4.new_notebook(cells=[cell]))
+
+    kinds = [kind for output in outputs for kind in output.get("data", {})]
+    assert ("application/vnd.jupyter.widget-view+json" in kinds) == widgets
+    assert any("3 of 10" in output.get("text", "") for output in outputs) == (not widgets)
+
+
+def test_notebooks_are_small():
+    assert len(NOTEBOOKS) == 2
+    assert all(Path(path).stat().st_size < 100_000 for path in NOTEBOOKS)
+
+
+# --- the first step ------------------------------------------------------------------------------
+
+
+ROOT = Path(transfer_cli.__file__).parent
+FIRST_STEP = ("engine/step.py", "TrainStep.__call__")
+
+
+@pytest.fixture
+def called():
+    """Return what is called of the package until the first step, in order: file and name."""
+    found, before = [], sys.getprofile()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        is_function = code.co_flags & inspect.CO_OPTIMIZED  # not the body of a class
+        if event == "call" and is_function and code.co_filename.startswith(f"{ROOT}/"):
+            file = Path(code.co_filename).relative_to(ROOT).as_posix()
+            found.append((file, code.co_qualname))
+            if found[-1] == FIRST_STEP:
+                sys.setprofile(before)
+
+    sys.setprofile(note)
+    yield found
+    sys.setprofile(before)
+
+
+def test_the_page_names_what_a_fine_tuning_with_lora_calls_in_order(transfer, adapting, called):
+    transfer("finetune", *adapting("lora", "loop.steps=1", "run.dir=run")).ok()
+
+    assert called[-1] == FIRST_STEP
+    stops = [tuple(quoted(cell)[0] for cell in row[:2]) for row in table("From the shell")]
+    # The first call of each, by its name or by a method.
+    names = [{(file, name), (file, name.partition(".")[0])} for file, name in called]
+    places = [[at for at, found in enumerate(names) if stop in found][:1] for stop in stops]
+    assert [] not in places
+    assert places == sorted(places)

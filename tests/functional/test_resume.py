@@ -1,7 +1,9 @@
 """`resume=RUN`: a run that was stopped ends as one that was not."""
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -15,8 +17,12 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.functional.conftest import LOOP, TINY
+from tests.killing import CONTEXT
 from tests.long.compare_runs import differences
+from tests.origins import rows, write_table
 from tests.run_kinds import KINDS
+from transfer_cli.cli import main
 from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE
 from transfer_cli.engine import bf16_products
 from transfer_cli.runs import environment
@@ -524,3 +530,223 @@ def test_what_was_typed_for_the_run_may_be_typed_again(transfer, copied):
     words = ("objective=clm", "model=tiny", "model.width=32", "seed=0", "schedule=constant")
 
     transfer("pretrain", f"resume={copied}", *words, "loop.steps=3").ok()
+
+
+# --- data that have changed ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(begun, tmp_path, transfer):
+    """Put a copy of all that into the test's folder."""
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def go_on(transfer, *words):
+    return transfer("finetune", "resume=questions", "loop.steps=4", *words)
+
+
+# --- labelled data -----------------------------------------------------------------------------
+
+
+def test_changed_data_can_be_accepted_once_and_are_said(here, transfer, read_json):
+    write_table("train.csv", [row for row in rows() if row[1] != "amount"])
+    write_table("test.csv", [row for row in rows()[:12] if row[1] != "amount"])
+
+    accepted = go_on(transfer, "data.changed=accept")
+
+    assert accepted.code == 0, accepted.err
+    results = read_json("questions/results.json")
+    assert len(results["data_changed"]) == 1
+    assert "the label 'amount' is gone" in results["data_changed"][0]
+    assert results["labels"] == ["amount", "person", "place"]
+    (confusion,) = results["tables"]["test"].values()
+    assert [sum(row) for row in confusion] == [0, 4, 4]
+    # What was accepted is the run's from then on, and other changes are not.
+    transfer("finetune", "resume=questions", "loop.steps=5").ok()
+    write_table("train.csv", rows())
+    assert transfer("finetune", "resume=questions", "loop.steps=6").code == 2
+    assert read_json("questions/results.json")["data_changed"] == results["data_changed"]
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_an_evaluation_scores_the_run_s_own_examples_or_says_so(here, transfer, read_json, split):
+    transfer("evaluate", "run=questions", f"split={split}").ok()
+    write_table("train.csv", rows()[:48])
+    write_table("test.csv", rows()[1:13])
+
+    refused = transfer("evaluate", "run=questions", f"split={split}")
+    words = ("data.changed=accept", "output=out.json")
+    transfer("evaluate", "run=questions", f"split={split}", *words).ok()
+
+    assert refused.code == 2
+    named = "train.csv: validation has 4" if split == "validation" else "test.csv: test has other"
+    assert f"data: {named}" in refused.err
+    assert named in read_json("out.json")["data_changed"][0]
+
+
+def test_other_data_are_not_compared(here, transfer):
+    write_table("new.csv", rows()[5:30])
+
+    words = ("data=table", "data.train=new.csv", "split=train")
+    transfer("evaluate", "run=questions", *words).ok()
+
+
+def test_the_same_command_again_finds_the_change(here, transfer):
+    write_table("train.csv", rows()[:48])
+
+    words = json.loads(json.dumps(Path("questions/overrides.txt").read_text().split("\n")[:-1]))
+    ended = transfer("finetune", *words, "resume=auto", "loop.steps=4")
+
+    assert ended.code == 2
+    assert "train has 44 examples and not 54" in ended.err
+
+
+# --- text --------------------------------------------------------------------------------------
+
+
+def test_an_accepted_text_keeps_the_run_s_tokenizer(here, transfer, read_json):
+    tokenizer = Path("language/model/tokenizer.json").read_bytes()
+    Path("a.txt").write_text("Entirely other words stand here now .\n" * 200)
+
+    transfer("pretrain", "resume=language", "loop.steps=4", "data.changed=accept").ok()
+
+    assert Path("language/model/tokenizer.json").read_bytes() == tokenizer
+    assert "other content" in read_json("language/results.json")["data_changed"][0]
+
+
+# --- weights and tokenizer ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "steps", "said"),
+    [
+        (
+            "a.txt",
+            "held_out.txt",
+            3,
+            "the weights in language/model are not those that the run beg",
+        ),
+        ("held_out.txt", "a.txt", 2, "this is not the tokenizer that the run began with"),
+    ],
+)
+def test_another_model_to_start_from_is_refused(here, transfer, train, validation, steps, said):
+    text = ("data=text", f"data.train={train}", f"data.validation={validation}", "data.length=16")
+    shutil.rmtree("language")
+    usual = (*LOOP, "schedule=constant", f"loop.steps={steps}", "run.dir=language")
+    transfer("pretrain", *text, *TINY, *usual).ok()
+
+    ended = go_on(transfer)
+
+    assert ended.code == 2
+    assert f"init_from: {said}" in ended.err
+
+
+# --- the record --------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_record_goes_on_and_gets_one(here, transfer):
+    Path("questions/origins.json").unlink()
+
+    ended = go_on(transfer)
+
+    assert ended.code == 0, ended.err
+    assert "no record of what it was made from" in ended.err
+    write_table("train.csv", rows()[:48])
+    assert transfer("finetune", "resume=questions", "loop.steps=5").code == 2
+
+
+# --- a terminal that goes away -------------------------------------------------------------------
+
+
+@pytest.fixture
+def words(corpus, tiny, loop):
+    """Return a run that takes longer than any test waits."""
+    return ("pretrain", "data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=100000")
+
+
+@pytest.fixture
+def hung_up(tmp_path):
+    """Return how to run a command on a terminal that goes away once a text was shown there.
+
+    With `log` it is looked for in that file.
+    """
+
+    def call(sign, *words, ignores=False, log=None):
+        master, slave = pty.openpty()
+        # In this place, since the server of processes keeps the variables of its own start.
+        variables = {name: os.environ[name] for name in ("TRANSFER_CACHE", "TRANSFER_DATA")}
+        arguments = (os.ttyname(slave), tmp_path, words, variables, ignores)
+        process = CONTEXT.Process(target=_on_terminal, args=arguments)
+        process.start()
+        if log is None:
+            _read_until(master, sign)
+        while log is not None and not (log.is_file() and sign in log.read_text()):
+            time.sleep(0.1)
+        os.close(slave)
+        os.close(master)
+        process.join(60)
+        code = process.exitcode
+        process.kill()
+        return code
+
+    return call
+
+
+def _on_terminal(terminal, folder, words, variables, ignores):
+    os.environ.update(variables, OMP_NUM_THREADS="1")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    os.chdir(folder)
+    os.setsid()  # without a terminal: the one that is opened next becomes its own
+    opened = os.open(terminal, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(opened, stream)
+    if ignores:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(main([str(word) for word in words]))
+
+
+def _read_until(master, sign):
+    shown = b""
+    while sign.encode() not in shown:
+        with contextlib.suppress(InterruptedError):
+            shown += os.read(master, 4096)
+
+
+@pytest.mark.slow
+def test_a_run_saves_and_ends_when_its_terminal_goes_away(hung_up, words, tmp_path):
+    code = hung_up("step 3 validation", *words, "run.dir=run")
+
+    assert code == 75
+    assert status(tmp_path / "run")["status"] == "stopped"
+    assert "with a checkpoint; go on with" in status(tmp_path / "run")["reason"]
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.slow
+def test_a_run_that_ignores_the_signal_goes_on_without_its_terminal(hung_up, words, tmp_path):
+    """As `nohup` has it."""
+    code = hung_up("step 3 validation", *words, "loop.steps=12", "run.dir=run", ignores=True)
+
+    assert code == 0
+    assert status(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_sweep_and_its_jobs_end_when_their_terminal_goes_away(hung_up, words, tmp_path):
+    log = tmp_path / "sweep" / "job-0.log"
+    code = hung_up("step 3 validation", *words, "run.dir=sweep", "seed=1,2", "-m", log=log)
+
+    assert code == 75
+    assert status(tmp_path / "sweep" / "0")["status"] == "stopped"
+    jobs = [json.loads((tmp_path / "sweep" / f"job-{n}.json").read_text()) for n in (0, 1)]
+    assert [job["outcome"] for job in jobs] == ["stopped", "left"]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_save_and_end_when_their_terminal_goes_away(hung_up, words, tmp_path):
+    code = hung_up("step 3 validation", *words, "run.dir=run", "devices=2")
+
+    assert code == 75
+    assert "with a checkpoint; go on with" in status(tmp_path / "run")["reason"]

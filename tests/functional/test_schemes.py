@@ -1,6 +1,6 @@
 """What is promised of every preset of conf/adaptation; each is trained once."""
 
-import shutil
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.functional.test_export import our_logits, their_logits
 from tests.functional.test_plan import stages_of
@@ -18,6 +19,7 @@ from transfer_cli.commands.plan import plan_finetune
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.model.weights import backbone_hash, read_description
+from transfer_cli.runs import checkpoint
 
 PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
 
@@ -222,26 +224,6 @@ def records(run):
 
 # --- step 0 --------------------------------------------------------------------------------------
 
-ADDED = {
-    "adapters": {
-        "_target_": "transfer_cli.adaptation.edits.Adapters", "size": 4, "activation": "gelu",
-    },
-    "lora": {
-        "_target_": "transfer_cli.adaptation.edits.LoRA", "rank": 2,
-        "targets": ["query", "key", "value", "output", "feed_forward"],
-    },
-    "parallel_adapters": {
-        "_target_": "transfer_cli.adaptation.edits.ParallelAdapters", "size": 4,
-    },
-    "gated_prefix": {"_target_": "transfer_cli.adaptation.edits.GatedPrefix"},
-    "pals": {"_target_": "transfer_cli.adaptation.edits.PALs"},
-    "ia3": {"_target_": "transfer_cli.adaptation.edits.IA3"},
-    "new_rows": {
-        "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],
-    },
-    "segments": {"_target_": "transfer_cli.adaptation.edits.Segments"},
-}  # fmt: skip
-
 
 def parts_of(run, edits=None, **changes):
     config = config_of(run)
@@ -250,20 +232,6 @@ def parts_of(run, edits=None, **changes):
     if edits is not None:
         config.adaptation.edits = edits
     return build_run(config, "finetune")
-
-
-def test_what_is_added_changes_no_state_before_the_first_step(adapted):
-    run = adapted("full").run
-    plain, edited = parts_of(run), parts_of(run, ADDED)
-    batch = plain.data.splits["train"].data.batch(np.arange(24))
-    before, after = plain.model.backbone.eval(), edited.model.backbone.eval()
-
-    with torch.inference_mode():
-        wanted = before(batch["tokens"], batch["mask"])
-        found = after(batch["tokens"], batch["mask"])
-
-    assert len(list(after.parameters())) > len(list(before.parameters()))
-    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
 
 
 # --- refused before the first batch --------------------------------------------------------------
@@ -341,35 +309,6 @@ def test_the_shares_of_mixed_layers_are_reported(adapted, read_json):
 # --- frozen features -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "preset", [pytest.param("frozen", marks=pytest.mark.slow), "feature_extraction"]
-)
-def test_cached_features_change_no_number(preset, transfer, adapting, read_json):
-    words = adapting(preset, "schedule=constant", "loop.bucket=true")
-    said, found = {}, {}
-    for cached in ("true", "false"):
-        ended = transfer(
-            "finetune", *words, f"loop.cache_features={cached}", f"run.dir=run-{cached}"
-        ).ok()
-        said[cached], found[cached] = ended.err, records(f"run-{cached}")
-
-    assert "states of the frozen backbone are computed once" in said["true"]
-    assert "computed once" not in said["false"]
-    assert len(found["true"]) == len(found["false"]) > 12
-    for one, other in zip(found["true"], found["false"], strict=True):
-        assert one.keys() == other.keys()
-        assert one["kind"] == other["kind"]
-        for name in one.keys() - {"kind"}:
-            assert one[name] == pytest.approx(other[name], abs=1e-4), name
-    scores = [read_json(f"run-{cached}/results.json")["measures"] for cached in found]
-    assert scores[0]["validation"] == pytest.approx(scores[1]["validation"], abs=1e-4)
-
-
-@pytest.mark.parametrize("preset", ["full", "adapters", "bias_only", "top_k"])
-def test_features_that_change_are_not_cached(preset, adapted):
-    assert "computed once" not in adapted(preset).out
-
-
 # --- an auxiliary loss ---------------------------------------------------------------------------
 
 
@@ -408,50 +347,6 @@ def test_the_language_model_loss_is_that_of_the_questions_alone(
 # --- EWC -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fisher_files(monkeypatch, tmp_path):
-    """Return how to list the files of Fisher information in a cache of the test's own."""
-    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
-
-    def found():
-        files = (tmp_path / "cache" / "fisher").glob("[!.]*")
-        return {file.name: file.stat().st_mtime_ns for file in files}
-
-    return found
-
-
-def ewc(adapting, *more):
-    return ("finetune", *adapting("ewc", "schedule=constant", "loop.steps=2"), *more)
-
-
-def test_the_fisher_information_is_estimated_once(transfer, adapting, fisher_files):
-    first = transfer(*ewc(adapting, "run.dir=first"))
-    files = fisher_files()
-    second = transfer(*ewc(adapting, "optimizer.lr=0.01", "seed=3", "run.dir=second"))
-
-    assert first.code == second.code == 0, second.err
-    assert len(files) == 1
-    assert fisher_files() == files
-    assert "Fisher information (true) of 4 sequences" in first.err
-    assert "the one of an earlier run" in second.err
-    assert "of 4 sequences" not in second.err
-
-
-@pytest.mark.slow
-def test_fisher_information_of_changed_weights_is_not_taken_for_that_of_the_checkpoint(
-    transfer, adapting, fisher_files, tmp_path
-):
-    fresh = transfer(*ewc(adapting, "adaptation/edits=[fresh_top]", "run.dir=fresh"))
-    plain = transfer(*ewc(adapting, "run.dir=plain"))
-
-    assert fresh.code == plain.code == 0, plain.err
-    penalty = parts_of(tmp_path / "plain").step._penalty
-    shutil.rmtree(tmp_path / "cache" / "fisher")
-    anew = parts_of(tmp_path / "plain").step._penalty
-    name = "backbone.blocks.0.attention.packed.weight"
-    assert torch.allclose(penalty.information[name], anew.information[name])
-
-
 # --- under optimizer=muon ------------------------------------------------------------------------
 
 
@@ -479,3 +374,43 @@ def test_adaptations_train_with_it_and_what_is_frozen_stays(
     lora = [name for name in found if ".lora." in name]
     assert bool(lora) == (preset == "lora")
     assert all(found[name].abs().max() > 0 for name in lora)
+
+
+# --- averaged weights ----------------------------------------------------------------------------
+
+
+def results(run):
+    return json.loads((Path(run) / "results.json").read_text())
+
+
+def state(run):
+    return checkpoint.read_state(checkpoint.find_all(Path(run) / "checkpoints")[-1])
+
+
+def plain_records(run):
+    return [
+        {name: value for name, value in record.items() if not name.startswith("averaged/")}
+        for record in read_metrics(Path(run) / "metrics.jsonl")
+    ]
+
+
+def test_averaged_weights_are_kept_where_validation_finds_them_better(words_of, transfer):
+    words = words_of("ema", "loop.steps=9", "loop.batch=2", "optimizer.lr=0.03")
+    transfer(*words, "loop.average=null", "run.dir=plain").ok()
+
+    ended = transfer(*words, "run.dir=averaged").ok()
+
+    assert "best weights, averaged (loop.average), of step 9" in ended.out
+    average, measured = results("averaged")["average"], results("averaged")["measures"]
+    assert average["kept"] == "averaged"
+    assert average["averaged"]["loss"] < average["plain"]["loss"]
+    assert average["averaged"]["loss"] == measured["validation"]["loss"]
+    transfer("evaluate", "averaged", "split=validation", "device=cpu", "output=scored.json").ok()
+    scored = json.loads(Path("scored.json").read_text())["measures"]["validation"]
+    assert scored["loss"] == pytest.approx(average["averaged"]["loss"], rel=1e-6)
+    curves = EventAccumulator("averaged/tensorboard").Reload().Scalars("validation/averaged/loss")
+    assert [point.step for point in curves] == [3, 6, 9]
+    # Training is that of a run without an average, whose files say nothing of one.
+    assert plain_records("averaged") == read_metrics(Path("plain/metrics.jsonl"))
+    assert results("plain")["measures"]["validation"]["loss"] == average["plain"]["loss"]
+    assert "average" not in results("plain").keys() | state("plain").keys()

@@ -150,20 +150,27 @@ def test_a_published_model_cuts_what_its_reference_does(transfer, tmp_path, fami
     assert said["answer"] == text[said["start"] : said["end"]]
 
 
-def test_a_published_reader_is_adapted_and_exported_as_one(transfer, task_words, tmp_path):
-    words = task_words("span")
+@pytest.mark.parametrize(
+    ("kind", "head"), [("span", "QuestionAnswering"), ("tagging", "TokenClassification")]
+)
+def test_a_published_head_is_adapted_and_exported_as_one(
+    transfer, task_words, tmp_path, kind, head
+):
     lib = reference()
-    before = publish(tmp_path / "published", "bert", "QuestionAnswering")
-    typed = [word for word in words if not word.startswith("init_from")]
+    before = publish(tmp_path / "published", "bert", head, num_labels=2 if kind == "span" else 3)
+    typed = [word for word in task_words(kind) if not word.startswith("init_from")]
 
     ended = transfer(*typed, "init_from=published", "adaptation=lora", "loop.steps=2",
                      "run.dir=run").ok()  # fmt: skip
 
-    assert "heads.span.weight" not in ended.err
     transfer("export", "run", "to").ok()
-    model = lib.AutoModelForQuestionAnswering.from_pretrained("to")
+    model = getattr(lib, f"AutoModelFor{head}").from_pretrained("to")
     assert type(model) is type(before)
-    assert torch.allclose(model.qa_outputs.weight, before.qa_outputs.weight, atol=0.1)
+    if kind == "span":
+        assert "heads.span.weight" not in ended.err
+        assert torch.allclose(model.qa_outputs.weight, before.qa_outputs.weight, atol=0.1)
+    else:
+        assert model.config.id2label == {0: "O", 1: "B-CITY", 2: "I-CITY"}
 
 
 @pytest.mark.slow
@@ -272,20 +279,6 @@ def test_a_published_model_tags_as_its_reference_does(transfer, tmp_path, family
     ended = transfer("predict", "published", "new.txt", "device=cpu").ok()
 
     assert json.loads(ended.out)["tags"] == TaggingTask(tuple(names)).decoded(at_words)
-
-
-def test_a_published_tagger_is_adapted_and_exported_as_one(transfer, task_words, tmp_path):
-    words = task_words("tagging")
-    lib = reference()
-    before = publish(tmp_path / "published", "bert", "TokenClassification", num_labels=3)
-    typed = [word for word in words if not word.startswith("init_from")]
-
-    transfer(*typed, "init_from=published", "loop.steps=2", "run.dir=run").ok()
-
-    transfer("export", "run", "to").ok()
-    model = lib.AutoModelForTokenClassification.from_pretrained("to")
-    assert type(model) is type(before)
-    assert model.config.id2label == {0: "O", 1: "B-CITY", 2: "I-CITY"}
 
 
 # --- what is learnt without tags -----------------------------------------------------------------

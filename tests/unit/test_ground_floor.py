@@ -1,14 +1,20 @@
 """What every folder uses: metrics, errors, lengths, seeds, batches."""
 
+import errno
 import json
 import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
+from tests.fuzzing import damaged, fuzz, memory_up_to
 from transfer_cli.batch import (
     IGNORE,
     at_rows,
@@ -17,6 +23,9 @@ from transfer_cli.batch import (
     to_device,
     with_facts,
 )
+from transfer_cli.engine import evaluation
+from transfer_cli.engine.evaluation import MOST, USUAL, batch_of, predictions
+from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import (
     ConfigError,
     above_zero,
@@ -26,8 +35,25 @@ from transfer_cli.errors import (
     one_of,
     pip_install,
 )
+from transfer_cli.fitting import fitting, in_halves
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, by_preference, find, require, wilson_interval
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.safe_files import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    UnreadableError,
+    check_kinds,
+    escaped,
+    markdown_code,
+    markdown_row,
+    markdown_text,
+    parse_json,
+    printable,
+    read_json,
+    read_text,
+    spreadsheet_cell,
+)
 from transfer_cli.seeds import ExampleNoise, derive
 
 ACCURACY = Metric("accuracy", higher_is_better=True, unit="fraction", headline=True)
@@ -332,3 +358,209 @@ def test_where_all_rows_are_asked_for_nothing_is_copied():
 
     assert at_rows(values, torch.arange(3)) is values
     assert at_rows(values, torch.tensor([0, 2])).equal(values[[0, 2]])
+
+
+# --- what fits into memory -----------------------------------------------------------------------
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(("room", "rows"), [(64, 64), (63, 32), (31, 16), (0, 1)])
+def test_a_batch_is_halved_until_there_is_room(room, rows):
+    assert fitting(64, room, float) == rows
+
+
+@pytest.mark.parametrize(("fits", "sizes"), [(9, [9]), (4, [3, 2, 4]), (1, [1] * 9)])
+def test_where_memory_runs_out_halves_pass(fits, sizes):
+    def work(rows):
+        if len(rows) > fits:
+            raise torch.OutOfMemoryError
+        return len(rows)
+
+    parts = list(in_halves(np.arange(9), work))
+
+    assert [made for _, made in parts] == sizes
+    assert np.concatenate([rows for rows, _ in parts]).tolist() == list(range(9))
+    with pytest.raises(torch.OutOfMemoryError):
+        list(in_halves(np.arange(9), lambda rows: work(np.arange(10))))
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "free", "rows"),
+    [(7, GPU, 0, 7), ("auto", CPU, 0, USUAL), ("auto", GPU, 1e12, MOST), ("auto", GPU, 0, USUAL)],
+)
+def test_auto_takes_what_fits_into_a_gpu(asked, device, free, rows, monkeypatch):
+    monkeypatch.setattr(evaluation, "free_bytes", lambda device: free)
+
+    assert batch_of(asked, tiny.model(Classification()), device) == rows
+
+
+def test_measures_and_predictions_without_memory_are_those_with_it(monkeypatch):
+    objective, data = Classification(), tiny.Questions(examples=20)
+    model = tiny.model(objective)
+
+    def scored():
+        rows = predictions(model, objective, data, batch=8, precision=Precision("fp32", CPU))
+        parts = [found["probabilities"] for _, found in rows]
+        return tiny.measures(model, objective, data), torch.cat(parts), len(parts)
+
+    measures, probabilities, parts = scored()
+    to_device = evaluation.to_device
+
+    def hungry(batch, device):
+        if len(batch["tokens"]) > 4:
+            raise torch.OutOfMemoryError
+        return to_device(batch, device)
+
+    monkeypatch.setattr(evaluation, "to_device", hungry)
+    found = scored()
+
+    assert found[0] == pytest.approx(measures, rel=1e-6)
+    torch.testing.assert_close(found[1], probabilities)
+    assert found[2] > parts
+
+
+# --- files of strangers --------------------------------------------------------------------------
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def refusal(path) -> str:
+    with pytest.raises(UnreadableError) as caught:
+        read_json(path)
+    return str(caught.value)
+
+
+@given(st.dictionaries(st.text(), plain))
+def test_what_json_was_written_is_read(content):
+    assert parse_json(json.dumps(content)) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "line 1 is not JSON"),
+        (b'{"a": 1,\n"b"', "line 2 is not JSON"),
+        (b'{"a":\n "\xff"}', "line 2 is not UTF-8 (byte 0xFF)"),
+        (b'{"a": 1\n\n\0}', "line 3 holds a NUL byte"),
+        (b"[1]", "it is no JSON object"),
+        (b'{"a": 1, "b": 2, "a": 3}', "the name 'a' is there twice"),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", f"nested deeper than {MAX_DEPTH} levels"),
+        (b"[" * 100_000, f"nested deeper than {MAX_DEPTH} levels"),
+        (b'{"a": ' + b"9" * 20 + b"}", "a whole number has more than 64 bits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "integer string conversion"),
+    ],
+)
+def test_what_none_of_our_files_holds_is_refused(tmp_path, content, message):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+
+    assert message in refusal(path)
+
+
+def test_a_file_that_is_too_large_is_refused_without_being_read_whole(tmp_path):
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(2**31)
+
+    with memory_up_to(3 * MAX_FILE_BYTES):
+        assert refusal(path) == "it is larger than 16,384 KiB"
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+
+    assert "expected a plain file" in refusal(tmp_path / "a.json")
+
+
+def test_a_name_that_no_file_can_have_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match="too long"):
+        read_text(tmp_path / ("x" * 5000))
+
+
+@fuzz(200)
+@given(damaged(b'{"labels": ["a", "b"], "shape": {"width": 16, "bias": true}, "x": [1.5, null]}'))
+def test_fuzz_damaged_json_is_read_or_refused(content):
+    try:
+        found = parse_json(content.decode("utf-8", "replace"))
+    except UnreadableError:
+        return
+    assert isinstance(found, dict)
+
+
+def test_a_message_is_one_line_that_cannot_steer_a_terminal():
+    assert printable("a\n\tb \x1b[31mred\x9b") == "a b \\x1b[31mred\\x9b"
+    assert len(printable("x" * 10**6)) < 3000
+
+
+def test_a_log_keeps_its_lines_and_nothing_else_that_is_invisible():
+    assert escaped("a\n  b\tc\x07") == "a\n  b\tc\\x07"
+
+
+def test_a_file_that_another_machine_replaces_just_now_is_opened_again(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("{}")
+    opened, stale = Path.open, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def open_(path, *given, **named):
+        if stale:
+            raise stale.pop()
+        return opened(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", open_)
+
+    assert read_json(tmp_path / "a.json") == {}
+    stale += [OSError(errno.ESTALE, "Stale file handle")] * 2
+    with pytest.raises(OSError, match="Stale"):
+        read_json(tmp_path / "a.json")
+
+
+@given(st.text("ab `*_<>[]()|\\#!&~$;.\n", max_size=12))
+def test_markdown_shows_a_text_as_it_is(text):
+    markdown_it = pytest.importorskip("markdown_it")
+    shown = [f"x {markdown_text(text)} y", markdown_code(text)]
+    table = f"| a | b |\n|---|---|\n{markdown_row(shown)}"
+    page = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+    for whole in ("\n\n".join(shown), table):
+        said, code = [t for t in page.parse(whole) if t.type == "inline"][-2:]
+
+        assert {each.type for each in said.children} <= {"text", "text_special"}
+        assert [each.type for each in code.children] == ["code_inline"]
+        assert "".join(each.content for each in said.children).split() == f"x {text} y".split()
+        assert code.children[0].content == (" ".join(text.split()) or " ")
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t=", "\r=", "\uff1d"])
+def test_a_spreadsheet_computes_no_text(begin):
+    assert spreadsheet_cell(f"{begin}1+1").startswith(("'", "\\"))
+    assert spreadsheet_cell(f"1{begin}1")[0] == "1"
+
+
+@dataclass
+class Record:
+    name: str
+    share: float | None = None
+    words: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("record", [Record("a"), Record("a", 1), Record("a", 0.5, ("b",))])
+def test_a_record_of_the_kinds_that_it_names_is_taken(record):
+    check_kinds(record)
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        (Record(None), "name"), (Record(1), "name"), (Record("a", True), "share"),
+        (Record("a", "1"), "share"), (Record("a", 1, ["b"]), "words"),
+    ],
+)  # fmt: skip
+def test_a_record_of_other_kinds_is_refused_by_its_field(record, name):
+    with pytest.raises(UnreadableError, match=f"its {name} is no "):
+        check_kinds(record)

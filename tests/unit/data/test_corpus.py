@@ -6,8 +6,6 @@ import json
 import logging
 import multiprocessing
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -163,16 +161,6 @@ def test_fuzz_descriptions_of_an_entry(tmp_path_factory, data):
     assert again.tokens.tolist() == expected
 
 
-def test_what_a_killed_run_left_behind_is_removed(tmp_path):
-    name = encode_text(Text().split, WORDPIECE, tmp_path / "other").path.name
-    leftover = tmp_path / "encoded" / f".{name}-12345"
-    leftover.mkdir(parents=True)
-
-    encode_text(Text().split, WORDPIECE, tmp_path)
-
-    assert entries(tmp_path) == [name]
-
-
 def test_a_text_that_cannot_be_read_to_its_end_leaves_nothing(tmp_path):
     def broken():
         yield "one"
@@ -215,40 +203,6 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
         f"Cannot write the cache in {tmp_path / 'encoded'}: File too large"
     )
     assert entries(tmp_path) == []
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_of_two_runs_that_start_at_once_one_encodes_and_the_other_waits(tmp_path):
-    code = f"""
-import time
-from pathlib import Path
-from transfer_cli.data.corpus import encode_text
-from transfer_cli.data.documents import TextSplit
-from transfer_cli.data.shards import cached_tokenizer
-from transfer_cli.data.tokenizer_recipes import BytePairs
-folder = Path({str(tmp_path)!r})
-def lines():
-    with (folder / "readings").open("a") as file:
-        file.write("read\\n")
-    time.sleep(1.0)
-    return iter(["the mayor of Lomta"] * 1000)
-(folder / f"ready{{__import__('os').getpid()}}").touch()
-while len(list(folder.glob("ready*"))) < 2:
-    time.sleep(0.01)
-split = TextSplit("train", lines, "ab")
-tokenizer = cached_tokenizer(BytePairs(300), split, folder / "cache")
-print(tokenizer.hash, encode_text(split, tokenizer, folder / "cache").tokens.sum())
-"""
-    runs = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    answers = [run.communicate(timeout=120)[0] for run in runs]
-
-    assert [run.returncode for run in runs] == [0, 0]
-    assert answers[0] == answers[1]
-    # Once for the tokenizer, once to encode.
-    assert (tmp_path / "readings").read_text().count("read") == 2
 
 
 def test_a_tokenizer_is_trained_once_for_a_recipe_and_a_text(tmp_path):

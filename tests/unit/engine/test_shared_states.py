@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests import tiny
-from tests.killing import CONTEXT
 from transfer_cli.adaptation.plans import Only
 from transfer_cli.engine.features import shared_states
 from transfer_cli.engine.features.cached import CachedFeatures
@@ -129,27 +128,6 @@ def test_what_is_too_large_for_the_folder_stays_in_memory(tmp_path, monkeypatch)
 # --- a disk that does not want to --------------------------------------------------------------
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may write anywhere")
-def test_a_folder_that_may_not_be_written_is_no_hindrance(tmp_path, caplog):
-    fetched(tmp_path, 1)
-    tmp_path.chmod(0o500)
-
-    assert fetched(tmp_path, 1)[0] == TAKEN
-    assert fetched(tmp_path, 2)[0] == ALONE
-    assert caplog.text.count("cannot be kept") == 1
-
-
-def test_a_folder_that_cannot_be_made_is_no_hindrance(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-
-    shared = SharedStates(tmp_path / "file" / "features", {})
-    for key in (1, 2):
-        assert torch.equal(shared.fetch({"key": key}, SIZE, states), states())
-
-    assert shared.came == [ALONE, ALONE]
-    assert caplog.text.count("cannot be kept") == 1
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs a POSIX system")
 def test_a_full_disk_is_no_hindrance_and_leaves_nothing_behind(tmp_path, caplog):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -168,30 +146,6 @@ def test_a_full_disk_is_no_hindrance_and_leaves_nothing_behind(tmp_path, caplog)
 
 
 # --- side by side ------------------------------------------------------------------------------
-
-
-def _killed_while_writing(folder):
-    def die(path):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    os.fsync = die
-    SharedStates(folder, {}).fetch({"key": "killed"}, SIZE, states)
-
-
-@pytest.mark.slow
-def test_what_a_killed_run_leaves_is_cleared_away(tmp_path):
-    process = CONTEXT.Process(target=_killed_while_writing, args=(tmp_path,))
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-    assert [path for path in tmp_path.iterdir() if path.is_dir()]
-
-    fetched(tmp_path, "another")
-
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [
-        path.name for path in entries(tmp_path)
-    ]
-    assert len(entries(tmp_path)) == 1
 
 
 # --- of a real backbone ------------------------------------------------------------------------

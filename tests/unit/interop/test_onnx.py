@@ -1,6 +1,5 @@
 """The ONNX graph that is made of a model, against the model."""
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -193,20 +192,6 @@ def test_batch_and_length_have_names_and_no_size(written):
         "token_type_ids": ["batch", "length"],
         "logits": ["batch", len(tiny.LABELS)],
     }
-
-
-@pytest.mark.slow
-def test_what_lies_beside_the_graph_says_how_to_use_it(written):
-    folder, _, _ = written
-
-    facts = json.loads((folder / "onnx.json").read_text())
-
-    assert facts["labels"] == list(tiny.LABELS)
-    assert facts["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
-    assert facts["output"] == "logits"
-    assert (facts["layout"], facts["pair_layout"]) == ("cls A sep", "cls A sep B sep")
-    assert facts["positions"] == 32
-    assert facts["pad"] == facts["special"]["pad"] == TOKENIZER.pad
 
 
 @pytest.mark.slow

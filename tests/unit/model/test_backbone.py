@@ -145,7 +145,11 @@ def test_changing_a_token_changes_bidirectional_states_before_it(residual):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-@pytest.mark.parametrize("shape", [*({"residual": r} for r in RESIDUALS), tiny.MODERN], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [*({"residual": r} for r in RESIDUALS), tiny.MODERN, {"position_kind": "relative_bias"}],
+    ids=str,
+)
 def test_padding_and_company_change_no_real_state_and_keep_gradients_finite(side, direction, shape):
     backbone = tiny.backbone(direction=direction, **shape)
     tiny.lively(backbone)

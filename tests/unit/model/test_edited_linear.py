@@ -23,7 +23,6 @@ from transfer_cli.model.added import (
     unmerge,
     unmergeable_edits,
 )
-from transfer_cli.model.edited_linear import EditedLinear
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, add_lora
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -122,18 +121,6 @@ def test_the_input_of_an_update_is_dropped_in_training_and_that_of_the_matrix_ne
     assert torch.equal(plain, nn.functional.linear(hidden, layer.weight, layer.bias))
     assert not torch.equal(layer(hidden), layer(hidden))
     assert torch.equal(layer.eval()(hidden), layer(hidden))
-
-
-def test_loaded_tensors_keep_their_names_and_stay_the_same_parameters():
-    backbone = tiny.backbone()
-    before = dict(backbone.named_parameters())
-
-    for block in backbone.blocks:
-        add_lora(block, TARGETS, updates())
-
-    after = dict(backbone.named_parameters())
-    assert all(after[name] is parameter for name, parameter in before.items())
-    assert all(".lora." in name for name in after.keys() - before.keys())
 
 
 def test_drawing_weights_does_not_depend_on_what_is_replaced():
@@ -250,10 +237,6 @@ def with_factors(*, lora=(), **shape):
     return backbone.eval()
 
 
-def top_at_real_tokens(backbone):
-    return backbone(TOKENS, MASK)[-1].detach()[MASK]
-
-
 @each_shape
 def test_factors_are_as_many_as_features_of_keys_values_and_the_inner_activation(shape):
     backbone = with_factors(**shape)
@@ -295,29 +278,6 @@ def test_the_factors_of_a_gated_layer_multiply_its_product():
     assert_close(out, scaled @ layer.output.weight.T)
 
 
-RESIDUALS = [{"residual": form} for form in ("pre", "post", "tutorial")]
-MERGED = [
-    *((with_lora, {"targets": targets, "kind": kind}, shape)
-      for targets in (("query", "value"), TARGETS)
-      for kind in (LowRank, Decomposed)
-      for shape in (*RESIDUALS, tiny.MODERN)),
-    *((with_factors, {"lora": lora}, shape) for lora in ((), TARGETS) for shape in SHAPES.values()),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "edit", "shape"), MERGED)
-def test_a_merged_model_has_plain_names_and_the_same_outputs(make, edit, shape):
-    backbone = make(**edit, **shape)
-    tiny.lively(backbone, std=0.2)
-    before = top_at_real_tokens(backbone)
-
-    merge(backbone)
-
-    assert backbone.state_dict().keys() == tiny.backbone(**shape).state_dict().keys()
-    assert not any(isinstance(module, EditedLinear) for module in backbone.modules())
-    assert_close(top_at_real_tokens(backbone), before, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("backbone", [with_lora(TARGETS), with_factors(lora=("value",))])
 def test_unmerging_restores_weights_and_biases_bit_for_bit(backbone):
     tiny.lively(backbone)
@@ -356,17 +316,6 @@ def edited(**edits):
     for name, edit in edits.items():
         make_edit(edit, name, model, {"cls": 2})
     return model
-
-
-def names_of(model):
-    return {name for name, _ in model.named_parameters()}
-
-
-def test_added_parameters_are_those_that_a_plain_model_has_not():
-    plain, model = edited(), edited(**EVERY)
-
-    assert not added_parameters(plain)
-    assert added_parameters(model).keys() == names_of(model) - names_of(plain)
 
 
 def test_what_is_added_knows_the_name_of_its_edit():

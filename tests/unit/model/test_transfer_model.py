@@ -235,20 +235,6 @@ def test_biases_belong_to_ranges_of_distances():
     assert found.tolist() == [0, 1, 7, 8, grown, 15, 15, 15, 17, 23, 24, 31]
 
 
-@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-@pytest.mark.parametrize("side", [0, 1])
-def test_padding_changes_no_state_of_a_model_with_biases(direction, side):
-    backbone = tiny.backbone(position_kind="relative_bias", direction=direction).eval()
-    tiny.lively(backbone)
-    tokens, mask = torch.zeros(2, 16, dtype=torch.long), torch.zeros(2, 16, dtype=torch.bool)
-    place = slice(0, 12) if side else slice(4, 16)
-    tokens[:, place], mask[:, place] = TOKENS, True
-
-    alone, padded = backbone(TOKENS, ALL, padded=False)[-1], backbone(tokens, mask)[-1]
-
-    assert_close(padded[:, place], alone, rtol=1e-4, atol=1e-5)
-
-
 def test_six_of_twelve_are_every_second_block_from_the_second_on():
     assert spread(12, 6) == (1, 3, 5, 7, 9, 11)
 

@@ -1,18 +1,27 @@
 import contextlib
 import itertools
+import json
+import logging
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
+import conf
 from tests.sweeping import run
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import parse
+from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, PrunedError, StoppedError
-from transfer_cli.runs.sweep import JobState, SweepDirectory
+from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepRequest
 from transfer_cli.sweeps import jobs as working
+from transfer_cli.sweeps.grid import say_what_changes_the_data
+from transfer_cli.sweeps.local import Shares, settings_of
+from transfer_cli.sweeps.multirun import latest
 
 
 @pytest.fixture(autouse=True)
@@ -362,3 +371,126 @@ def test_a_preset_is_looked_at_without_a_sweep(capsys):
     assert not parse(["sweep=lr", "--job", "word"]).multirun
     assert not parse(["sweep=null"]).multirun
     assert parse(["sweep=lr"]).multirun
+
+
+# --- settings of a sweep -------------------------------------------------------------------------
+
+
+def settings(**values):
+    return settings_of(OmegaConf.merge(OmegaConf.structured(SweepConfig), values))
+
+
+def test_the_defaults_are_fine():
+    found = settings()
+
+    assert found == SweepConfig()
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "each"), [("auto", 1, 8), ("3", 1, 2), ("2", 2, 2), ("9", 1, 1)]
+)
+def test_jobs_share_the_cores(monkeypatch, workers, devices, each):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("transfer_cli.sweeps.local.cores", lambda: 8)
+
+    assert Shares(settings(workers=workers), devices, gpus=[]).threads == each
+
+
+def test_typed_threads_are_those_of_every_job(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
+
+    assert Shares(settings(workers="3"), 1, gpus=[]).threads == 5
+
+
+@pytest.fixture
+def _sweeps(tmp_path):
+    for name, began, words in (
+        ("old", "2026-01-01T10:00:00+00:00", ("seed=0,1", "adaptation=lora")),
+        ("new", "2026-01-02T10:00:00+02:00", ("adaptation=lora", "seed=0,1")),
+        ("other", "2026-01-03T10:00:00+00:00", ("adaptation=full", "seed=0,1")),
+    ):
+        SweepDirectory(tmp_path / name).write_request(SweepRequest("finetune", words, began))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "sweep.json").write_text("{")
+    (tmp_path / "undated").mkdir()
+    (tmp_path / "undated" / "sweep.json").write_text(
+        json.dumps({"command": "finetune", "words": ["seed=0,1"], "began": "soon"})
+    )
+
+
+@pytest.mark.usefixtures("_sweeps")
+def test_the_latest_sweep_of_the_same_words_goes_on(tmp_path):
+    words = ("seed=0,1", "adaptation=lora")
+
+    assert latest(tmp_path, "finetune", words) == tmp_path / "new"
+    assert latest(tmp_path, "pretrain", words) is None
+    assert latest(tmp_path, "finetune", ("seed=0,1",)) is None
+    assert latest(tmp_path / "nowhere", "finetune", words) is None
+
+
+# --- grids ---------------------------------------------------------------------------------------
+
+
+def said_of(caplog, *configs):
+    with caplog.at_level(logging.INFO):
+        say_what_changes_the_data([OmegaConf.create(config) for config in configs])
+    return caplog.messages
+
+
+def test_a_sweep_that_leaves_the_data_alone_says_nothing(caplog):
+    same = {"data": {"length": 64}, "tokenizer": None}
+
+    assert said_of(caplog, {**same, "seed": 0}, {**same, "seed": 1}) == []
+
+
+def test_what_has_the_data_prepared_again_is_said_with_how_often(caplog):
+    configs = [
+        {"data": {"length": length}, "tokenizer": {"size": size}}
+        for length in (32, 64)
+        for size in (600, 700, 800)
+    ]
+
+    assert said_of(caplog, *configs) == [
+        "data.length, tokenizer.size change the data: it is prepared 6 times, once for all jobs "
+        "that agree in this"
+    ]
+
+
+def refuse_ewc(config, command):
+    """Refuse one scheme, as where a model's pretraining text is not known."""
+    if "ewc" in str(config.adaptation.get("penalty")).lower():
+        raise ConfigError("source: no text")
+
+
+PRESETS = {path.stem for path in Path(conf.__file__).parent.glob("adaptation/*.yaml")}
+
+
+def test_the_sweep_over_schemes_has_every_preset():
+    text = (Path(conf.__file__).parent / "sweep" / "schemes.yaml").read_text(encoding="utf-8")
+
+    listed = yaml.safe_load(text)["sweep"]["over"]["adaptation"]
+    assert sorted(listed.split(",")) == sorted(PRESETS)
+
+
+@pytest.mark.slow
+def test_schemes_that_cannot_run_are_left_out_by_name(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    words = ["init_from=model", "data=sample_questions", "run.dir=all"]
+
+    configs, _, _ = run(["sweep=schemes", *words], "finetune", try_out=refuse_ewc)
+
+    named = {message.split()[0] for message in caplog.messages if "is left out" in message}
+    assert len(configs) + len(named) == len(PRESETS)
+    # These have no teachers, and ewc no text.
+    assert named == {f"adaptation={name}" for name in ("distil", "ewc", "self_training")}
+
+
+def test_a_scheme_that_was_typed_is_not_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    configs, _, _ = run(
+        ["sweep=schemes", "adaptation=full,ewc", "init_from=model", "run.dir=two"], "finetune",
+        try_out=refuse_ewc,
+    )  # fmt: skip
+
+    assert len(configs) == 2

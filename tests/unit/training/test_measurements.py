@@ -1,5 +1,10 @@
 """What a finished run says about itself beyond its measures."""
 
+import json
+import sys
+import types
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,15 +18,20 @@ from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.data.tokenizer_recipes import WordPiece
+from transfer_cli.engine.cost import Flops
 from transfer_cli.engine.evaluation import Portion
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.base import ExampleResults
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.training import examples as items
+from transfer_cli.training.console import in_words, pace_text
+from transfer_cli.training.energy import Meter, meter_of
 from transfer_cli.training.measurements import hyperparameters, layer_shares, peak_memory
+from transfer_cli.training.spending import Footprint, Spending
 
 CONFIG = {
     "seed": 3,
@@ -164,3 +174,227 @@ def test_words_are_compared_on_so_many_examples_at_most(split, monkeypatch):
     assert whole == {"split": "test", "right": 3, "scored": 3, "trained_on": 3, "of": 3}
     assert some == {"split": "test", "right": 2, "scored": 2, "trained_on": 2, "of": 3}
     assert items.by_words(Prepared({"train": split}), "train") is None
+
+
+# --- what is spent -------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that says what it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path)
+
+
+def life(run, *, seconds, flops, joules=None, footprint=None):
+    """Let a run go on for a while, and write down what it has spent; return that."""
+    clock, meter = Clock(), Meter("nobody asked")
+    if joules is not None:
+        readings = iter((1_000, 1_000 + int(joules * 1_000)))
+        nvml = SimpleNamespace(
+            NVMLError=Exception, nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(readings)
+        )
+        meter = Meter("told", nvml)
+    spending = Spending(meter, footprint or Footprint(), clock)
+    spending.go_on(run)
+    clock.now = seconds
+    assert spending.add(Flops(flops, 1)) == (flops, 1)
+    spending.write(run)
+    return json.loads(run.timing.read_text())["spent"]
+
+
+def test_a_resume_adds_to_what_was_spent(run):
+    life(run, seconds=10.0, flops=2**60 + 1, joules=5.0)
+
+    found = life(run, seconds=2.5, flops=3, joules=0.5)
+
+    assert found == {
+        "device_seconds": 12.5, "flops": 2**60 + 4, "joules": 5.5, "joules_source": "told",
+        "kg_co2": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("energies", [(5.0, None), (None, 5.0)])
+def test_energy_that_is_known_of_a_part_alone_is_not_told(run, energies):
+    for joules in energies:
+        found = life(run, seconds=1.0, flops=1, joules=joules)
+
+    assert found["joules"] is None
+    assert found["device_seconds"] == 2.0
+    assert found["joules_source"] in (
+        "nobody asked", "told, but not of all that came before a resume",
+    )  # fmt: skip
+
+
+def test_carbon_dioxide_is_by_the_users_own_numbers(run):
+    found = life(run, seconds=1.0, flops=1, joules=7.2e6, footprint=Footprint(1.5, 0.4))
+
+    assert found["kg_co2"] == pytest.approx(2 * 1.5 * 0.4)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"spent": 3}', '{"spent": {"flops": "many"}}'])
+def test_what_cannot_be_read_of_earlier_counts_as_nothing(run, content):
+    run.timing.write_text(content)
+
+    found = life(run, seconds=1.0, flops=7)
+
+    assert (found["flops"], found["device_seconds"]) == (7, 1.0)
+
+
+def test_a_note_is_due_twice_a_minute_and_holds_what_was_not_added_yet(run):
+    clock = Clock()
+    spending = Spending(Meter("off"), Footprint(), clock)
+    due = []
+    for clock.now in (1.0, 29.0, 31.0, 40.0, 61.5):
+        due.append(spending.is_due())
+
+    spending.write(run, Flops(11, 11))
+
+    assert due == [False, False, True, False, True]
+    assert json.loads(run.timing.read_text())["spent"]["flops"] == 11
+    assert spending.record()["flops"] == 0
+
+
+# --- energy ------------------------------------------------------------------------------------
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """Return a function that puts a counter with these readings in the place of a GPU's."""
+
+    def put(*readings):
+        left = iter(readings)
+
+        def read(handle):
+            assert handle == "GPU-12-34"
+            reading = next(left)
+            if isinstance(reading, Exception):
+                raise reading
+            return reading
+
+        package = types.ModuleType("pynvml")
+        package.NVMLError = NVMLError
+        package.nvmlInit = lambda: None
+        package.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+        package.nvmlDeviceGetTotalEnergyConsumption = read
+        monkeypatch.setitem(sys.modules, "pynvml", package)
+
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34")
+    )
+    return put
+
+
+def test_a_gpu_counts_from_when_the_run_began(count):
+    count(500_000, 500_500, 502_000)
+
+    meter = meter_of(GPU)
+
+    assert [meter.joules(), meter.joules()] == [0.5, 2.0]
+    assert (meter.tells, meter.source) == (True, "nvml")
+
+
+def test_a_gpu_without_a_counter_says_so(count):
+    count(NVMLError("Not Supported"))
+
+    meter = meter_of(GPU)
+
+    assert (meter.tells, meter.joules(), meter.source) == (False, 0.0, "NVML: Not Supported")
+
+
+def test_a_counter_that_goes_away_ends_all_numbers(count):
+    count(5_000, 6_000, NVMLError("GPU is lost"))
+    meter = meter_of(GPU)
+
+    assert [meter.joules() for _ in range(3)] == [1.0, 0.0, 0.0]
+    assert (meter.tells, meter.source) == (False, "NVML: GPU is lost")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    meter = meter_of(GPU)
+
+    assert not meter.tells
+    assert "pip install nvidia-ml-py" in meter.source
+
+
+def test_a_processor_counts_nothing():
+    meter = meter_of(CPU)
+
+    assert (meter.tells, meter.joules()) == (False, 0.0)
+    assert "GPU" in meter.source
+
+
+# --- what is printed -----------------------------------------------------------------------------
+
+
+def test_a_table_of_what_became_of_each_label_is_put_into_words():
+    said = in_words([[45, 5], [15, 135]], ["spam", "no\nspam"])
+
+    assert said == (
+        "of 100 such texts about 90 get the right label (85 to 93, by these 200); always saying "
+        "'no spam' gets 75 right"
+    )
+
+
+TABLE, NAMES = [[45, 5], [15, 135]], ["spam", "no spam"]
+
+
+@pytest.mark.parametrize(
+    ("right", "ending"),
+    [
+        (150, "gets 75 right, a linear model on words 75"),
+        (180, "a linear model on words 90"),
+        (190, "a linear model on words 95, more than this model"),
+    ],
+)
+def test_a_model_that_words_alone_would_beat_is_told_so(right, ending):
+    by_words = {"right": right, "scored": 200, "trained_on": 900, "of": 900}
+
+    assert in_words(TABLE, NAMES, by_words).endswith(ending)
+
+
+def test_a_linear_model_that_saw_some_texts_only_says_how_many():
+    by_words = {"right": 190, "scored": 200, "trained_on": 10_000, "of": 25_000}
+
+    assert in_words(TABLE, NAMES, by_words).endswith(
+        "words 95 (fitted on 10,000 of 25,000 texts), more than this model"
+    )
+
+
+def test_equal_texts_make_an_interval_no_narrower():
+    by_words = {"right": 150, "scored": 200, "trained_on": 9, "of": 9, "different": 50}
+
+    assert (
+        "about 90 get the right label (79 to 96, by these 200, 50 of them different)"
+        in in_words(TABLE, NAMES, by_words)
+    )
+
+
+@pytest.mark.parametrize(
+    ("waited", "peak", "said", "not_said"),
+    [
+        (0.015, 1e15, ["800,000 tokens/s", "TFLOP/s (MFU 24 %)", "waits 75 %"], "loop.batch"),
+        (0.0, None, ["240.0 TFLOP/s", "loop.batch=128 optimizer.lr=0.0028", "estimated"], "MFU"),
+    ],
+)
+def test_a_gpu_that_waits_for_its_host_is_offered_a_larger_batch(waited, peak, said, not_said):
+    text = pace_text(0.02, waited, 16_000, 4.8e12, peak=peak, batch=64, rate=2e-3)
+
+    assert all(part in text for part in said)
+    assert not_said not in text
