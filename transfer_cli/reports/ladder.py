@@ -120,7 +120,8 @@ def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
         if all(is_number(value) and 0 < value < math.inf for value in found):
             known = [nested(run.results.more, "prediction", key) for key in ("loss", "low", "high")]
             prediction = Prediction(*known) if all(map(is_number, known)) else None
-            yield Rung(run.name, *map(float, found), prediction=prediction)
+            depth, operations, parameters, tokens, seconds, loss = map(float, found)
+            yield Rung(run.name, depth, operations, parameters, tokens, seconds, loss, prediction)
 
 
 def _fit(runs: Sequence[Run]) -> Fit:
