@@ -90,10 +90,8 @@ def rate(width: int) -> float:
     return float(f"{min(0.02, REFERENCE_RATE * (REFERENCE_WIDTH / width) ** RATE_POWER):.2g}")
 
 
-def weight_decay() -> float:
-    """Return the weight decay, that of Liu et al. 2025; in short runs it changes little: ours."""
-    return 0.1
-
+WEIGHT_DECAY = 0.1
+"""That of Liu et al. 2025; in short runs it changes little: ours."""
 
 Value = int | float | str | None
 
@@ -138,6 +136,6 @@ RULES = (
     DialRule(
         "optimizer.lr", rate, ("model.width",), "falls as the width grows; measured here"
     ),
-    DialRule("optimizer.weight_decay", weight_decay, (), "Liu et al. 2025; measured here"),
+    DialRule("optimizer.weight_decay", lambda: WEIGHT_DECAY, (), "Liu et al. 2025; measured here"),
 )  # fmt: skip
 """Of each key, after those of the keys that it needs."""

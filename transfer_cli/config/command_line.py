@@ -1,6 +1,7 @@
 """What the user typed and chose."""
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,12 +16,14 @@ class CommandLine:
     Args:
         overrides: What was typed, but for words that are for the launcher of a sweep.
         plugins: Packages that were named with --plugin.
+        began: When, by `time.perf_counter`; much is imported after that.
     """
 
     overrides: tuple[str, ...] = ()
     presets: Mapping[str, str] = field(default_factory=dict)
     config_dir: Path | None = None
     plugins: tuple[str, ...] = ()
+    began: float = field(default_factory=time.perf_counter, compare=False)
 
     def then(self, typed: str) -> str:
         """Return a command line to type next: it needs the packages and configs that this had."""

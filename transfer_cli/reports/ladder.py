@@ -38,7 +38,11 @@ def ladder_of(runs: Sequence[Run]) -> Ladder | None:
     asked = {str(text) for run in members if (text := run.settings.get("ladder.target"))}
     with suppress(ValueError, ConfigError):  # none, several, or what a stranger has written
         [only] = asked
-        return replace(ladder, target=_target(only, rungs, fit))
+        name = f"ladder.target={formats.plain(only)}"
+        try:
+            return replace(ladder, target=_target(name, only, rungs, fit))
+        except NoLawError as error:
+            return replace(ladder, target=Rung(name, *[math.nan] * 5, refused=str(error)))
     return ladder
 
 
@@ -75,19 +79,17 @@ def lines(ladder: Ladder) -> Iterator[str]:
     if ladder.law or ladder.refused:
         law = f"{_LOSS} = {ladder.law}" if ladder.law else f"no prediction: {ladder.refused}"
         yield f"ladder of {formats.several(len(ladder.rungs), 'run')}: {law}"
-    if (target := ladder.target) is not None:
+    if (target := ladder.target) is not None and target.prediction is None:
+        yield f"{target.name}: no prediction: {target.refused}"
+    elif target is not None and target.prediction is not None:
         times = target.operations / max(rung.operations for rung in ladder.rungs)
-        expected = f"no prediction: {target.refused}"
-        if target.prediction is not None:
-            expected = (
-                f"{_LOSS} {said(target.prediction)}; to compare, train it with "
-                f"{_DEPTH}={target.depth:.0f} ladder.of=SWEEP"
-            )
         yield (
             f"{target.name}: depth {target.depth:.1f}, {formats.count(target.parameters)} "
             f"parameters, {formats.count(target.tokens)} tokens, "
             f"{formats.flops(target.operations)} ({times:.1f} times the largest run), "
-            f"{formats.duration(float(round(target.seconds)))} as fast as these: {expected}"
+            f"{formats.duration(float(round(target.seconds)))} as fast as these: {_LOSS} "
+            f"{said(target.prediction)}; to compare, train it with {_DEPTH}={target.depth:.0f} "
+            "ladder.of=SWEEP"
         )
     for run in ladder.came:
         if run.prediction is not None:
@@ -120,7 +122,8 @@ def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
         if all(is_number(value) and 0 < value < math.inf for value in found):
             known = [nested(run.results.more, "prediction", key) for key in ("loss", "low", "high")]
             prediction = Prediction(*known) if all(map(is_number, known)) else None
-            yield Rung(run.name, *map(float, found), prediction=prediction)
+            depth, operations, parameters, tokens, seconds, loss = map(float, found)
+            yield Rung(run.name, depth, operations, parameters, tokens, seconds, loss, prediction)
 
 
 def _fit(runs: Sequence[Run]) -> Fit:
@@ -140,7 +143,9 @@ def _along(rungs: Sequence[Rung], amount: str, over: str, place: float, power: i
     return float(np.exp(line(np.log(place))))
 
 
-def _target(asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
+def _target(name: str, asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
+    if len({rung.parameters for rung in rungs}) > len({rung.depth for rung in rungs}):
+        raise NoLawError("models of one depth differ in size; ladder.of foretells of any run")
     if asked.isdecimal():
         depth = max(1.0, float(asked))
     else:
@@ -151,12 +156,8 @@ def _target(asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
         depth = _along(rungs, "depth", "operations", operations)
     amounts: dict[str, Any] = {name: _along(rungs, name, "depth", depth) for name in _AMOUNTS}
     seconds = _along(rungs, "seconds", "operations", amounts["operations"], 1)
-    target = Rung(f"ladder.target={formats.plain(asked)}", **amounts, seconds=seconds)
-    try:
-        expected = fit.predict(target.operations, target.parameters, target.tokens)
-    except NoLawError as error:
-        return replace(target, refused=str(error))
-    return replace(target, prediction=expected)
+    expected = fit.predict(*(amounts[name] for name in _AMOUNTS[1:]))
+    return Rung(name, **amounts, seconds=seconds, prediction=expected)
 
 
 def _curve(rungs: Sequence[Rung], fit: Fit) -> Iterator[tuple[float, Prediction]]:

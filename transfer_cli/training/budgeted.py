@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from transfer_cli.budget import (
     offers_of,
 )
 from transfer_cli.config.build import plain
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.dialled import redialled
 from transfer_cli.config.stored import plain_values
@@ -48,13 +50,13 @@ SPEEDS = "speeds.json"
 """The file in the cache with the seconds of a token, by machine and shape."""
 
 ASIDE_SECONDS, ASIDE_SHARE = 6.0, 0.03
-"""What of a budget is set aside: to start and to write the model, and for slower steps."""
+"""What of a budget is set aside: to build the run and write the model, and for slower steps."""
 
 MEASURED_SECONDS, MEASURED_SHARE, MEASURED_STEPS = 2.0, 0.01, 12
 """For how long steps are taken to measure them, also as a share of a budget, and how many."""
 
-GUESSED_SECONDS = 2e-9
-"""Of a parameter and a token on a CPU, before anything is measured."""
+GUESSED = {"s": 2e-9, "flop": 20.0}
+"""Of a parameter and a token, on a CPU, before anything is measured."""
 
 
 def within_budget(config: DictConfig, command: str, typed: Sequence[str]) -> DictConfig:
@@ -64,56 +66,43 @@ def within_budget(config: DictConfig, command: str, typed: Sequence[str]) -> Dic
     """
     if config.get("budget") is None:
         return config
-    began, budget = time.perf_counter(), Budget.parse(config.budget)
-    law = Law(**plain(config.dial.law, "dial.law"))
-    prices = _Prices(command, typed, budget)
-    is_typed = any(word.lstrip("+").startswith("model.depth=") for word in typed)
-    known = dict[int, float]()
-    # Of a parameter and a token; with it, each depth is measured at about the batch of its run.
-    guess = 1.0 if budget.unit == "flop" else GUESSED_SECONDS
-
-    def offers(amount: float, every: Mapping[int, float]) -> Sequence[Offer]:
-        sizes = {depth: _parameters(config, depth, typed) for depth in every}
-        return offers_of(amount, every, sizes, prices.corpus, law)
-
-    for depth in (config.model.depth,) if is_typed else DEPTHS:
-        size = _parameters(config, depth, typed)
-        reads = max(1.0, budget.amount / (guess * size))
-        known[depth] = prices.of(
-            redialled(config, {"model.depth": depth, "loop.tokens": reads}, typed)
-        )
-        guess = known[depth] / size
-        found = offers(budget.amount, known)
-        if not found or found[0].depth < depth:
-            break
-    every, amount = between_depths(known), budget.amount
+    shop = _Shop(config, command, typed, Budget.parse(config.budget))
+    budget, prices = shop.budget, shop.prices_of_depths()
+    left = budget.amount
     if budget.unit == "s":
-        spent = _of_main(time.perf_counter() - began)
-        amount = (1 - ASIDE_SHARE) * (budget.amount - spent - ASIDE_SECONDS)
-    found = offers(amount, every)
+        spent = _of_main(time.perf_counter() - CommandLine.of_this_command().began)
+        left = (1 - ASIDE_SHARE) * (left - spent - ASIDE_SECONDS)
+    found = shop.offers(left, prices)
     if not found:
         raise ConfigError(
             f"budget: {config.budget} is too short to train on this text and to score it; give "
             "more, or fewer texts for validation (data.validation)"
         )
-    best = found[0]
-    chosen = redialled(config, {"model.depth": best.depth, "loop.tokens": best.tokens}, typed)
+    best, values = found[0], dict[str, Any]()
     if budget.unit == "s":
-        # At its own batch, and for a depth that lies between those that were measured.
-        before = time.perf_counter()
-        every[best.depth] = prices.of(chosen)
-        amount -= _of_main(time.perf_counter() - before)
-        best = next(iter(offers(amount, {best.depth: every[best.depth]})), best)
-    _say(config.budget, best, found, offers(amount + budget.amount, every)[0], prices.corpus)
-    values: dict[str, Any] = {"loop.tokens": float(round(best.tokens))}
-    if budget.unit == "s":
-        scoring = FORWARD * every[best.depth] * prices.corpus.scored
-        values["loop.minutes"] = round((amount - scoring) / 60, 3)
-    return with_values(chosen, {**values, "dial.foreseen": round(best.loss, 4)})
+        # Once more at its own batch: it may lie between the depths that were measured.
+        began = time.perf_counter()
+        price = prices[best.depth] = shop.price(best.depth, best.tokens)
+        left -= _of_main(time.perf_counter() - began)
+        best = next(iter(shop.offers(left, {best.depth: price})), best)
+        values["loop.minutes"] = round((left - FORWARD * price * shop.corpus.scored) / 60, 3)
+    _say(config.budget, best, found, shop.corpus)
+    twice = shop.offers(left + budget.amount, prices)[0]
+    log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
+             twice.loss, twice.depth, twice.tokens / 1e6)  # fmt: skip
+    values |= {"model.depth": best.depth, "loop.tokens": float(round(best.tokens))}
+    return redialled(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed)
 
 
-def _parameters(config: DictConfig, depth: int, typed: Sequence[str]) -> float:
-    return float(redialled(config, {"model.depth": depth}, typed).dial.parameters)
+def _say(budget: str, best: Offer, found: Sequence[Offer], corpus: Corpus) -> None:
+    epochs, repeats = best.tokens / corpus.tokens, ""
+    if epochs > WORTH_NEW:
+        repeats = f", worth {best.worth / corpus.tokens:.1f} of new text (Muennighoff et al. 2023)"
+    log.info("budget: %s: depth %d and %.3gM tokens, %.3g epochs%s", budget, best.depth,
+             best.tokens / 1e6, epochs, repeats)  # fmt: skip
+    rest = [each for each in found if each.depth != best.depth][:3]
+    others = "".join(f", {each.loss:.3f} with depth {each.depth}" for each in rest)
+    log.info("budget: a loss of %.3f a token is foreseen by dial.law%s", best.loss, others)
 
 
 def _of_main(number: float) -> float:
@@ -121,60 +110,68 @@ def _of_main(number: float) -> float:
     return float(distributed.broadcast_text(repr(number)))
 
 
-def _say(budget: str, best: Offer, found: Sequence[Offer], of_twice: Offer, corpus: Corpus) -> None:
-    epochs = best.tokens / corpus.tokens
-    repeats = ""
-    if epochs > WORTH_NEW:
-        repeats = f", worth {best.worth / corpus.tokens:.1f} of new text (Muennighoff et al. 2023)"
-    others = [
-        f"{each.loss:.3f} with depth {each.depth}" for each in found if each.depth != best.depth
-    ][:3]
-    besides = f", against {', '.join(others)}" if others else ""
-    log.info("budget: %s: depth %d and %s, %.3g epochs%s", budget, best.depth,
-             _tokens(best), epochs, repeats)  # fmt: skip
-    log.info("budget: a loss of %.3f a token is foreseen by dial.law%s", best.loss, besides)
-    log.info("budget: twice as much would bring %.3f, with depth %d and %s", of_twice.loss,
-             of_twice.depth, _tokens(of_twice))  # fmt: skip
-
-
-def _tokens(offer: Offer) -> str:
-    return f"{offer.tokens / 1e6:,.3g}M tokens"
-
-
-class _Prices:
-    """What a token costs: in seconds, measured here once for a shape, or in operations.
+class _Shop:
+    """Tells what tokens cost: in operations, or in seconds, measured here once for a shape.
 
     Attributes:
         corpus: The text of the model that was last asked for.
     """
 
-    def __init__(self, command: str, typed: Sequence[str], budget: Budget) -> None:
-        self._command, self._typed, self._budget = command, typed, budget
-        self.corpus = Corpus(0.0)
+    def __init__(
+        self, config: DictConfig, command: str, typed: Sequence[str], budget: Budget
+    ) -> None:
+        self._config = with_values(config, {"budget": None, "logger": None})
+        self._command, self._typed = command, typed
+        self.budget, self.corpus = budget, Corpus(0.0)
+        self._law = Law(**plain(config.dial.law, "dial.law"))
 
-    def of(self, config: DictConfig) -> float:
-        """Return the price of a token of training."""
-        config = with_values(config, {"budget": None, "logger": None})
+    def offers(self, amount: float, prices: Mapping[int, float]) -> Sequence[Offer]:
+        """Return what an amount pays for, the lowest foreseen loss first."""
+        sizes = {depth: self._parameters(depth) for depth in prices}
+        return offers_of(amount, prices, sizes, self.corpus, self._law)
+
+    def prices_of_depths(self) -> dict[int, float]:
+        """Return the price of a token of each depth that may be the best one."""
+        is_typed = any(word.lstrip("+").startswith("model.depth=") for word in self._typed)
+        known, amount = dict[int, float](), self.budget.amount
+        # Of a parameter; with it, each depth is measured at about the batch of its run.
+        guess = GUESSED[self.budget.unit]
+        for depth in (self._config.model.depth,) if is_typed else DEPTHS:
+            size = self._parameters(depth)
+            known[depth] = self.price(depth, max(1.0, amount / (guess * size)))
+            guess = known[depth] / size
+            found = self.offers(amount, known)
+            if not found or found[0].depth < depth:
+                break
+        return between_depths(known)
+
+    def _of_depth(self, depth: int, tokens: float | None = None) -> DictConfig:
+        length = {} if tokens is None else {"loop.tokens": tokens}
+        return redialled(self._config, {"model.depth": depth, **length}, self._typed)
+
+    def _parameters(self, depth: int) -> float:
+        return float(self._of_depth(depth).dial.parameters)
+
+    def price(self, depth: int, tokens: float) -> float:
+        """Return what a token costs in a run of so many."""
+        config = self._of_depth(depth, tokens)
         with _quietly():
             plan = draw(config, self._command, self._typed, Origins(), device="meta")
         length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
-        tokens = float(plan.data.drawn["main"] * length)
-        if self._budget.unit == "flop":
-            self.corpus = Corpus(tokens)
+        self.corpus = Corpus(float(plan.data.drawn["main"] * length))
+        if self.budget.unit == "flop":
             return float(training_flops(plan.model, length))
         splits = plan.data.encoded()["main"].splits
         scored = sum(len(split.data) for name, split in splits.items() if name != "train")
-        self.corpus = Corpus(tokens, float(scored * length))
+        self.corpus = replace(self.corpus, scored=float(scored * length))
         place, key = cache_folder(config.data_dir) / SPEEDS, _key(plan)
-        speeds = _speeds_in(place)
-        known = float(distributed.broadcast_text(repr(speeds.get(key, 0.0))))
+        known = _of_main(_speeds_in(place).get(key, 0.0))
         if known:
             return known
         with _quietly():
             run = build_run(config, self._command, self._typed)
-            most = min(MEASURED_SECONDS, MEASURED_SHARE * self._budget.amount)
-            of_step = _of_main(_seconds(run, most))
-        seconds = of_step / (run.blueprint.course.loop.batch * length)
+            of_step = _seconds(run, min(MEASURED_SECONDS, MEASURED_SHARE * self.budget.amount))
+        seconds = _of_main(of_step) / (run.blueprint.course.loop.batch * length)
         if distributed.is_main():
             place.parent.mkdir(parents=True, exist_ok=True)
             write_json(place, {**_speeds_in(place), key: seconds})
@@ -211,16 +208,15 @@ def _seconds(run: TrainingRun, most: float) -> float:
 
 def _key(plan: Blueprint) -> str:
     """Return what decides how long a step takes: the machine, and what is computed."""
-    shape = {name: value for name, value in plain_values(plan.config.model).items() if value}
-    course = {"batch": plan.course.loop.batch, "compile": plan.course.loop.compile}
     known = {
         "machine": platform.node(),
         **ran_on(plan.precision.device, distributed.world_size()),
         "precision": plan.precision.kind,
         "vocabulary": plan.data.tokenizer.size,
         "optimizer": plan.config.optimizer.get("_target_"),
-        **course,
-        **shape,
+        "batch": plan.course.loop.batch,
+        "compiled": plan.course.loop.compile,
+        **{name: value for name, value in plain_values(plan.config.model).items() if value},
     }
     return json.dumps(known, sort_keys=True)
 

@@ -111,11 +111,9 @@ def restore(
         total = run.blueprint.course.sizes.total_steps
         ended = progress.has_ended(total, run.step.stages, patience, minutes)
     if ended and directory.read_status() == "finished":
-        loop = run.blueprint.course.loop
-        longer = f"loop.tokens={2 * loop.tokens:g}" if loop.tokens else (
-            f"loop.flops={2 * loop.flops:g}" if loop.flops else f"loop.steps={2 * progress.step}"
-        )  # fmt: skip
-        more = [] if progress.step < total else [longer]
+        loop, length = run.blueprint.course.loop, ("steps", float(progress.step))
+        length = next(((n, v) for n in ("tokens", "flops") if (v := getattr(loop, n))), length)
+        more = [] if progress.step < total else [f"loop.{length[0]}={2 * length[1]:.12g}"]
         more += [] if minutes is None else [f"loop.minutes={2 * minutes:g}"]
         more += [] if patience is None else ["loop.patience=null"]
         raise FinishedError(
@@ -148,9 +146,8 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
     loop = build(read_stored(directory.config, directory.read_command(), "resume").loop,
                  "loop", LoopConfig)  # fmt: skip
     now, total = blueprint.course.loop, sizes.total_steps
-    planned = total
-    if not (loop.tokens or loop.flops):
-        planned = total_steps_of(loop, sizes.steps_per_epoch)
+    counted = loop.tokens or loop.flops
+    planned = total if counted else total_steps_of(loop, sizes.steps_per_epoch)
     for before, after in ((loop.tokens, now.tokens), (loop.flops, now.flops)):
         if before and after:
             planned = round(total * before / after)

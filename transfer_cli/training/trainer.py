@@ -620,7 +620,7 @@ class Trainer:
         self, run: TrainingRun, final: FinalMeasures, parameters: int, more: Mapping[str, Any]
     ) -> Results:
         progress, task, scores = self._progress, run.data.task, final.scores
-        ladder = self._config.get("ladder") or {}
+        foretold = (self._config.get("ladder") or {}).get("prediction")
         return Results(
             command=self._command,
             presets=self._directory.read_presets(),
@@ -656,7 +656,7 @@ class Trainer:
                     else {"average": {"kept": run.average.kept, **run.average.best}}
                 ),
                 **more,
-                **({"prediction": dict(ladder.prediction)} if ladder.get("prediction") else {}),
+                **({"prediction": dict(foretold)} if foretold else {}),
                 "precision": self._blueprint.precision.kind,
                 "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],
                 "versions": versions(),

@@ -141,11 +141,15 @@ def test_hours_are_turned_into_operations_by_what_the_runs_took():
     assert target.operations == pytest.approx(7200 * 2e10, rel=0.01)
 
 
-def test_what_is_too_far_has_a_cost_but_no_prediction():
-    ladder = ladder_of([run_of(depth, ladder__target="12") for depth in DEPTHS])
+def test_nothing_is_foretold_of_a_target_that_is_too_far_or_no_size():
+    far = ladder_of([run_of(depth, ladder__target="12") for depth in DEPTHS])
+    runs = [run_of(depth, ladder__target="7") for depth in (2, 3, 4, 5, 6)]
+    wide = ladder_of([*runs[:-1], replace(runs[-1], settings={**runs[3].settings, "x": 1})])
 
-    assert ladder.target.prediction is None
-    assert "no prediction" in [*lines(ladder)][1]
+    for ladder in (far, wide):
+        assert ladder.law
+        assert ladder.target.prediction is None
+        assert "no prediction" in [*lines(ladder)][1]
 
 
 @pytest.mark.parametrize("key", ["tokenizer__size", "data__length"])
