@@ -6,7 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,10 @@ class _Shop:
     def __init__(
         self, config: DictConfig, command: str, typed: Sequence[str], budget: Budget
     ) -> None:
-        self._config = with_values(config, {"budget": None, "logger": None})
+        measured: dict[str, Any] = {"budget": None, "logger": None}
+        if config.loop.compile == "auto":  # to compile takes longer than to measure
+            measured["loop.compile"] = False
+        self._config = with_values(config, measured)
         self._command, self._typed = command, typed
         self.budget, self.corpus = budget, Corpus(0.0)
         self._law = Law(**plain(config.dial.law, "dial.law"))
@@ -222,8 +225,7 @@ def _key(plan: Blueprint) -> str:
 
 
 def _speeds_in(place: Path) -> dict[str, float]:
-    try:
+    with suppress(OSError, UnreadableError):
         found = read_json(place)
-    except (OSError, UnreadableError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
