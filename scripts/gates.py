@@ -17,7 +17,7 @@ CLOSURES = (
     "engine.step",
     "tasks.classification",
     "reports.page",
-    "assembly.blueprint",
+    "assembly.drawing",
     "training.train",
     "commands.predict.predict",
 )

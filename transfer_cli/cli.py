@@ -222,7 +222,7 @@ def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
 def _try_out(config: "DictConfig", command: str) -> None:
     """Refuse a config as its run would; what else is to be said of it, its run says."""
     _load("transfer_cli.assembly.blueprint")
-    from transfer_cli.assembly.blueprint import draw
+    from transfer_cli.assembly.drawing import draw
     from transfer_cli.assembly.origins import Origins
 
     before = logging.root.manager.disable

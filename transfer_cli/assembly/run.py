@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.blueprint import Blueprint, has_fixed_features
 from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, Prepared
+from transfer_cli.assembly.drawing import draw
 from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import is_solver, parameter_groups

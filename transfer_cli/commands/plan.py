@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.drawing import draw
 from transfer_cli.assembly.flops_estimate import flops_of_run, keeps_states, of_full_texts
 from transfer_cli.assembly.foretold import with_prediction
 from transfer_cli.assembly.memory_estimate import (

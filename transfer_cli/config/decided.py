@@ -12,6 +12,8 @@ def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
 
     No code writes into a config that is composed and checked (`config.check`).
     """
+    if not values:
+        return config
     changed = copy.deepcopy(config)
     with read_write(changed):
         for key, value in values.items():

@@ -13,7 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.drawing import draw
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.run import TrainingRun, build_run

@@ -9,7 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.blueprint import Blueprint, total_steps_of
+from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.drawing import total_steps_of
 from transfer_cli.assembly.init_from import verify_model
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.build import build

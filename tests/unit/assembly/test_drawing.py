@@ -8,7 +8,7 @@ import torch
 from tests import configs
 from transfer_cli.adaptation import edits
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.blueprint import draw, sizes_of
+from transfer_cli.assembly.drawing import draw, sizes_of
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.schema import LoopConfig, MixingConfig
