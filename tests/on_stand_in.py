@@ -54,8 +54,9 @@ from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.objectives.beside_main_head import CrossView, SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.objectives.of_main_head import Consistency, Distillation
+from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens

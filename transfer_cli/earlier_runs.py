@@ -29,7 +29,6 @@ _NEW = {
     f"{_DATA}.tokenizer.FromFile": f"{_DATA}.tokenizer_recipes.FromFile",
     f"{_DATA}.tokenizer.Inherited": f"{_DATA}.tokenizer_recipes.Inherited",
     f"{_DATA}.tokenizer.WordPiece": f"{_DATA}.tokenizer_recipes.WordPiece",
-    f"{_OBJECTIVES}.consistency": f"{_OBJECTIVES}.of_main_head",
     f"{_OBJECTIVES}.cross_view": f"{_OBJECTIVES}.beside_main_head",
     f"{_OBJECTIVES}.distil_lm": f"{_OBJECTIVES}.with_teachers",
     f"{_OBJECTIVES}.distillation": f"{_OBJECTIVES}.of_main_head",

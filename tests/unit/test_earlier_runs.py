@@ -13,8 +13,8 @@ from transfer_cli.metrics import find
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.runs.results import Results
 from transfer_cli.tasks.samples import EmbeddedSample
 

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.finished_run import Opened
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.batch import Batch, to_device, with_facts
@@ -69,7 +68,7 @@ class Material:
                 f"data: {self.called} is running text, and single texts are looked at; name a "
                 "file of them by input=FILE, or labelled data"
             )
-        return [self.task.texts(example)[0] for example in encoded_of(split).examples]
+        return [self.task.texts(example)[0] for example in split.encoded.examples]
 
 
 @dataclass(frozen=True)

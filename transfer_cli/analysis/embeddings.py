@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.analysis.analysis import Analysis, Subject, spread
-from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.objectives.base import Encoding
@@ -217,7 +216,7 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
             vector_of[int(of_S[at]), int(at)] = vectors[at]
     if len(vector_of) < 3:
         raise DataError("data: fewer than 3 texts make no picture; show it more")
-    encoded, rows, labels = encoded_of(split), [], []
+    encoded, rows, labels = split.encoded, [], []
     for row, _ in sorted(vector_of):
         example = int(encoded.example_of[row])
         said = [] if task is None else task.labels_of(encoded.examples[example])

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from transfer_cli.analysis.analysis import Subject, check_task, spread
-from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.tokenizer import Tokenizer
@@ -336,8 +335,8 @@ class ChosenTexts:
         output = int(outputs_C.argmax()) if self._label is None else self._label
         task: Any = subject.material.task
         values = {name: each[0].cpu().tolist() for name, each in predictions.items()}
-        answer = task.answer(encoded_of(subject.split), row, {row: values})
-        example = encoded_of(subject.split).examples[row]
+        answer = task.answer(subject.split.encoded, row, {row: values})
+        example = subject.split.encoded.examples[row]
         if self._explainer.is_choice:
             # The choice alone is explained; what is said of the others stays as it is.
             prediction = explained = str(example.choices[output])

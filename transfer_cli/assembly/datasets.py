@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -127,7 +127,7 @@ class Prepared:
 
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
-        train = () if self.task is None else encoded_of(self.splits["train"]).examples
+        train = () if self.task is None else self.splits["train"].encoded.examples
         return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train)
 
     def encoded(self) -> "Prepared":
@@ -137,7 +137,7 @@ class Prepared:
     def of_task(self, task: Task) -> "Prepared":
         """Return the same data, whose answers are scored by another record of their task."""
         splits = {
-            name: replace(split, scorer=_scorer(task, encoded_of(split)))
+            name: replace(split, scorer=_scorer(task, split.encoded))
             for name, split in self.splits.items()
         }
         return replace(self, splits=splits, task=task)
@@ -622,12 +622,6 @@ def task(
 
 def _shown(found: Task, examples: Sequence[Any], number: int) -> str:
     return found.texts(examples[number])[0]
-
-
-def encoded_of(split: Split) -> Encoded:
-    """Return the examples of a split of labelled data, whose states may be cached."""
-    encoded: Any = split.data if split.without_states is None else split.without_states
-    return cast("Encoded", encoded)
 
 
 def _scorer(found: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]] | None:

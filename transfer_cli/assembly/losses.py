@@ -132,7 +132,7 @@ def bind_losses(
     for name, loss in asked.items():
         check_task(name, loss, info[loss.stream].task)
         main = None if name == "main" else asked["main"].objective
-        loss.objective.setup(replace(info[loss.stream], name=name, main=main))
+        loss.objective.setup(replace(info[loss.stream], name=name, stream=loss.stream, main=main))
         weight = loss.weight
         if callable(weight):
             changing = partial(weight, total=total_steps, steps_per_epoch=steps_per_epoch)

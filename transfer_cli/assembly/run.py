@@ -16,7 +16,6 @@ from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, Prepared
-from transfer_cli.assembly.example_facts import ask_teachers, mark_examples
 from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import is_solver, parameter_groups
@@ -28,6 +27,7 @@ from transfer_cli.assembly.pretraining_task import (
     fisher_of,
     forgetting_of,
 )
+from transfer_cli.assembly.teacher_answers import ask_teachers
 from transfer_cli.assembly.teachers import lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
@@ -150,7 +150,8 @@ def build_run(
     passing = _passing(plan, micro_batch)
     ask_teachers(prepared, losses, precision, origins, place.cache, passing)
     lend_teachers(losses, plan.start.teachers, precision, origins)
-    mark_examples(prepared, losses, model.backbone.shape, plan.data.tokenizer)
+    for loss in losses:
+        loss.objective.on_examples(prepared[loss.stream].splits, model.backbone.shape)
     stages = Stages(model, plan.course.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)

@@ -109,7 +109,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
 
 def _say_closing(trained: Trained, split: Split, items: Sequence[Item]) -> None:
     """Log how the answers to a file are shared out, and which are least sure."""
-    task, examples = trained.start.task, datasets.encoded_of(split).examples
+    task, examples = trained.start.task, split.encoded.examples
     if task is None or not any(
         item.probability or task.said_value(item.predicted) is not None for item in items
     ):

@@ -128,6 +128,11 @@ class Split:
     answered: int | None = None
     seen: Sequence[int] = ()
 
+    @property
+    def encoded(self) -> Any:
+        """Its labelled examples as tokens (`tasks.base.Encoded`); `data` may be their states."""
+        return self.data if self.without_states is None else self.without_states
+
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""
         rows = np.arange(len(self.data)) if self.order is None else self.order

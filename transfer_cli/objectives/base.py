@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded, view_of
-from transfer_cli.data.split import Dataset, TextStats
+from transfer_cli.data.split import Dataset, Split, TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import Backbone
@@ -39,6 +39,7 @@ class TaskInfo:
         vocabulary: The run's tokenizer.
         labels: Class names of its data; empty for text without labels.
         name: The name of the loss: "main", or the user's name for a further one.
+        stream: The stream of batches that it reads.
         task: The task of its data (`tasks.base.Task`); None: text without labels.
         main: The objective of the main loss, for a further one.
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
@@ -48,6 +49,7 @@ class TaskInfo:
     vocabulary: "Tokenizer"
     labels: tuple[str, ...] = ()
     name: str = "main"
+    stream: str = "main"
     task: Any = None
     main: "Objective | None" = None
     pairs: str | None = None
@@ -344,6 +346,9 @@ class Objective(ABC):
 
     def on_data(self, data: Dataset) -> None:  # noqa: B027 - most need none
         """Look at the training examples of its stream, before the first step."""
+
+    def on_examples(self, splits: Mapping[str, Split], shape: BackboneShape) -> None:  # noqa: B027 - most need none
+        """Add to the batches of its stream what it knows of each example, before the first step."""
 
     def on_step(self, progress: float) -> None:  # noqa: B027 - most need none
         """Learn how much of the run is over when a step begins, in [0, 1)."""

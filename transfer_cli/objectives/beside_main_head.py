@@ -4,26 +4,31 @@ Legend: B batch, T positions, K slices, N texts, questions or words; C labels, c
 """
 
 import copy
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, view_of
-from transfer_cli.data.split import TextStats
+from transfer_cli.data.split import Split, TextStats
 from transfer_cli.errors import ConfigError, RunError, one_of
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.pooling import Pooling
+from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.objectives.of_main_head import main_of
 from transfer_cli.objectives.perturbations import Mask
-from transfer_cli.runs.slices import Slice
+from transfer_cli.runs.slices import Slice, members_of
 from transfer_cli.seeds import ExampleNoise
+
+log = logging.getLogger(__name__)
 
 Main = TypeVar("Main", bound=Objective)
 
@@ -214,6 +219,19 @@ class SliceHeads(BesideMainHead[Objective]):
     def key(self) -> str:
         """The key in a batch of which slices its examples are in, `[B, K]` bool."""
         return f"slices_{self.info.name}"
+
+    def on_examples(self, splits: Mapping[str, Split], shape: BackboneShape) -> None:
+        key, task = f"losses.{self.info.name}", self.info.task
+        if task is None or self.info.stream != "main":
+            raise ConfigError(f"{key}.stream: slices are parts of the labelled main stream")
+        for split in splits.values():
+            data = split.encoded
+            texts = [task.texts(example) for example in data.examples]
+            members = members_of(self.parts, split.name, texts, split.column, f"{key}.parts")
+            data.add(self.key, np.stack([*members.values()], 1)[data.example_of])
+            for name, member_N in members.items():
+                if split.name == "train" and not member_N.any():
+                    log.warning("%s.parts.%s: no training example is in it", key, name)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         return self.main.prepare(batch, noise)

@@ -105,6 +105,21 @@ def _num_words(text: str) -> int:
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
+def members_of(
+    slices: Mapping[str, Slice],
+    split: str,
+    texts: Sequence[Sequence[str]],
+    column: Callable[[str], Sequence[str]],
+    key: str,
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which examples are in each slice, by name; for the arguments see `Slice.members`."""
+    members = {}
+    for name, part in slices.items():
+        with raised_as(DataError, f"{key}.{name}: ", DataError):
+            members[name] = part.members(split, texts, column)
+    return members
+
+
 def scores(members: Mapping[str, npt.NDArray[np.bool_]], items: Sequence[Item]) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
     measures: dict[str, float] = {}

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.assembly.datasets import Prepared, encoded_of
-from transfer_cli.assembly.example_facts import members_of
+from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.data.equal_texts import folded
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import EachExample, Outcome, Scores
 from transfer_cli.metrics import UNSEEN, without_details
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
-from transfer_cli.runs.slices import Slice, scores
+from transfer_cli.runs.slices import Slice, members_of, scores
 from transfer_cli.tasks.base import Result, Task, by_example
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
     outcomes = each.gathered() if each is not None else []
     if data.task is None:
         return [_item(split.name, outcome.index, [outcome], BLANK, "") for outcome in outcomes]
-    encoded = encoded_of(split)
+    encoded = split.encoded
     with_texts = len(encoded.examples) <= MOST_TEXTS
     if outcomes and not with_texts:
         log.info(
@@ -65,7 +64,8 @@ def of_slices(
     slices: Mapping[str, Slice], split: Split, task: Task, items: Sequence[Item], key: str
 ) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
-    return scores(members_of(slices, split, task, key), items)
+    texts = [task.texts(example) for example in split.encoded.examples]
+    return scores(members_of(slices, split.name, texts, split.column, key), items)
 
 
 def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) -> Scores:
@@ -95,7 +95,7 @@ def labels_in(data: Prepared) -> dict[str, int]:
     """Return how many training examples have each of `Task.counted`; nothing without labels."""
     if data.task is None or not data.labels:
         return {}
-    examples = encoded_of(data.splits["train"]).examples
+    examples = data.splits["train"].encoded.examples
     counts = Counter(label for each in examples for label in data.task.counted_in(each))
     return {label: counts[label] for label in data.task.counted}
 
@@ -108,7 +108,7 @@ def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
     """
     if data.task is None:
         return None
-    whole, others = (encoded_of(data.splits[name]).examples for name in ("train", split))
+    whole, others = (data.splits[name].encoded.examples for name in ("train", split))
     seen = frozenset(data.splits[split].seen)
     unseen = [each for number, each in enumerate(others) if number not in seen]
     train, scored = _spread(whole), _spread(unseen or others)

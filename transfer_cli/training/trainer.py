@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.flops_estimate import least_seconds
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
@@ -181,7 +180,7 @@ def with_fitted_answers(
         if each is None:
             each = EachExample()
             scorer.score(loss, split, each)
-        encoded = encoded_of(split)
+        encoded = split.encoded
         rows = {row.index: row.predicted for row in each.gathered()}
         run = run.of_task(replace(task, fitted=task.fit(encoded, by_example(encoded, rows))))
     if isinstance(objective, UnitObjective):
@@ -200,11 +199,11 @@ def _with_confidence(
     split, task = run.data.splits.get("validation"), run.data.task
     if split is None or task is None:
         return run
-    texts = len(encoded_of(split).examples)
+    texts = len(split.encoded.examples)
     calibrates = texts >= FEWEST if objective.calibrate == "auto" else objective.calibrate
     if not calibrates and objective.abstain is None:
         return run
-    units = 1 if objective.units_are_examples else int(encoded_of(split).lengths.max())
+    units = 1 if objective.units_are_examples else int(split.encoded.lengths.max())
     each = EachExample("unit_results")
     some = some_of(split, MOST_SCORES // (units * max(4, len(task.labels))))
     scorer.score(loss, replace(some, scorer=None), each)

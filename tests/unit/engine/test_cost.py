@@ -26,8 +26,8 @@ from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.objectives.beside_main_head import CrossView
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.objectives.of_main_head import Consistency
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.with_teachers import SourceDistillation
 from transfer_cli.tasks.choice.task import MultipleChoice

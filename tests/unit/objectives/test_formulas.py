@@ -18,7 +18,7 @@ from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification, highest_learnt_from
-from transfer_cli.objectives.of_main_head import Consistency
+from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.replaced_tokens import area_under_curve, entropy
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask

@@ -15,7 +15,8 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import CrossView
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.objectives.of_main_head import Consistency, Distillation
+from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS, Delete, Mask, TfIdf, Unigram
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.choice.task import MultipleChoice

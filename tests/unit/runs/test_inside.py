@@ -25,7 +25,7 @@ A_SWEEP = "in a sweep: `SweepDirectory.write_request` asks `check_inside`"
 NEW = "in a folder or a file that the command has just made under a name that was drawn"
 OWN = "in the user's own cache or folder of data, where a link is the user's own"
 WRITERS = {
-    "assembly/example_facts.py": NEW,
+    "assembly/teacher_answers.py": NEW,
     "assembly/pretraining_task.py": NEW,
     "cli.py": "the reason of a job, in a sweep; a temporary folder",
     "commands/embed.py": NEW,

@@ -17,7 +17,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import CrossView, SliceHeads
-from transfer_cli.objectives.of_main_head import Consistency
+from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.runs.slices import Slice
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.classification import ClassificationTask

@@ -16,7 +16,6 @@ import numpy as np
 
 from transfer_cli.analysis.analysis import Subject
 from transfer_cli.analysis.probes.states import SoughtSplit
-from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
@@ -175,7 +174,7 @@ def right_by_words(sought: Sought, task: Task | None) -> float | None:
 
     None: there is no such model of what was looked for.
     """
-    train, scored = (encoded_of(sought.splits[name].split) for name in ("train", "scored"))
+    train, scored = (sought.splits[name].split.encoded for name in ("train", "scored"))
     right = None if task is None else task.right_by_words(train.examples, scored.examples)
     return None if right is None else right / len(scored.examples)
 
@@ -218,7 +217,7 @@ def _checked(sought: Sought) -> Sought:
 
 
 def _labelled(split: Split) -> SoughtSplit:
-    encoded: Encoded = encoded_of(split)
+    encoded: Encoded = split.encoded
     examples: Sequence[Any] = encoded.examples
     if any(example.label is None for example in examples):
         raise DataError(f"data: the {split.name} split has no labels")

@@ -1,0 +1,107 @@
+"""What teachers say of each example, for losses that learn from it."""
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save
+
+from transfer_cli.assembly.datasets import Prepared
+from transfer_cli.assembly.ensemble import Ensemble
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.origins import Origins
+from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import CheckpointError, ConfigError, NotFiniteError
+from transfer_cli.objectives.base import Loss
+from transfer_cli.objectives.of_main_head import Distillation
+from transfer_cli.progress import progress
+from transfer_cli.runs.cache import kept, new_entry
+from transfer_cli.tasks.base import Task
+
+log = logging.getLogger(__name__)
+
+_FILE = "answers.safetensors"
+
+
+def ask_teachers(
+    prepared: Mapping[str, Prepared],
+    losses: Sequence[Loss],
+    precision: Precision,
+    origins: Origins,
+    cache: Path,
+    batch: int,
+) -> None:
+    """Give every example the answers of its teachers, for each loss that learns from some.
+
+    They are kept in the cache, by the teachers' weights and the texts.
+    """
+    for loss in losses:
+        if not isinstance(loss.objective, Distillation):
+            continue
+        key, part = f"losses.{loss.name}.teachers", prepared[loss.stream]
+        main = prepared["main"].task
+        if part.task is None or main is None or part.task.name != main.name:
+            raise ConfigError(
+                f"losses.{loss.name}.stream: teachers answer what the main loss learns; take main, "
+                "or a stream of rest or of the same task"
+            )
+        try:
+            teachers = (open_trained(path, precision) for path in loss.objective.teachers)
+            ensemble = Ensemble(teachers, precision, batch)
+            part.task.check_combines(ensemble.task, "this run", loss.objective.teachers[0])
+        except CheckpointError as error:
+            raise CheckpointError(f"{key}: {str(error).removeprefix('run: ')}") from error
+        digest = ensemble.digest()
+        origins.weights(key, Path(loss.objective.teachers[0]), digest)
+        for split in part.splits.values():
+            data = split.encoded
+            ask = partial(_answers, ensemble, part.task, data.examples)
+            data.add_answers(
+                loss.objective.key, _known(cache, digest, part.task, data.examples, ask)
+            )
+
+
+def _known(
+    cache: Path, digest: str, task: Task, examples: Sequence[Any], ask: Any
+) -> npt.NDArray[np.float32]:
+    texts = hashlib.blake2b(f"{digest} {task.labels}".encode(), digest_size=16)
+    for example in examples:
+        texts.update("\0".join(task.inputs(example)).encode() + b"\1")
+    entry = cache / "teachers" / texts.hexdigest()
+
+    def read(entry: Path) -> npt.NDArray[np.float32] | None:
+        found: npt.NDArray[np.float32] = load_file(entry / _FILE)["answers"]
+        return found
+
+    def write(found: npt.NDArray[np.float32]) -> None:
+        with new_entry(entry) as unfinished:
+            # Not `save_file`, which has an error of its own for a full disk.
+            (unfinished / _FILE).write_bytes(save({"answers": found}))
+
+    if distributed.world_size() > 1:
+        return ask()  # type: ignore[no-any-return]  # each process does a part of them
+    return kept(entry, read, ask, write, partial(log.warning, "answers are not kept: %s"))
+
+
+def _answers(ensemble: Ensemble, task: Task, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
+    """Return what the teachers say of each example, or word by word, `[N, labels]`.
+
+    Choices and numbers likewise.
+    """
+    with progress("asking teachers", ensemble.num_runs * len(examples), "texts") as more:
+        found = ensemble.together(examples, more)
+    ensemble.say_cuts()
+    if None in found:
+        raise NotFiniteError(f"a teacher's answer to example {found.index(None) + 1:,}")
+    ours = (task.combine([(ensemble.task, answer)]) for answer in found if answer is not None)
+    rows = [row for answer in ours for row in task.learnt(answer)]
+    answers = np.zeros((len(rows), max(map(len, rows))), np.float32)
+    for number, row in enumerate(rows):
+        answers[number, : len(row)] = row
+    return answers
