@@ -19,7 +19,7 @@ from tests.origins import rows, write_table
 from tests.run_kinds import KINDS as KINDS_OF_RUNS
 from tests.task_kinds import CITIES, KINDS, THINGS
 from transfer_cli.cli import main
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 
 TINY = (
     "model=tiny", "model.width=32", "model.heads=2", "model.depth=1", "model.feedforward=64",

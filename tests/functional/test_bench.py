@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 
 FOLDER = conf_dir().parent / "scripts" / "bench"
 

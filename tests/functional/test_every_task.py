@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 
 PRESETS = sorted(
     path.stem

@@ -14,7 +14,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -14,7 +14,7 @@ import pytest
 from tests.functional.conftest import TINY
 from transfer_cli.config import compose
 from transfer_cli.config.check import check
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import Request
 
 DOCS = conf_dir().parent / "docs"

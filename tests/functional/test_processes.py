@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from tests import several
 from tests.records import read_metrics
 from tests.task_kinds import KINDS as TASKS
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.runs.items import read_items
 
 pytestmark = pytest.mark.multiprocess

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.fake_runs import labelled, write_run, write_sweep
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 

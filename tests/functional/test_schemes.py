@@ -15,7 +15,7 @@ from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.run import build_run
 from transfer_cli.commands.plan import plan_finetune
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.model.weights import backbone_hash, read_description
 

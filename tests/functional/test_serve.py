@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 import transfer_cli
 from tests import task_kinds
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.schema import ServingConfig
 from transfer_cli.serving import command
 from transfer_cli.serving.app import Service

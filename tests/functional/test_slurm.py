@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.functional.conftest import LOOP, TINY
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 
 SCRIPTS = conf_dir().parent / "scripts"
 BOTH = ("slurm.sbatch", "slurm_per_gpu.sbatch")

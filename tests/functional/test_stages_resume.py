@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.records import read_metrics
 from transfer_cli.cli import main
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.errors import StoppedError

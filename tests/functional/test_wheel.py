@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.describe import options
 
 PROJECT = conf_dir().parent
@@ -104,7 +104,7 @@ def test_the_installed_command_lists_the_presets_in_an_empty_folder(transfer):
 
 
 def test_the_installed_command_uses_its_own_configs(transfer):
-    words = "from transfer_cli.config.commands import conf_dir; print(conf_dir())"
+    words = "from transfer_cli.config.conf_folder import conf_dir; print(conf_dir())"
     done = transfer("-c", words, program=sys.executable)
 
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tests.scripting import imported
 from transfer_cli.config import compose
 from transfer_cli.config.check import check
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import Request
 
 NEEDS = {

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import SWITCH, read
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.reports import formats

@@ -3,25 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-import transfer_cli
-from transfer_cli.errors import ConfigError
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Renderable
-
-
-def conf_dir() -> Path:
-    """Return the absolute path of the folder with the configs that come with the package."""
-    package = Path(transfer_cli.__file__).resolve().parent
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / "pretrain.yaml").is_file():
-            return folder
-    raise ConfigError(
-        f"the configs are neither in {package / 'conf'} nor in {package.parent / 'conf'}; "
-        "install the package again"
-    )
-
 
 SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
 """Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""

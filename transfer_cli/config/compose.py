@@ -35,7 +35,7 @@ from omegaconf.errors import (
 
 from transfer_cli.config import describe, schema
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import Request, quoted, takes_one
 from transfer_cli.config.own_presets import path_of
 from transfer_cli.config.suggest import options_with, suggest

@@ -15,7 +15,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from transfer_cli.config.commands import ALL, CHOICES, SPOKEN, Command, conf_dir
+from transfer_cli.config.commands import ALL, CHOICES, SPOKEN, Command
+from transfer_cli.config.conf_folder import conf_dir
 
 _WIDTH = 100
 

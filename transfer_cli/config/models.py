@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from os.path import lexists
 
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.plain_yaml import read_mapping
 
 

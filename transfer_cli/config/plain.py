@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.config import describe
-from transfer_cli.config.commands import DECLARED, conf_dir
+from transfer_cli.config.commands import DECLARED
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import ONE_OPTION
 from transfer_cli.config.literal import quoted
 from transfer_cli.errors import ConfigError

@@ -9,7 +9,7 @@ from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.describe import groups_of, keys_and_options, options
 
 

@@ -23,7 +23,7 @@ from transfer_cli.assembly.losses import (
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.config.check_training import base_lr
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.base import Loss, TaskInfo

@@ -10,9 +10,10 @@ import pytest
 
 from transfer_cli.cli import main
 from transfer_cli.config import bounded_yaml, commands
-from transfer_cli.config.commands import CHOICES, conf_dir
+from transfer_cli.config.commands import CHOICES
 from transfer_cli.config.completion import SCRIPTS, completions
 from transfer_cli.config.compose import compose
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.describe import (
     OWN,
     Choice,

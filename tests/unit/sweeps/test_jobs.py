@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.sweeping import run
-from transfer_cli.config.commands import conf_dir
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import parse
 from transfer_cli.errors import ConfigError, PrunedError, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepDirectory
