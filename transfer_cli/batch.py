@@ -167,7 +167,6 @@ def view_of(batch: Batch, view: str) -> Batch:
 
 
 def _of_masks(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
-    """Return facts of the mask of a batch and of those of its views."""
     masks = [key for key in batch if key == "mask" or key.startswith("mask_")]
     return {
         fact + key.removeprefix("mask"): value

@@ -63,7 +63,6 @@ def bar(**settings: Any) -> Any:
 
 
 def _is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 

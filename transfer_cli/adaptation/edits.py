@@ -47,7 +47,6 @@ class Adapters(Edit):
         at_least("size", self.size, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Put an adapter into each site."""
         after_attention = ("after_attention", AFTER_CROSS) if self.placement == "both" else ()
         sites = (*after_attention, "after_feed_forward")
         make = partial(Adapter, size=self.size, activation=self.activation)
@@ -73,7 +72,6 @@ class ParallelAdapters(Edit):
         above_zero("scale", self.scale)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Put an adapter beside each feed-forward layer."""
         make = partial(
             ParallelAdapter, size=self.size, activation=self.activation, scale=self.scale
         )
@@ -115,7 +113,6 @@ class LoRA(Edit):
         above_zero("lr_ratio", self.lr_ratio)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Add the updates to every block."""
         divisor = self.rank if self.scale == "standard" else math.sqrt(self.rank)
         make = partial(
             Decomposed if self.dora else LowRank,
@@ -134,7 +131,6 @@ class IA3(Edit):
     """
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Add the factors to every block."""
         _edit_blocks(model, add_ia3)
         return set()
 
@@ -155,7 +151,6 @@ class GatedPrefix(Edit):
         at_least("length", self.length, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Add keys and values to every block's attention."""
         shape = model.backbone.shape
 
         def add(block: Block) -> None:
@@ -207,7 +202,6 @@ class MixLayers(Edit):
     norm: bool | None = None
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Replace the readout."""
         if not isinstance(model.readout, TopLayer):
             raise ValueError(  # noqa: TRY004 - the user chose values, not types
                 f"the model's heads read a {type(model.readout).__name__} already; "
@@ -252,7 +246,6 @@ class NewRows(Edit):
         _check_names("tokens", self.tokens, SPECIAL)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Add rows of zeros."""
         backbone = model.backbone
         if backbone.new_rows is not None:
             raise ValueError("the model has new rows already; name all tokens in one place")
@@ -277,7 +270,6 @@ class Segments(Edit):
         at_least("count", self.count, 2)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Add the embeddings."""
         backbone = model.backbone
         if backbone.shape.has_encoder:
             raise ValueError("the model has a stack of blocks for each text, and so no segments")

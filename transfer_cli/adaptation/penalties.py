@@ -166,7 +166,6 @@ class EWC(Penalty):
 
 
 def _trainable(model: TransferModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the trainable parameters, in float32, by name."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter.float()

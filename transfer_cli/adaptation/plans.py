@@ -54,7 +54,6 @@ class AllAtOnce:
     """Everything trains from the first step on."""
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage of all groups."""
         return [Stage(("*",), REMAINDER)]
 
 
@@ -73,7 +72,6 @@ class Only:
             raise ValueError("train must name at least one pattern, for example 'head.*'")
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         return [Stage(tuple(self.train), REMAINDER)]
 
 
@@ -89,7 +87,6 @@ class NewWeights:
     also: tuple[str, ...] = ()
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         norms = ("*/*norm*",) if self.norms else ()
         return [Stage((*_names(new_groups(groups)), *norms, *self.also), REMAINDER)]
 
@@ -99,7 +96,6 @@ class Biases:
     """All biases and the new groups train (BitFit; Ben Zaken et al. 2021)."""
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         old = (n for g in groups if not g.name.startswith(NEW) for n in g.parameters)
         if not any(name.endswith(".bias") for name in old):
             raise ConfigError(
@@ -119,7 +115,6 @@ class TopBlocks:
         at_least("count", self.count, 1)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
         blocks = [group for group in groups if group.is_block]
         if self.count > len(blocks):
             raise ConfigError(
@@ -148,7 +143,6 @@ class GradualUnfreezing:
         _check_length("every", self.every)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage for the new groups, and one for each old group."""
         train = [*_names(new_groups(groups)), *self.always]
         stages = [Stage(tuple(train), Length.parse(self.every))]
         for group in reversed(old_groups(groups)):
@@ -182,7 +176,6 @@ class ChainThaw:
         above_zero("later_rate", self.later_rate)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return a stage for the new groups, one for each old group, one for everything."""
         new, old = _names(new_groups(groups)), _names(old_groups(groups))
         beside = new if self.with_new else ()
         # Without pretrained weights all groups are new, and one stage is enough.
@@ -208,7 +201,6 @@ class SequentialUnfreezing:
         _check_length("upper", self.upper)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return three stages; one if all groups are new."""
         new, old = new_groups(groups), old_groups(groups)
         upper = [group for group in groups if group in new or group.depth > 0]
         stages = [Stage(_names(new), Length.parse(self.new))]
@@ -239,7 +231,6 @@ def _closed(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _check_length(name: str, text: str) -> None:
-    """Check the length of a stage that is not the last one."""
     with raised_as(ValueError, f"{name}: "):
         length = Length.parse(text)
     if length == REMAINDER:

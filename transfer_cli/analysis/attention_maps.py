@@ -118,7 +118,6 @@ class AttentionMaps(Analysis):
         )
 
     def _chosen(self, split: Split) -> Sequence[int]:
-        """Return the rows that there are maps of."""
         if split.name == INPUT:
             return range(min(self.texts, len(split.data)))
         return list(map(int, spread(len(split.data), self.texts)))

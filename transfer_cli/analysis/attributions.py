@@ -305,7 +305,6 @@ def _finding(
 
 
 def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> FindingTable:
-    """Return a row for each text: the strongest words of each method, and what is unexplained."""
     rows = [
         [
             f"{text['example'] + 1:,}",

@@ -153,7 +153,6 @@ class Embeddings(Analysis):
     def _near_words(
         self, subject: Subject, table_VD: Vectors, tokens: npt.NDArray[np.int64]
     ) -> list[tuple[str, list[tuple[str, float]]]]:
-        """Return the tokens that are nearest to each word, of all but its own."""
         tokenizer = subject.tokenizer
         words = _some_words(subject, tokens) if self.words is None else self.words
         unit_VD, near = _unit(table_VD), []
@@ -289,7 +288,6 @@ def _unit(vectors_ND: Vectors) -> Vectors:
 
 
 def _one_line(text: str) -> str:
-    """Return a text that is one cell of a table."""
     return " ".join(text.split())[:_MOST_CHARACTERS] or "·"
 
 

@@ -280,7 +280,6 @@ class ChosenTexts:
         return labels.index(label)
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._texts)
 
     def spread(self, most: int) -> Iterator[ExplainedText]:

@@ -279,7 +279,6 @@ def _point(
 
 
 def _finite(value: float) -> float | None:
-    """Return a number; None where a perplexity is too large for one."""
     return value if math.isfinite(value) else None
 
 

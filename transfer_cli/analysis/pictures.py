@@ -69,7 +69,6 @@ def _draw_lines(axes: "Axes", chart: Lines) -> None:
 
 
 def _draw_matrix(axes: "Axes", chart: Matrix) -> None:
-    """Draw negative values in a colour of their own."""
     values = np.array(chart.values, dtype=float)
     largest = float(np.nanmax(np.abs(values), initial=0.0))
     is_signed = bool((values < 0).any())

@@ -350,7 +350,6 @@ def _losses(
 def _course(
     config: DictConfig, loop: LoopConfig, sizes: Sizes, network: Network, adaptation: Adaptation
 ) -> Course:
-    """Return the stages of a run, and its rates."""
     lr_scheduler = LRScheduler(
         config.optimizer.lr,
         build(config.schedule, "schedule", Schedule),
@@ -575,7 +574,6 @@ def _network(
     edits: Mapping[str, Edit],
     seed: int,
 ) -> Network:
-    """Fill a model with what it inherits, and edit it."""
     start, tensors, before = origin.pretrained, origin.tensors, dict[str, Any]()
     report = None
     if start is not None and tensors is not None:

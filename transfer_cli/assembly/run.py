@@ -255,7 +255,6 @@ def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
 
 
 def _log_start(plan: Blueprint) -> None:
-    """Log what was loaded, and what is unwise."""
     if plan.network.report is not None and plan.start.pretrained is not None:
         log_loaded(plan.network.report, plan.start.pretrained.weights)
     for warning in advice(plan):
@@ -303,7 +302,6 @@ def _parallel(
 
 
 def _average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Average | None:
-    """Return the average of weights that a run asks for."""
     match loop.average:
         case "ema":
             return EMA(model, trains, loop.average_decay)
@@ -313,7 +311,6 @@ def _average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Averag
 
 
 def _lanes(plan: Blueprint, micro_batch: int) -> CarriedMemory | None:
-    """Return what remembers the text of the main stream from step to step, if anything does."""
     if not plan.remembers:
         return None
     shape, epoch = plan.model.backbone.shape, plan.course.sizes.steps_per_epoch

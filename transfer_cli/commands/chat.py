@@ -66,7 +66,6 @@ def _dialog(
     config: ChatConfig, trained: Trained, task: DialogTask, objective: NextUtterance,
     precision: Precision,
 ) -> None:  # fmt: skip
-    """Answer as who the model is said to be."""
     most, persona, history = config.max_tokens or 20, texts_of(config.persona, "persona"), []
     sampling, sampler, room = (
         sampling_of(config),

@@ -126,7 +126,6 @@ def _visibility(api: Any, config: PushConfig) -> bool:
 
 
 def _is_exported(place: Path) -> bool:
-    """Return whether a folder is one that others load."""
     is_run = (place / CONFIG).exists() or (place / "model.json").exists()
     return not is_run and any(any(place.glob(pattern)) for pattern in _EXPORTED)
 

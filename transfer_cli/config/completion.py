@@ -14,6 +14,7 @@ from pathlib import Path
 
 from transfer_cli.config import commands
 from transfer_cli.config.commands import Command
+from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.describe import (
     Key,
     Option,
@@ -222,7 +223,7 @@ class _Overrides:
 
 def _models() -> Found:
     """Return the short names of published models."""
-    listed = keys_in((commands.conf_dir() / "models.yaml").read_text(encoding="utf-8"))
+    listed = keys_in((conf_dir() / "models.yaml").read_text(encoding="utf-8"))
     return {key.name: "a published model" for key in listed if not key.value}
 
 

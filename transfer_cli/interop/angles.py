@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from transfer_cli.interop.family import ConfigPart
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.model.shape import BackboneShape, Rotary, RotaryScaling
 
@@ -21,7 +22,7 @@ _LLAMA3 = {
 
 
 @dataclass(frozen=True)
-class Angles:
+class Angles(ConfigPart):
     """The angles of a family whose blocks all have the same.
 
     Args:
@@ -34,14 +35,12 @@ class Angles:
     older: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the angles."""
         older = {today: settings.values.get(key) for key, today in self.older.items()}
         settings = replace(settings, values={**older, **settings.values})
         given = _said(settings, "rope_parameters") or _said(settings, "rope_scaling")
         return {"rotary": _rotary(settings, given, self.usual_share)}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        """Return the keys that describe them."""
         rotary = shape.rotary
         said = _described(rotary)
         scaling = {} if rotary.scaling is None else {"rope_scaling": said}
@@ -51,7 +50,7 @@ class Angles:
 
 
 @dataclass(frozen=True)
-class TwoKinds:
+class TwoKinds(ConfigPart):
     """How a family with two kinds of blocks calls their angles and their order in older configs.
 
     Args:
@@ -74,7 +73,6 @@ class TwoKinds:
         return {"rotary": self._rotary_of(settings), **order}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        """Return the keys that describe them."""
         rotary = shape.rotary
         local = Rotary(rotary.base if rotary.local_base is None else rotary.local_base)
         scaling = {} if rotary.scaling is None else {"rope_scaling": _described(rotary)}

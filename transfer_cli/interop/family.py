@@ -50,7 +50,7 @@ class ConfigPart(Protocol):
 
 
 @dataclass(frozen=True)
-class Field:
+class Field(ConfigPart):
     """One key of the config that says one field of a `BackboneShape`.
 
     Args:
@@ -69,18 +69,16 @@ class Field:
     give: Callable[[BackboneShape], Any] | None = None
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the field."""
         default = self.default(before) if callable(self.default) else self.default
         value = settings.value(self.theirs, default, int if default is None else type(default))
         return {self.ours: self.take(value, before)}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        """Return the key."""
         return {self.theirs: getattr(shape, self.ours) if self.give is None else self.give(shape)}
 
 
 @dataclass(frozen=True)
-class ActivationField:
+class ActivationField(ConfigPart):
     """The key of the activation, its value where a config lacks it, and what the values mean."""
 
     theirs: str
@@ -88,28 +86,24 @@ class ActivationField:
     names: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the field."""
         return {"activation": settings.one_of(self.theirs, self.names, self.default)}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        """Return the key."""
         names = (theirs for theirs, ours in self.names.items() if ours == shape.activation)
         return {self.theirs: next(names)}
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(ConfigPart):
     """A key that is written and not read."""
 
     theirs: str
     give: Callable[[BackboneShape], Any]
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return nothing."""
         return {}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        """Return the key."""
         return {self.theirs: self.give(shape)}
 
 
@@ -383,7 +377,6 @@ class CausalFamily(Family):
     output_layer: ClassVar[str] = "lm_head"
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
-        """Return the rules of its language model and its classifier."""
         output = [] if shape.tie_output else same("heads.lm", self.output_layer, "weight")
         score = same("heads.class.linear", "score", "weight")
         return {LANGUAGE_MODEL: output, SEQUENCE_CLASSIFICATION: score}
@@ -427,7 +420,6 @@ class TwoStackFamily(Family):
         )
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
-        """Return the rules of its language model."""
         return {LANGUAGE_MODEL: [] if shape.tie_output else same("heads.lm", "lm_head", "weight")}
 
 

@@ -93,7 +93,6 @@ def read_tensors(
 
 
 def _places(folder: Path, *, values: bool) -> Mapping[str, Mapping[str, Tensor]]:
-    """Return the tensors of the file of each tensor, by the names there."""
     for name, read in ((WEIGHTS, open_tensors if values else shapes_of), (PICKLE, _unpickled)):
         whole, index = folder / name, folder / f"{name}.index.json"
         if whole.is_file():

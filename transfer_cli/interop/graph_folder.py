@@ -144,13 +144,11 @@ class _Given(nn.Module):
     pooling: Pooling = "cls_first"
 
     def forward(self, outputs: Tensor, *others: Any) -> Tensor:
-        """Return the outputs."""
         return outputs
 
     def summed_loss(
         self, logits_NV: Tensor, table: Tensor, target_N: Tensor, on_logits: Any = None
     ) -> Tensor:
-        """Return the cross-entropy, summed."""
         if on_logits is not None:
             on_logits(logits_NV, slice(None))
         return F.cross_entropy(logits_NV.float(), target_N, reduction="sum")

@@ -23,19 +23,17 @@ OUTPUT = "lm_head.weight"
 
 
 @dataclass(frozen=True)
-class _FeedForwardField:
+class _FeedForwardField(ConfigPart):
     """The key that says both the kind of feed-forward layer and its activation."""
 
     default: str
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return both fields."""
         known = {name: name for name in _FEED_FORWARDS}
         found = _FEED_FORWARDS[settings.one_of("feed_forward_proj", known, self.default)]
         return dict(zip(("feedforward_kind", "activation"), found, strict=True))
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        """Return the key."""
         wanted = shape.feedforward_kind, shape.activation
         return {
             "feed_forward_proj": next(n for n, each in _FEED_FORWARDS.items() if each == wanted)
@@ -105,7 +103,6 @@ class T5(TwoStackFamily):
         return {**super().config(shape), "tie_word_embeddings": tied}
 
     def inside_of(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
-        """Return the modules of a block; its sub-layers have numbers."""
         first, last = "layer.0", f"layer.{1 + decodes}"
         inner = ("wi_0", "wi_1") if shape.feedforward_kind == "gated" else ("wi",)
         names: dict[str, str | tuple[str, ...]] = {

@@ -248,7 +248,6 @@ class SelfAttention(Attention):
 
     @property
     def projections(self) -> Mapping[str, Mapping[str, slice]]:
-        """See `Attention`."""
         ends = itertools.accumulate(self.rows, initial=0)
         slices = [slice(*pair) for pair in itertools.pairwise(ends)]
         return {"packed": dict(zip(("query", "key", "value"), slices, strict=True))}
@@ -350,7 +349,6 @@ class CrossAttention(Attention):
 
     @property
     def projections(self) -> Mapping[str, Mapping[str, slice]]:
-        """See `Attention`."""
         wide, narrow, _ = self.rows
         keys, values = slice(0, narrow), slice(narrow, 2 * narrow)
         return {"query": {"query": slice(0, wide)}, "key_value": {"key": keys, "value": values}}

@@ -80,13 +80,11 @@ class Window(SparsePart):
     needs_mask = True
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether they do."""
         return (key <= query) & (query - key < self.block)
 
     def sees_any(
         self, first_query: Tensor, last_query: Tensor, first_key: Tensor, last_key: Tensor
     ) -> Tensor:
-        """Return whether some do."""
         return (first_key <= last_query) & (first_query - last_key < self.block)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -127,7 +125,6 @@ class Stride(SparsePart):
     needs_mask = False
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether they do."""
         return (key <= query) & ((query - key) % self.block == 0)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -151,7 +148,6 @@ class OwnBlock(SparsePart):
     needs_mask = False
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether they do."""
         return (key <= query) & (query // self.block == key // self.block)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -189,7 +185,6 @@ class Summary(SparsePart):
     needs_mask: ClassVar[bool] = True
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether they do."""
         is_summary = key % self.block >= self.block - self.count
         is_earlier = key // self.block < query // self.block
         return (is_summary & is_earlier) | ((key == query) & (query < self.block))
@@ -197,7 +192,6 @@ class Summary(SparsePart):
     def sees_any(
         self, first_query: Tensor, last_query: Tensor, first_key: Tensor, last_key: Tensor
     ) -> Tensor:
-        """Return whether some do."""
         within = first_key % self.block
         # The first key that is one of a summary, and the first query behind its block.
         summary = first_key + (self.block - self.count - within).clamp(min=0)

@@ -160,16 +160,13 @@ class LazyTensors(Mapping[str, Tensor]):
         self.shapes, self._read = shapes, read
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor."""
         self.shapes[name]  # a KeyError names it
         return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
         return iter(self.shapes)
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.shapes)
 
 

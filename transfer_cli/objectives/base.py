@@ -39,21 +39,21 @@ class TaskInfo:
         vocabulary: The run's tokenizer.
         labels: Class names of its data; empty for text without labels.
         name: The name of the loss: "main", or the user's name for a further one.
-        stream: The stream of batches that it reads.
         task: The task of its data (`tasks.base.Task`); None: text without labels.
         main: The objective of the main loss, for a further one.
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
         train: The training examples of a run that begins, if they have labels.
+        stream: The stream of batches that the loss reads.
     """
 
     vocabulary: "Tokenizer"
     labels: tuple[str, ...] = ()
     name: str = "main"
-    stream: str = "main"
     task: Any = None
     main: "Objective | None" = None
     pairs: str | None = None
     train: Sequence[Any] = field(default=(), repr=False, compare=False)
+    stream: str = "main"
 
 
 @dataclass(frozen=True)

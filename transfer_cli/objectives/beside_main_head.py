@@ -80,7 +80,6 @@ class BesideMainHead(Objective, Generic[Main]):
         return {}
 
     def pooling_of(self, model: TransferModel) -> Pooling | None:
-        """Return that of the main head."""
         return self.main.pooling_of(model)
 
     def compute_metrics(

@@ -56,7 +56,6 @@ class OfMainHead(Objective):
         return {}
 
     def pooling_of(self, model: TransferModel) -> Pooling | None:
-        """Return that of the main head."""
         return self.main.pooling_of(model)
 
     def counts(self, batch: Batch) -> dict[str, int]:

@@ -181,7 +181,6 @@ class WrittenTargets(Continued):
         return self._written(self._start_RT)
 
     def next(self, tokens_N: Tensor, rows_N: Tensor | None = None) -> Tensor:
-        """See `Continued`."""
         self._read += 1
         if rows_N is not None:
             self._kv_cache.select(rows_N)
@@ -213,7 +212,6 @@ class Averaged(Continued):
         return log_mean([part.first() for part in self._parts])
 
     def next(self, tokens_N: Tensor, rows_N: Tensor | None = None) -> Tensor:
-        """See `Continued`."""
         self._read += 1
         return log_mean([part.next(tokens_N, rows_N) for part in self._parts])
 

@@ -51,7 +51,6 @@ class _Server(uvicorn.Server):
         print_out(Line(f"{', '.join(self._service.names)}: http://{at}:{port} (Ctrl-C ends it)"))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end."""
         if self._service.draining:
             self.should_exit = self.force_exit = True
         self._service.draining, self._since = True, monotonic()

@@ -172,7 +172,6 @@ def average_ranks(values: Sequence[float]) -> npt.NDArray[Any]:
 
 
 def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
-    """Return the numbers of examples that have one."""
     return np.array([example.value for example in examples], dtype=np.float64)
 
 
@@ -182,6 +181,7 @@ class NumberTable(Table):
 
     task: ClassVar[type[Task]] = RegressionTask
     numbers: ClassVar[bool] = True
+    named: ClassVar[bool] = False
     most_labels: ClassVar[float] = math.inf
 
     def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> float:
@@ -195,18 +195,8 @@ class NumberTable(Table):
             )
         return float(text)
 
-    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
-        """Return none: a number is no name."""
-        return ()
-
-    def of_rows(
-        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
-    ) -> list[NumberExample]:
-        return [NumberExample(row.text, row.label, row.pair, row.line, row.file) for row in rows]
-
-    def check(self, task: Task, train: Sequence[NumberExample], where: str) -> None:
-        """See `LabelledSource`; of names of labels there is nothing to say."""
-        task.check(train, where)
+    def example(self, row: TableRow, numbers: tuple[int, ...]) -> NumberExample:
+        return NumberExample(row.text, row.label, row.pair, row.line, row.file)
 
 
 def problem_of(text: str) -> str | None:

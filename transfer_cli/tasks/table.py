@@ -136,6 +136,8 @@ class Table(LabelledFiles):
     most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""
+    named: ClassVar[bool] = True
+    """Whether labels are names, of which examples have the numbers."""
     several: ClassVar[bool] = False
     """Whether a row has several labels."""
 
@@ -230,14 +232,15 @@ class Table(LabelledFiles):
                 yield replace(row, label=labels if self.several else labels[0])
 
     def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
-        """See `LabelledFiles`; they are those of rows."""
-        return sorted_labels(chain.from_iterable(row.labels for row in train))
+        """See `LabelledFiles`; they are those of rows, if these are names."""
+        names = chain.from_iterable(row.labels for row in train) if self.named else ()
+        return sorted_labels(names)
 
     def of_rows(
         self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[Any]:
         """Return the examples in the rows of a split, whose labels are among those of `train`."""
-        numbers = numbers_of(rows, labels, where, split)
+        numbers = numbers_of(rows, labels, where, split) if self.named else [()] * len(rows)
         return [self.example(row, of_row) for row, of_row in zip(rows, numbers, strict=True)]
 
     def example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
@@ -275,6 +278,8 @@ class Table(LabelledFiles):
                 where, next(label for label in labels if mark in label)[:80], delimiter_name(mark),
             )  # fmt: skip
         super().check(task, train, where)
+        if not self.named:
+            return
         given = Counter(example.label for example in train)
         counts = {label: given[number] for number, label in enumerate(labels)}
         look_over(counts, where)

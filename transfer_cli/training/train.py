@@ -123,7 +123,6 @@ def _of_main(own: RunDirectory | None) -> RunDirectory | None:
 
 
 def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Sequence[str]) -> None:
-    """Train on in the directory of a run that was begun before."""
     if distributed.is_main():
         directory.lock("resume")
     try:

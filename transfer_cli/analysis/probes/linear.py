@@ -109,7 +109,6 @@ class PenalisedLoss:
     bias_penalty: float
 
     def __call__(self) -> Tensor:
-        """Return the loss."""
         (weight_CD, bias_C), states_ND = self.parameters, self.given.states
         count, at_N = len(states_ND), self.given.label[None]
         # Units in columns: the other way round the same products take up to four times as long.

@@ -128,7 +128,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _place(run: str, part: str | None) -> str:
-    """Return the folder of a run, or of a part of it."""
     if part is None:
         return run
     parts = Path(run).expanduser() / PARTS
@@ -142,7 +141,6 @@ def _place(run: str, part: str | None) -> str:
 
 
 def _merged(config: ExportConfig, start: Pretrained) -> Ours:
-    """Return a model with what can be merged in its weights."""
     tensors = start.tensors()
     model, _ = start.filled(tensors)
     merge(model)
@@ -162,7 +160,6 @@ def _merged(config: ExportConfig, start: Pretrained) -> Ours:
 
 
 def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
-    """Write a file for llama.cpp; return what to say about it."""
     from transfer_cli.interop.gguf_file import FILE_NAME, write_gguf
 
     own = start.published.family.model_type if start.published else None
@@ -175,7 +172,6 @@ def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
 
 
 def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
-    """Write what was added to a published model; return what to say about it."""
     from transfer_cli.interop.peft_folder import write_adapter
 
     run = config_of(start)
@@ -203,7 +199,6 @@ def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
 
 
 def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
-    """Write a folder as Hugging Face's libraries do; return what to say about it."""
     ours = _merged(config, start)
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
@@ -230,7 +225,6 @@ def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str
 
 
 def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
-    """Write an ONNX graph; return what to say about it."""
     from transfer_cli.interop.graph_folder import GRAPH
     from transfer_cli.interop.onnx_graph import graph_size, quantize, write_onnx
 
@@ -527,7 +521,6 @@ def _files(run: RunDirectory) -> str:
 
 
 def _filled(sentence: str, numbers: Any) -> str | None:
-    """Return a sentence with numbers in it; None where they are missing."""
     try:
         return sentence.format_map(numbers)
     except (TypeError, KeyError, ValueError, IndexError, AttributeError):

@@ -111,7 +111,6 @@ def predict(config: PredictConfig) -> None:
 
 
 def _ensemble(config: PredictConfig, precision: Precision) -> Ensemble:
-    """Return what answers."""
     beams, paths = typed_beams(vars(config)), _paths(config.run)
     runs = (open_trained(path, precision, config.base, beams) for path in paths)
     return Ensemble(runs, precision, config.batch)
@@ -283,7 +282,6 @@ def _check(config: PredictConfig, files: Sequence[str]) -> None:
 
 
 def _paths(run: Any) -> list[str]:
-    """Return the run directories that `run` names: one, or a list of them."""
     named = run if isinstance(run, list) else [run]
     wrong = [each for each in named if isinstance(each, bool) or not isinstance(each, str | int)]
     if wrong or not named:

@@ -165,7 +165,6 @@ class Csv(Answers):
         return self.delimiter.join(map(self._quoted, cells))
 
     def _quoted(self, cell: str) -> str:
-        """Return a cell, in quotes where it would be taken for several."""
         if not any(mark in cell for mark in ',"\r\n'):
             return cell
         return '"{}"'.format(cell.replace('"', '""'))

@@ -124,7 +124,6 @@ def _findings_of(
 
 
 def _shots(config: ScoreConfig) -> list[int]:
-    """Return the numbers of shots, each 0 or more."""
     at_least("prompt.orders:", config.prompt.orders, 1, ConfigError)
     typed = config.prompt.shots
     found = [typed] if isinstance(typed, int) else typed if isinstance(typed, list) else []
@@ -153,7 +152,6 @@ def _write(
     trained: Trained,
     seconds: float,
 ) -> None:
-    """Write a run that has ended."""
     model = trained.model
     parameters = sum(each.numel() for each in model.parameters())
     task = findings.task or {}
@@ -438,7 +436,6 @@ def _typed_words(typed: Any) -> Mapping[str, object]:
 
 
 def _split(data: LabelledData, asked: str) -> str:
-    """Return the split to score."""
     names = [name for name in ("test", "validation") if name in data.splits]
     chosen = names[0] if asked == "auto" and names else asked
     if chosen not in data.splits:

@@ -290,6 +290,7 @@ class Conversations(Table):
     """
 
     task: ClassVar[type[Task]] = ChatTask
+    named: ClassVar[bool] = False
     truncate: Truncate = "longest_first"
 
     system: str | None = None
@@ -310,17 +311,9 @@ class Conversations(Table):
             )
         return TableRow(record.line, "", found)
 
-    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
-        """Return none: a text is no name."""
-        return ()
-
-    def of_rows(
-        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
-    ) -> list[ChatExample]:
-        return [replace(row.label, file=row.file) for row in rows]
-
-    def check(self, task: Task, train: Sequence[Any], where: str) -> None:
-        """See `LabelledSource`: any conversations can be learnt."""
+    def example(self, row: TableRow, numbers: tuple[int, ...]) -> ChatExample:
+        said: ChatExample = replace(row.label, file=row.file)
+        return said
 
 
 class SupervisedChat(CausalLM):

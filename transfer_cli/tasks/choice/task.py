@@ -213,7 +213,6 @@ def _passage(record: Record, name: str) -> Iterator[ChoiceExample]:
 
 
 def _texts(record: Record, column: str, name: str, least: int = 2) -> list[str]:
-    """Return a list of texts in a column."""
     cells = record.fields.get(column)
     where = f"{name}, line {record.line}: {column!r}"
     if not isinstance(cells, list) or len(cells) < least:

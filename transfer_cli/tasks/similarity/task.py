@@ -220,6 +220,7 @@ class PairsTable(Table):
     """
 
     task: ClassVar[type[Task]] = SimilarityTask
+    named: ClassVar[bool] = False
     truncate: Truncate = field(default="longest_first", init=False)  # each text is read alone
 
     negative: str | int | None = None
@@ -252,22 +253,9 @@ class PairsTable(Table):
             )
         return TableRow(record.line, anchor, (value, negative), other)
 
-    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
-        """Return none: a score is no name."""
-        return ()
-
-    def of_rows(
-        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
-    ) -> list[PairExample]:
-        return [
-            PairExample(row.text, str(row.pair), negative, value, line=row.line, file=row.file)
-            for row in rows
-            for value, negative in (row.label,)
-        ]
-
-    def check(self, task: Task, train: Sequence[PairExample], where: str) -> None:
-        """See `LabelledSource`; of names of labels there is nothing to say."""
-        task.check(train, where)
+    def example(self, row: TableRow, numbers: tuple[int, ...]) -> PairExample:
+        value, negative = row.label
+        return PairExample(row.text, str(row.pair), negative, value, line=row.line, file=row.file)
 
 
 def _score_of(record: Record, column: str, name: str) -> float:

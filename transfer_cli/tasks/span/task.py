@@ -131,7 +131,6 @@ class SpanTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedSpans:
-        """See `Task` and `encode_spans`."""
         layout = RowLayout.of(tokenizer, direction, length, self.question_length, self.step)
         return encode_spans(examples, tokenizer, layout)
 

@@ -109,7 +109,6 @@ class TokenTagging(UnitObjective):
         return len(rows_with_word(batch))
 
     def of_units(self, values: Tensor, batch: Batch) -> Tensor:
-        """See `UnitObjective`; values are `[B, T, C]`."""
         return values.flatten(0, 1).index_select(0, rows_with_word(batch))
 
     def left_in(self, batch: Batch, mask: Tensor) -> Batch:

@@ -333,7 +333,6 @@ class TaggingTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedWords:
-        """See `Task` and `encode_words`."""
         by_direction: Literal["first", "last"] = "last" if direction == "causal" else "first"
         reading = Reading(
             by_direction if self.piece == "auto" else self.piece,
@@ -437,7 +436,6 @@ class TaggingTask(Task):
         return {**answers[0][1], "shares": shares_WC}
 
     def learnt(self, answer: Answer) -> Sequence[Sequence[float]]:
-        """Return the probabilities of each word."""
         shares_WC: list[list[float]] = answer["shares"]
         return shares_WC
 

@@ -208,6 +208,7 @@ class TextPairsTable(Table):
     """
 
     task: ClassVar[type[Task]] = TextToTextTask
+    named: ClassVar[bool] = False
     truncate: Truncate = field(default="longest_first", init=False)  # there is one text
 
     prefix: bool | str = True
@@ -229,17 +230,8 @@ class TextPairsTable(Table):
                 )
         return TableRow(record.line, source, target)
 
-    def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
-        """Return none: a text is no name."""
-        return ()
-
-    def of_rows(
-        self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
-    ) -> list[TextToTextExample]:
-        return [TextToTextExample(row.text, row.label) for row in rows]
-
-    def check(self, task: Task, train: Sequence[Any], where: str) -> None:
-        """See `LabelledSource`: any texts can be learnt."""
+    def example(self, row: TableRow, numbers: tuple[int, ...]) -> TextToTextExample:
+        return TextToTextExample(row.text, row.label)
 
 
 class PrefixLM(CausalLM):
