@@ -76,7 +76,7 @@ key            shape, type     meaning
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,8 @@ from torch import Tensor
 from transfer_cli.errors import ConfigError
 
 Batch = dict[str, Tensor]
+
+Items = TypeVar("Items", np.ndarray, list[Any])
 
 
 class IdleBatch(dict[str, Tensor]):
@@ -263,6 +265,16 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         key: value if key.startswith(_ON_HOST) else value.to(device, non_blocking=True)
         for key, value in batch.items()
     }
+
+
+def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:
+    """Cut the numbers of examples into micro-batches of at most `size`, in order."""
+    return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
+
+
+def shard(items: Items, rank: int, world_size: int) -> Items:
+    """Return the items of one of `world_size` processes, perhaps none."""
+    return items[rank::world_size]
 
 
 def gather(

@@ -70,7 +70,7 @@ def states(arrive: Gate, words: Sequence[str], timed: int) -> None:
     """Compute the states of portions of the questions, spread over the lengths, to be kept."""
     import numpy as np
 
-    from transfer_cli.data.sampler import micro_batches
+    from transfer_cli.batch import micro_batches
     from transfer_cli.engine.features.cached import CachedFeatures
 
     parts = product.built(words)

@@ -11,6 +11,7 @@ import numpy as np
 
 from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.assembly.model import direction_of
+from transfer_cli.batch import shard
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.encoded_task import (
     EncodedRows,
@@ -20,7 +21,6 @@ from transfer_cli.data.encoded_task import (
     warn_of_unknown,
 )
 from transfer_cli.data.labelled import Submission, TaskData
-from transfer_cli.data.sampler import shard
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import batch_of, predictions, row_by_row

@@ -1,21 +1,48 @@
 """`transfer pretrain` and `transfer finetune`."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.resumed_config import AUTO, find_run
+from transfer_cli.config.build import TARGET, plain
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.training.run_before import with_run_before
+from transfer_cli.config.decided import with_values
+from transfer_cli.engine import distributed
+from transfer_cli.errors import ConfigError
 from transfer_cli.training.train import train
+
+log = logging.getLogger(__name__)
 
 
 def finetune(config: DictConfig) -> Path:
     """Adapt a pretrained model to labelled data; return the run directory."""
     if config.before is not None:
-        config = with_run_before(config)
+        config = _with_run_before(config)
     return train(config, "finetune", CommandLine.of_this_command())
 
 
 def pretrain(config: DictConfig) -> Path:
     """Train a language model on unlabelled text; return the run directory."""
     return train(config, "pretrain", CommandLine.of_this_command())
+
+
+def _with_run_before(config: DictConfig) -> DictConfig:
+    """Train the run that comes before, unless it is there; return the config of the one after it.
+
+    It lies beside that one, at `run.dir` with `-before` behind it, and goes on with `resume=auto`.
+    """
+    place = None if config.run.dir is None else f"{Path(config.run.dir).expanduser()}-before"
+    if find_run(config.resume, config.run.dir) is not None:
+        return config if config.resume != AUTO else with_values(config, {"init_from": place})
+    if config.devices != 1 or distributed.started_by_torchrun():
+        raise ConfigError("before: two runs in one command are for one process; type devices=1")
+    changed: dict[str, Any] = {"before": None, "experiment": None, "run.dir": place}
+    for name, section in plain(config.before, "before").items():
+        is_whole = not isinstance(section, dict) or TARGET in section
+        changed |= {name: section} if is_whole else {f"{name}.{k}": v for k, v in section.items()}
+    folder = train(with_values(config, changed), "finetune")
+    log.info("the run before, %s, is done; now the one that starts from it", folder)
+    return with_values(config, {"init_from": str(folder)})

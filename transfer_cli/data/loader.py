@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from transfer_cli.batch import Batch, IdleBatch
+from transfer_cli.batch import Batch, IdleBatch, micro_batches, shard
 from transfer_cli.data.mixture import MAIN, Mixture
-from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
+from transfer_cli.data.sampler import StepSampler, num_micro_batches
 from transfer_cli.data.split import Dataset
 
 

@@ -10,10 +10,10 @@ short questions is padding.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
 
 import numpy as np
 
+from transfer_cli.batch import micro_batches
 from transfer_cli.data.split import WeightedSource
 from transfer_cli.seeds import derive
 
@@ -25,8 +25,6 @@ More would save little padding.
 
 LEAST_POOLS = 8
 """Minimum number of pools in an epoch; with fewer, few examples would always meet the same ones."""
-
-Items = TypeVar("Items", np.ndarray, list[Any])
 
 
 class StepSampler:
@@ -145,16 +143,6 @@ def _by_length(order: np.ndarray, lengths: np.ndarray, batch: int) -> np.ndarray
     return np.concatenate(
         [order[:0], *(pool[np.argsort(lengths[pool], kind="stable")] for pool in pools)]
     )
-
-
-def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut the numbers of examples into micro-batches of at most `size`, in order."""
-    return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
-
-
-def shard(items: Items, rank: int, world_size: int) -> Items:
-    """Return the items of one of `world_size` processes, perhaps none."""
-    return items[rank::world_size]
 
 
 def num_micro_batches(items: int, size: int, world_size: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfer_cli.data.sampler import micro_batches, shard
+from transfer_cli.batch import micro_batches, shard
 from transfer_cli.engine import distributed
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.shape import BackboneShape

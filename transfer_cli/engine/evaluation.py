@@ -22,8 +22,7 @@ from ignite.metrics import Metric
 from ignite.metrics.metric import reinit__is_reduced
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, to_device, with_facts
-from transfer_cli.data.sampler import micro_batches, shard
+from transfer_cli.batch import IGNORE, Batch, micro_batches, shard, to_device, with_facts
 from transfer_cli.data.split import Dataset, Split, TextContext
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision

@@ -6,7 +6,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from tests import several, tiny
-from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
+from transfer_cli.batch import micro_batches, shard
+from transfer_cli.data.sampler import StepSampler, num_micro_batches
 from transfer_cli.data.split import Split
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed import full_tensor

@@ -5,7 +5,7 @@ from torch import nn
 
 from tests import tiny
 from transfer_cli.adaptation.plans import Only
-from transfer_cli.data.sampler import micro_batches
+from transfer_cli.batch import micro_batches
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding

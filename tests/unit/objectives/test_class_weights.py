@@ -13,9 +13,8 @@ import torch.nn.functional as F
 
 from tests import tiny
 from tests.on_stand_in import Tagged
-from transfer_cli.batch import IGNORE
+from transfer_cli.batch import IGNORE, micro_batches
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.sampler import micro_batches
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import SliceHeads

@@ -26,8 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, to_device, with_facts
-from transfer_cli.data.sampler import micro_batches
+from transfer_cli.batch import Batch, micro_batches, to_device, with_facts
 from transfer_cli.data.split import Dataset
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
