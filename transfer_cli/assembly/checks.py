@@ -12,7 +12,7 @@ from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC
 from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.init_from import Pretrained
-from transfer_cli.assembly.losses import Asked, loss_key
+from transfer_cli.assembly.losses import Asked
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
@@ -24,7 +24,7 @@ from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective
-from transfer_cli.objectives.base import Loss
+from transfer_cli.objectives.base import Loss, loss_key
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
 

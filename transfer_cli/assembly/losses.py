@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from transfer_cli.config.build import build, plain
 from transfer_cli.errors import ConfigError, at_least, nearest, raised_as
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Loss, Objective, TaskInfo
+from transfer_cli.objectives.base import Loss, Objective, TaskInfo, loss_key
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.with_teachers import LANGUAGE_MODELS, SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
@@ -103,11 +103,6 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
                 f"+objective@losses.{name}=clm +losses.{name}.stream={name}"
             )
     return found
-
-
-def loss_key(name: str) -> str:
-    """Return the config key of a loss."""
-    return "objective" if name == "main" else f"losses.{name}"
 
 
 def objective_options(node: Any, key: str) -> dict[str, Any]:

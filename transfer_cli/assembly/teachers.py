@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
-from transfer_cli.assembly.losses import Asked, loss_key
+from transfer_cli.assembly.losses import Asked
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.literal import as_typed
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, listed
-from transfer_cli.objectives.base import Loss
+from transfer_cli.objectives.base import Loss, loss_key
 from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.runs.directory import TOKENIZER
 

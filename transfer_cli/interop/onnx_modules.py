@@ -5,14 +5,13 @@ Legend: B batch, T positions, D width, V vocabulary, C classes.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.graph_folder import HIDDEN
 from transfer_cli.model.added import added_modules
 from transfer_cli.model.heads import BatchNorm
-from transfer_cli.model.pooling import Pooling, pool
+from transfer_cli.model.pooling import pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.language_model import HEAD
@@ -86,7 +85,7 @@ class _ClassifierGraph(Graph):
     def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """Return `[B, C]`."""
         head = self.head
-        vector = self.pooler(_pool(top_BTD, mask_BT, head.pooling))
+        vector = self.pooler(pool(top_BTD, mask_BT, head.pooling))
         for layer in (*head.hidden, head.norm, head.drop, head.linear):
             plain = isinstance(layer, BatchNorm)
             vector = nn.BatchNorm1d.forward(layer, vector) if plain else layer(vector)
@@ -106,22 +105,6 @@ class _TokenGraph(Graph):
         """Return the outputs."""
         logits_BTC: Tensor = self.head(top_BTD)
         return logits_BTC.unbind(-1) if len(self.outputs) > 1 else logits_BTC
-
-
-def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
-    """Do what `model.pooling.pool` does, without `len(batch)`."""
-    if pooling == "concat":
-        parts: tuple[Pooling, ...] = ("cls_last", "max", "mean")
-        return torch.cat([_pool(hidden_BTD, mask_BT, part) for part in parts], dim=1)
-    if pooling not in ("cls_first", "cls_last"):
-        return pool(hidden_BTD, mask_BT, pooling)
-    place_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    if pooling == "cls_first":
-        place_B = torch.where(mask_BT, place_T, mask_BT.shape[1] - 1).amin(1)
-    else:
-        place_B = torch.where(mask_BT, place_T, 0).amax(1)
-    index_B1D = place_B[:, None, None].expand(-1, 1, hidden_BTD.shape[2])
-    return hidden_BTD.gather(1, index_B1D).squeeze(1)
 
 
 def graph_of(model: TransferModel, objective: Objective | None) -> Graph:

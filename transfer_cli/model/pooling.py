@@ -36,4 +36,6 @@ def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
 
 
 def _state_at(hidden_BTD: Tensor, position_B: Tensor) -> Tensor:
-    return hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), position_B]
+    # Not by `len`: an exported graph would take batches of its example's size alone.
+    row_B = torch.ones_like(position_B).cumsum(0) - 1
+    return hidden_BTD[row_B, position_B]

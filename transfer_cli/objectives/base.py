@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from transfer_cli.data.tokenizer import Tokenizer
 
 
+def loss_key(name: str) -> str:
+    """Return the config key of a loss."""
+    return "objective" if name == "main" else f"losses.{name}"
+
+
 @dataclass(frozen=True)
 class TaskInfo:
     """The facts of a run that an objective gets before it is used.
@@ -54,6 +59,11 @@ class TaskInfo:
     pairs: str | None = None
     train: Sequence[Any] = field(default=(), repr=False, compare=False)
     stream: str = "main"
+
+    @property
+    def key(self) -> str:
+        """The config key of the loss."""
+        return loss_key(self.name)
 
 
 @dataclass(frozen=True)

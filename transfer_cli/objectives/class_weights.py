@@ -84,7 +84,7 @@ def weights_by_label(asked: ClassWeight, info: TaskInfo) -> dict[str, float]:
     Raises:
         ConfigError: There is no such label, a weight is none, all are 0, or answers do not repeat.
     """
-    key = f"{'objective' if info.name == 'main' else f'losses.{info.name}'}.class_weight"
+    key = f"{info.key}.class_weight"
     count = Counter(_answers(info))
     labels = info.labels or tuple(count)
     if not isinstance(asked, Mapping):

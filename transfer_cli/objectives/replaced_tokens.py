@@ -141,12 +141,12 @@ class ReplacedTokens(Objective):
         """Refuse what cannot train, or could not be written."""
         if self.width is None:
             raise ConfigError(
-                f"{self._key}.width: null is no generator, whose tokens the model learns from; "
+                f"{self.info.key}.width: null is no generator, whose tokens the model learns from; "
                 "give a share of the model's heads, such as 0.25"
             )
         if model.backbone.new_rows is not None or model.backbone.new_segments is not None:
             raise ConfigError(
-                f"{self._key}: the generator would be left without the embeddings that "
+                f"{self.info.key}: the generator would be left without the embeddings that "
                 "adaptation.edits adds to those of the model; leave the edit out"
             )
 
@@ -155,7 +155,7 @@ class ReplacedTokens(Objective):
         self.masking.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        with raised_as(ConfigError, f"{self._key}."):
+        with raised_as(ConfigError, f"{self.info.key}."):
             parts = self.parts_of(backbone.shape)
         modules: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
         if self.detects:
@@ -261,16 +261,12 @@ class ReplacedTokens(Objective):
         generator = perplexity_of(name="generator_perplexity")
         return replace(loss, headline=True), *of_model, replaced, generator
 
-    @property
-    def _key(self) -> str:
-        return "objective" if self.info.name == "main" else f"losses.{self.info.name}"
-
     def _read(self, model: TransferModel, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the generator's summed loss, and the text with its draws, `[B, T]`."""
         if GENERATOR not in model.heads:
             raise RunError(
-                f"{self._key}: there is no generator to replace tokens, which a run keeps beside "
-                "its model and published models lack; adapt it to a task (transfer finetune)"
+                f"{self.info.key}: there is no generator to replace tokens, which a run keeps "
+                "beside its model and published models lack; adapt it to a task (transfer finetune)"
             )
         generator = cast("TransferModel", model.heads[GENERATOR])
         rows_N = rows_with_target(batch)

@@ -326,10 +326,9 @@ class SourceDistillation(Objective):
         new = [n for n, _ in source.named_parameters() if n not in inherited and n not in same]
         if new:
             raise ConfigError(
-                f"{self._key}: source distillation keeps the predictions of a pretrained language "
-                f"model, but {listed(new)} did not come from one; give "
-                "init_from=RUN of a language model (transfer pretrain), and no edit that "
-                "replaces a part of it"
+                f"{self.info.key}: source distillation keeps the predictions of a pretrained "
+                f"language model, but {listed(new)} did not come from one; give init_from=RUN of a "
+                "language model (transfer pretrain), and no edit that replaces a part of it"
             )
         self._source = source.eval().requires_grad_(requires_grad=False)
 
@@ -351,8 +350,8 @@ class SourceDistillation(Objective):
         """Return tau^2 KL(p0 || p), summed over the compared positions, in nats and float32."""
         if self._source is None:
             raise RunError(
-                f"{self._key}: source distillation compares with the model that its run started "
-                "from, which a finished run does not hold; evaluate another of its losses"
+                f"{self.info.key}: source distillation compares with the model that its run "
+                "started from, which a finished run does not hold; evaluate another of its losses"
             )
         with torch.no_grad():
             source_NV = self._log_softmax(self._source, batch, Encoding(self._source, batch))
@@ -360,10 +359,6 @@ class SourceDistillation(Objective):
         divergence = F.kl_div(own_NV, source_NV, reduction="sum", log_target=True)
         # The gradient shrinks by tau^2 as logits are divided by tau (Hinton et al. 2015).
         return {"loss": self.temperature**2 * divergence}
-
-    @property
-    def _key(self) -> str:
-        return "objective" if self.info.name == "main" else f"losses.{self.info.name}"
 
     def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         logits_NV: Tensor = model.heads[HEAD](

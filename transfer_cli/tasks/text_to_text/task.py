@@ -303,8 +303,7 @@ class PrefixLM(CausalLM):
             )
             self._marks = self.corruption.marks(self.info.vocabulary)
             if lacks := self.corruption.lacks(self._marks, self._longest):
-                key = "objective" if self.info.name == "main" else f"losses.{self.info.name}"
-                raise ConfigError(f"{key}.{lacks}")
+                raise ConfigError(f"{self.info.key}.{lacks}")
         return super().modules(backbone)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
