@@ -22,7 +22,8 @@ REFERENCE_WIDTH, REFERENCE_RATE, RATE_POWER = 64, 1.1e-2, 0.75
 What a step of Muon changes in the output of a matrix grows with the root of its width alone."""
 
 REFERENCE_TOKENS, REFERENCE_BATCH = 4e5, 2048
-"""A length, and the batch in tokens that did best: ours."""
+"""A length, and a batch in tokens near the best one there: ours; half of it does 0.03 nats better,
+in twice the steps."""
 
 BATCH_POWER = 0.383
 """How the best batch grows with the length of the run (Bergsma et al. 2025, section 4)."""

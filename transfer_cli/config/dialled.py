@@ -37,11 +37,8 @@ class Dialled(NamedTuple):
         return self.value != self.rule
 
     def __str__(self) -> str:
-        shown, ruled = (f"{n:,}" if isinstance(n, int) else f"{n:g}" if isinstance(n, float)
-                        else str(n) for n in (self.value, self.rule))  # fmt: skip
-        return f"{shown}, set otherwise; its rule says {ruled}: {self.why}" if self.is_set else (
-            f"{shown}: {self.why}"
-        )  # fmt: skip
+        otherwise = f", set otherwise; its rule says {self.rule}" if self.is_set else ""
+        return f"{self.value}{otherwise}: {self.why}"
 
 
 def dialled(config: DictConfig) -> Iterator[Dialled]:

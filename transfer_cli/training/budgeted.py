@@ -6,7 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ SPEEDS = "speeds.json"
 """The file in the cache with the seconds of a token, by machine and shape."""
 
 ASIDE_SECONDS, ASIDE_SHARE = 6.0, 0.03
-"""What of a budget is set aside: to build the run and write the model, and for slower steps."""
+"""What of a budget is set aside: to begin and to write the model, and for slower steps."""
 
 MEASURED_SECONDS, MEASURED_SHARE, MEASURED_STEPS = 2.0, 0.01, 12
 """For how long steps are taken to measure them, also as a share of a budget, and how many."""
@@ -71,7 +71,8 @@ def within_budget(config: DictConfig, command: str, typed: Sequence[str]) -> Dic
     left = budget.amount
     if budget.unit == "s":
         spent = _of_main(time.perf_counter() - CommandLine.of_this_command().began)
-        left = (1 - ASIDE_SHARE) * (left - spent - ASIDE_SECONDS)
+        aside = ASIDE_SECONDS + 2 * _of_main(shop.drawing)
+        left = (1 - ASIDE_SHARE) * (left - spent - aside)
     found = shop.offers(left, prices)
     if not found:
         raise ConfigError(
@@ -115,14 +116,18 @@ class _Shop:
 
     Attributes:
         corpus: The text of the model that was last asked for.
+        drawing: The seconds that it took to look at that; to build it takes about twice as long.
     """
 
     def __init__(
         self, config: DictConfig, command: str, typed: Sequence[str], budget: Budget
     ) -> None:
-        self._config = with_values(config, {"budget": None, "logger": None})
+        measured: dict[str, Any] = {"budget": None, "logger": None}
+        if config.loop.compile == "auto":  # to compile takes longer than to measure
+            measured["loop.compile"] = False
+        self._config = with_values(config, measured)
         self._command, self._typed = command, typed
-        self.budget, self.corpus = budget, Corpus(0.0)
+        self.budget, self.corpus, self.drawing = budget, Corpus(0.0), 0.0
         self._law = Law(**plain(config.dial.law, "dial.law"))
 
     def offers(self, amount: float, prices: Mapping[int, float]) -> Sequence[Offer]:
@@ -155,8 +160,10 @@ class _Shop:
     def price(self, depth: int, tokens: float) -> float:
         """Return what a token costs in a run of so many."""
         config = self._of_depth(depth, tokens)
+        began = time.perf_counter()
         with _quietly():
             plan = draw(config, self._command, self._typed, Origins(), device="meta")
+        self.drawing = time.perf_counter() - began
         length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
         self.corpus = Corpus(float(plan.data.drawn["main"] * length))
         if self.budget.unit == "flop":
@@ -222,8 +229,7 @@ def _key(plan: Blueprint) -> str:
 
 
 def _speeds_in(place: Path) -> dict[str, float]:
-    try:
+    with suppress(OSError, UnreadableError):
         found = read_json(place)
-    except (OSError, UnreadableError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
