@@ -399,8 +399,9 @@ def test_the_defaults_are_the_real_job():
 
 @pytest.mark.parametrize("preset", SWEEPS)
 def test_a_sweep_composes_and_sweeps_keys_that_there_are(preset):
-    config = composed("finetune", f"sweep={preset}")
-    check(config, "finetune")
+    command = "pretrain" if preset == "ladder" else "finetune"
+    config = composed(command, f"sweep={preset}")
+    check(config, command)
 
     file = conf_dir() / "sweep" / f"{preset}.yaml"
     swept = OmegaConf.load(file).sweep.over

@@ -42,8 +42,8 @@ def ladder_of(runs: Sequence[Run]) -> Ladder | None:
         try:
             return replace(ladder, target=_target(name, only, rungs, fit))
         except NoLawError as error:
-            nothing = (math.nan, math.nan, math.nan, math.nan, math.nan)
-            return replace(ladder, target=Rung(name, *nothing, refused=str(error)))
+            nan = math.nan
+            return replace(ladder, target=Rung(name, nan, nan, nan, nan, nan, refused=str(error)))
     return ladder
 
 
