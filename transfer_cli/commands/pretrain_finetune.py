@@ -6,14 +6,15 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.foretold import runs_of_ladder
+from transfer_cli.assembly.foretold import runs_of_ladder, with_prediction
 from transfer_cli.assembly.resumed_config import AUTO, find_run
 from transfer_cli.config.build import TARGET, plain
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.errors import ConfigError
-from transfer_cli.training.train import train
+from transfer_cli.training.budgeted import within_budget
+from transfer_cli.training.train import Foresight, train
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ def pretrain(config: DictConfig) -> Path:
     """Train a language model on unlabelled text; return the run directory."""
     if config.ladder.of is not None:
         runs_of_ladder(config.ladder.of)
-    return train(config, "pretrain", CommandLine.of_this_command())
+    foresight = Foresight(within_budget, with_prediction)
+    return train(config, "pretrain", CommandLine.of_this_command(), foresight)
 
 
 def _with_run_before(config: DictConfig) -> DictConfig:

@@ -3,13 +3,13 @@
 import logging
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.foretold import with_prediction
+from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run, refuse_finished
@@ -26,7 +26,6 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
-from transfer_cli.training.budgeted import within_budget
 from transfer_cli.training.checkpoints import DESCRIBED, describe
 from transfer_cli.training.energy import Meter, meter_of
 from transfer_cli.training.resume import as_before
@@ -40,16 +39,37 @@ SECONDS_TO_APPEAR = 30.0
 """How long a shared disk may take to show on one machine what was made on another."""
 
 
-def train(config: DictConfig, command: str, typed: CommandLine | None = None) -> Path:
+@dataclass(frozen=True)
+class Foresight:
+    """What a command says of a run before its first step.
+
+    Args:
+        config: Returns the config with what is chosen for it, such as the depth of its model.
+        blueprint: Returns the blueprint with what is expected of it, such as its loss.
+    """
+
+    config: Callable[[DictConfig, str, Sequence[str]], DictConfig]
+    blueprint: Callable[[Blueprint], Blueprint]
+
+
+_NONE = Foresight(lambda config, _command, _typed: config, lambda blueprint: blueprint)
+
+
+def train(
+    config: DictConfig,
+    command: str,
+    typed: CommandLine | None = None,
+    foresight: Foresight = _NONE,
+) -> Path:
     """Run one training job: config, data, model, objective, engine; return the run directory."""
     typed = typed or CommandLine()
     with handlers.end_on_signal(), in_process_group(config):
         begun = find_run(config.resume, config.run.dir) if distributed.is_main() else None
         directory = _of_main(begun)
         if directory is None:
-            return _begin(config, command, typed)
+            return _begin(config, command, typed, foresight)
         try:
-            _go_on(config, command, directory, typed.overrides)
+            _go_on(config, command, directory, typed.overrides, foresight)
         except FinishedError as finished:
             if config.resume != AUTO:
                 raise
@@ -57,14 +77,14 @@ def train(config: DictConfig, command: str, typed: CommandLine | None = None) ->
         return directory.path
 
 
-def _begin(config: DictConfig, command: str, typed: CommandLine) -> Path:
+def _begin(config: DictConfig, command: str, typed: CommandLine, foresight: Foresight) -> Path:
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
     spending = _spending(config)
-    config = within_budget(config, command, typed.overrides)
+    config = foresight.config(config, command, typed.overrides)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
-    run = replace(run, blueprint=with_prediction(run.blueprint))
+    run = replace(run, blueprint=foresight.blueprint(run.blueprint))
     made = _make(command, run, typed) if distributed.is_main() else None
     directory = _of_main(made)
     assert directory is not None  # noqa: S101 - the main process has made it, or failed
@@ -127,7 +147,13 @@ def _of_main(own: RunDirectory | None) -> RunDirectory | None:
     return RunDirectory(path)
 
 
-def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Sequence[str]) -> None:
+def _go_on(
+    config: DictConfig,
+    command: str,
+    directory: RunDirectory,
+    typed: Sequence[str],
+    foresight: Foresight,
+) -> None:
     if distributed.is_main():
         directory.lock("resume")
     try:
@@ -141,7 +167,7 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
         with as_before(directory, stored, strict=config.resume_strict):
             spending = _spending(stored)
             run = build_run(stored, command, typed, Origins(directory, config.data_changed))
-            run = replace(run, blueprint=with_prediction(run.blueprint))
+            run = replace(run, blueprint=foresight.blueprint(run.blueprint))
             Trainer(command, run, directory, spending).resume(typed)
     finally:
         directory.unlock()
