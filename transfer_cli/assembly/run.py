@@ -41,7 +41,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.averaging import EMA, Average, LastK
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.compiling import compile_passes
-from transfer_cli.engine.cost import Flops, Tally, count
+from transfer_cli.engine.cost import Flops, Tally
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.evaluation import batch_of
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
@@ -384,3 +384,12 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
         ", ".join(sorted(set(shared.came))),
     )
     return replace(part, splits={**part.splits, **kept})
+
+
+def count(step: TrainStep) -> Tally:
+    """Return what counts all that a step computes from now on, in this process."""
+    others = {id(model): model for loss in step.losses for model in loss.objective.other_models}
+    trains = [span.trains for span in step.stages.spans]
+    tally = Tally(step.model, trains, [*others.values()])
+    step.counting = tally.counting
+    return tally

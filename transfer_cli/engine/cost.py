@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler
 from transfer_cli.model.products import (
@@ -288,15 +287,6 @@ class Tally:
         counts = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
         counts[0] += done
         counts[1] += done if real is None else real
-
-
-def count(step: TrainStep) -> Tally:
-    """Return what counts all that a step computes from now on, in this process."""
-    others = {id(model): model for loss in step.losses for model in loss.objective.other_models}
-    trains = [span.trains for span in step.stages.spans]
-    tally = Tally(step.model, trains, [*others.values()])
-    step.counting = tally.counting
-    return tally
 
 
 class SeenPairs(NamedTuple):

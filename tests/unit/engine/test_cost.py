@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
+from transfer_cli.assembly.run import count
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.engine.carried_memory import CarriedMemory
-from transfer_cli.engine.cost import count, pairs_seen, prices_of, training_flops
+from transfer_cli.engine.cost import pairs_seen, prices_of, training_flops
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.meta_device import without_weights
