@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.batch import IGNORE
+from transfer_cli.batch import IGNORE, micro_batches, shard
 from transfer_cli.data import sample
 from transfer_cli.data.encoded_task import encode_texts, warn_of_cuts
 from transfer_cli.data.labelled import Example
@@ -25,9 +25,7 @@ from transfer_cli.data.sampler import (
     POOL_BATCHES,
     LaneSampler,
     StepSampler,
-    micro_batches,
     quotas,
-    shard,
 )
 from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
 from transfer_cli.data.tokenizer_recipes import WordPiece

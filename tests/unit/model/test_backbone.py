@@ -17,7 +17,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 
 RESIDUALS = tuple(block.RESIDUALS)
 BERT_CASED = 28_996
-PRESETS = sorted(path.stem for path in (tiny.CONF / "model").glob("*.yaml"))
+PRESETS = sorted({path.stem for path in (tiny.CONF / "model").glob("*.yaml")} - {"dial"})
 
 
 def size_of(module):

@@ -60,6 +60,7 @@ WRITERS = {
     "sweeps/processes.py": A_SWEEP,
     "sweeps/search.py": A_SWEEP,
     "terminal.py": "the null device",
+    "training/budgeted.py": OWN,
     "training/checkpoints.py": A_RUN,
     "training/train.py": A_RUN,
 }
