@@ -206,7 +206,8 @@ def test_a_published_model_says_what_its_own_implementation_says(
     ("words", "key"),
     [("beams=2 temperature=0", "temperature"), ("beams=2 samples=2", "samples"),
      ("length_penalty=2", "length_penalty"), ("beams=2 cache=false", "beams"),
-     ("beams=100000", "beams"), ("beams=2 top_k=5", "top_k")],
+     ("beams=100000", "beams"), ("beams=2 top_k=5", "top_k"),
+     ("beams=2 first_token=nowhere", "first_token"), ("first_token=a", "first_token")],
 )  # fmt: skip
 def test_what_does_not_go_with_a_search_is_refused(transfer, pretrained, words, key):
     ended = transfer("generate", f"run={pretrained}", "What is", *words.split(), "device=cpu")

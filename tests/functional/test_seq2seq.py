@@ -42,7 +42,8 @@ def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tm
     said = transfer("predict", "whole", f"input={tmp_path / 'pairs.tsv'}").ok().out
     measured = transfer("evaluate", "whole").ok().out
     asked = ("generate", "whole", "A river", "max_tokens=5")
-    found = [transfer(*asked, word).ok().out for word in ("temperature=0", "beams=4")]
+    ways = (("temperature=0",), ("beams=4",), ("beams=4", "first_token=y"))
+    found = [transfer(*asked, *way).ok().out for way in ways]
     drawn = transfer(*asked, "samples=3").ok().out
     transfer("export", "whole", "to=exported").ok()
 
@@ -60,10 +61,10 @@ def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tm
         tokenizer.decode(
             model.generate(
                 **read, max_new_tokens=5, do_sample=False, num_beams=beams, use_cache=False,
-                suppress_tokens=[0, 2],
+                suppress_tokens=[0, 2], forced_bos_token_id=first,
             )[0, 1:]
         )
-        for beams in (1, 4)
+        for beams, first in ((1, None), (4, None), (4, tokenizer.convert_tokens_to_ids("y")))
     ]  # fmt: skip
     ends = [text.removesuffix("</s>").replace(" ", "") for text in written]
     assert [text.strip().replace(" ", "") for text in found] == ends

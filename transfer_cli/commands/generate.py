@@ -115,7 +115,7 @@ class Continuation:
         self._asked = _asked(trained, prompt) if isinstance(prompt, str) else prompt
         self._memory = _memory(self._asked, shape, is_cached=config.cache)
         self._search = BeamSearch(**typed_beams(vars(config)))
-        self._search.check_size(trained.start.tokenizer.size)
+        self._search.check(trained.start.tokenizer)
         if self._search.beams > 1 and (self._memory or not config.cache):
             whose = "this model (model.recurrence)" if config.cache else "cache=false"
             raise ConfigError(
@@ -178,8 +178,8 @@ class Continuation:
         """Yield the tokens of the likeliest text that is found."""
         asked, layout, texts = self._asked, self._asked.layout, self._begun()
         ends = [] if layout.text_end is None else [layout.text_end]
-        (found,) = self._search(
-            texts.first(), texts.next, most=self._most, ends=ends,
+        (found,) = texts.found(
+            self._search, self._trained.start.tokenizer, ends=ends,
             allowed_V=layout.allowed_tokens(), before=None if asked.is_source else [asked.tokens],
         )  # fmt: skip
         return ([token] for token in found)

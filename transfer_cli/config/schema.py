@@ -260,6 +260,8 @@ class BeamsConfig:
     """With beams, end with as many texts: true, at once; never, where no better one can come."""
     no_repeat_ngram_size: int | None = None
     """With beams: of so many tokens none come twice in a text; none: they may."""
+    first_token: str | None = None
+    """With beams: the token that all texts begin with, such as a language of mBART; none: any."""
 
 
 @dataclass

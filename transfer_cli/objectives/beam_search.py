@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 
 Read = Callable[[Tensor, Tensor], Tensor]
@@ -37,12 +38,15 @@ class BeamSearch:
             none of them scores less than the best beginning would if it ended now; never: than it
             would if it got so far with its longest text.
         no_repeat_ngram_size: Of so many tokens no text has the same twice; 0: it may.
+        first_token: The name of the token that all texts begin with, such as a language of mBART;
+            None: any.
     """
 
     beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     no_repeat_ngram_size: int = 0
+    first_token: str | None = None
 
     def __post_init__(self) -> None:
         at_least("beams", self.beams, 1)
@@ -50,12 +54,16 @@ class BeamSearch:
         if not abs(self.length_penalty) <= 100:  # beyond, a float does not hold every power
             raise ValueError(f"length_penalty is {self.length_penalty}, expected -100 to 100")
 
-    def check_size(self, vocabulary: int) -> None:
-        """Raise `ConfigError` unless so many tokens can begin as many texts as are kept."""
-        if self.beams > vocabulary:
+    def check(self, vocabulary: Tokenizer) -> None:
+        """Raise `ConfigError` unless a vocabulary has tokens to begin as many texts as are kept."""
+        if self.beams > vocabulary.size:
             raise ConfigError(
                 f"beams: {self.beams:,} texts cannot all begin otherwise, of a vocabulary of "
-                f"{vocabulary:,} tokens; take fewer"
+                f"{vocabulary.size:,} tokens; take fewer"
+            )
+        if self.first_token is not None and vocabulary.token(self.first_token) is None:
+            raise ConfigError(
+                f"first_token: {self.first_token!r} is no token of this model's vocabulary"
             )
 
     @torch.no_grad()

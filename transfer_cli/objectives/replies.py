@@ -111,12 +111,27 @@ class Continued:
         picked_RT = torch.stack(predicted, dim=1)
         return functional.pad(picked_RT, (0, self._most - len(predicted)), value=end)
 
+    def found(
+        self,
+        search: BeamSearch,
+        vocabulary: Tokenizer,
+        *,
+        ends: Sequence[int],
+        allowed_V: Tensor | None,
+        before: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[int]]:
+        """Return the likeliest texts that are found, without a special token that begins them."""
+        first = None if search.first_token is None else vocabulary.token(search.first_token)
+        texts = search(
+            self.first(), self.next, most=self._most, ends=ends, allowed_V=allowed_V,
+            before=before, first=first,
+        )  # fmt: skip
+        return [text[1:] for text in texts] if first in vocabulary.special else texts
+
     def searched(self, search: BeamSearch, end: int, vocabulary: Tokenizer) -> Tensor:
         """Return the likeliest texts that are found, `[R, most]`, filled up with their end."""
-        found = search(
-            self.first(), self.next, most=self._most, ends=[end],
-            allowed_V=without_special(torch.zeros(1, vocabulary.size), vocabulary, end)[0] == 0,
-        )  # fmt: skip
+        allowed_V = without_special(torch.zeros(1, vocabulary.size), vocabulary, end)[0] == 0
+        found = self.found(search, vocabulary, ends=[end], allowed_V=allowed_V)
         row = torch.zeros(1, dtype=torch.long, device=self._device)
         while self._is_shared and self._read < self._most - 1:
             self.next(row, row)

@@ -145,4 +145,4 @@ def test_tokens_that_would_repeat_what_was_said_are_known(tokens, size, expected
 
 def test_more_beams_than_tokens_are_refused():
     with pytest.raises(ConfigError, match="beams"):
-        BeamSearch(49).check_size(48)
+        BeamSearch(49).check(tiny.VOCABULARY)

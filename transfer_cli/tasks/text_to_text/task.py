@@ -248,8 +248,8 @@ class PrefixLM(CausalLM):
         generate: Whether evaluations have the model answer as well, and measure how right that is;
             else what was written is measured alone.
         beams: See `BeamSearch`, where there are several; else answers have the likeliest token in
-            each place. So are `length_penalty`, `early_stopping` and `no_repeat_ngram_size`, which
-            counts tokens of answers alone.
+            each place. So are `length_penalty`, `early_stopping`, `first_token` and
+            `no_repeat_ngram_size`, which counts tokens of answers alone.
         corrupt: The share of a text's tokens to hide, in (0, 1); None: that of the noise, and where
             that is None, too, targets come with the data.
         corrupt_length: Tokens of a hidden span in the mean.
@@ -269,12 +269,13 @@ class PrefixLM(CausalLM):
         length_penalty: float = 1.0,
         early_stopping: bool | Literal["never"] = False,
         no_repeat_ngram_size: int = 0,
+        first_token: str | None = None,
         corrupt: float | None = None,
         corrupt_length: float = 3.0,
         noise: str | None = None,
     ) -> None:
         self.search: BeamSearch = BeamSearch(
-            beams, length_penalty, early_stopping, no_repeat_ngram_size
+            beams, length_penalty, early_stopping, no_repeat_ngram_size, first_token
         )
         self.corruption = noise_of(noise, corrupt, corrupt_length)
         self.writes_answers = generate and self.corruption is None
@@ -283,7 +284,7 @@ class PrefixLM(CausalLM):
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
-        self.search.check_size(info.vocabulary.size)
+        self.search.check(info.vocabulary)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         if backbone.shape.is_sparse and (
