@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_116,
+    "lines of the package": 77_142,
     "files of the package": 406,
     "modules to read for engine.step": 38,
     "lines to read for engine.step": 6_836,
@@ -14,17 +14,17 @@ BOUNDS = {
     "modules to read for reports.page": 32,
     "lines to read for reports.page": 5_570,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_157,
+    "lines to read for assembly.drawing": 25_159,
     "modules to read for training.train": 185,
-    "lines to read for training.train": 35_385,
+    "lines to read for training.train": 35_387,
     "modules to read for commands.predict.predict": 109,
-    "lines to read for commands.predict.predict": 23_271,
+    "lines to read for commands.predict.predict": 23_273,
     "circles of imports": 0,
     "signatures with a config": 66,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_321,
+    "lines of tests": 66_322,
     "lines of scripts": 5_323,
-    "lines of documentation": 6_036,
+    "lines of documentation": 6_037,
 }
 
 
