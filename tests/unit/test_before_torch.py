@@ -55,6 +55,8 @@ LINES = {
     "predict . a.csv beams=4 early_stopping=maybe": "early_stopping",
     "evaluate . evaluation.generate=0": "evaluation.generate",
     "finetune data=text_pairs objective=prefix_lm objective.beams=0 data.train=a.csv": "beams",
+    "pretrain data=text data.train=a.csv model=dial model.depth=0": "model.depth",
+    "pretrain data=text data.train=a.csv budget=ten": "budget",
     "serve . port=99999": "port",
     "serve . serve.token_file=none.txt": "serve.token_file",
     "serve nope": "run",

@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_142,
+    "lines of the package": 77_145,
     "files of the package": 406,
     "modules to read for engine.step": 38,
     "lines to read for engine.step": 6_836,
@@ -22,9 +22,9 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 66,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_322,
+    "lines of tests": 66_324,
     "lines of scripts": 5_323,
-    "lines of documentation": 6_037,
+    "lines of documentation": 6_039,
 }
 
 

@@ -53,8 +53,11 @@ def check(config: DictConfig, command: str) -> None:
         plain: Any = OmegaConf.to_container(config, resolve=False)
         missing = sorted(key for key, value in flat(plain) if str(value) == "???")
     except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from error
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:  # of a rule, which names the key
+            raise ConfigError(str(cause)) from error
         problem = str(error).partition("\n")[0]
         raise ConfigError(f"{error.full_key}: cannot be filled in: {problem}") from error
     if missing:
