@@ -53,13 +53,7 @@ def check(config: DictConfig, command: str) -> None:
         plain: Any = OmegaConf.to_container(config, resolve=False)
         missing = sorted(key for key, value in flat(plain) if str(value) == "???")
     except OmegaConfBaseException as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, ConfigError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is not None:  # of a rule, which names the key
-            raise ConfigError(str(cause)) from error
-        problem = str(error).partition("\n")[0]
-        raise ConfigError(f"{error.full_key}: cannot be filled in: {problem}") from error
+        raise ConfigError(_not_filled_in(error)) from error
     if missing:
         places = dict(commands.ALL[command].places)
         cure = " ".join(f"{key}=VALUE" for key in missing)
@@ -83,6 +77,15 @@ def check(config: DictConfig, command: str) -> None:
         check_training(config)
         check_budget(config)
     OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
+
+
+def _not_filled_in(error: OmegaConfBaseException) -> str:
+    """Return why a value could not be computed: the words of a rule that refused, if one did."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConfigError):
+        cause = cause.__cause__ or cause.__context__
+    problem = str(error).partition("\n")[0]
+    return str(cause) if cause else f"{error.full_key}: cannot be filled in: {problem}"
 
 
 def _rename_moved(config: DictConfig) -> None:
