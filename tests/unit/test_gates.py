@@ -24,7 +24,7 @@ BOUNDS = {
     "lines of the example's tagger": 135,
     "lines of tests": 66_324,
     "lines of scripts": 5_323,
-    "lines of documentation": 6_041,
+    "lines of documentation": 6_050,
 }
 
 
