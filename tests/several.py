@@ -73,8 +73,8 @@ def _main(module: str, function: str, folder: str, device: str) -> None:
 def _fork(count: int, words: list[str]) -> int:
     """Run a command on processes that have what torchrun tells of theirs; return the worst code."""
     from transfer_cli import cli
-    from transfer_cli.training import train  # noqa: F401 - what takes long to import
 
+    importlib.import_module("transfer_cli.training.train")  # what takes long, once for all
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 

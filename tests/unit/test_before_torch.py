@@ -57,6 +57,8 @@ LINES = {
     "finetune data=text_pairs objective=prefix_lm objective.beams=0 data.train=a.csv": "beams",
     "pretrain data=text data.train=a.csv model=dial model.depth=0": "model.depth",
     "pretrain data=text data.train=a.csv budget=ten": "budget",
+    "finetune data=table data.train=a.csv budget=3min": "budget",
+    "finetune data=table data.train=a.csv init=scratch model=dial": "model=dial",
     "serve . port=99999": "port",
     "serve . serve.token_file=none.txt": "serve.token_file",
     "serve nope": "run",

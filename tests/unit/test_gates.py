@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_148,
+    "lines of the package": 77_156,
     "files of the package": 406,
     "modules to read for engine.step": 38,
     "lines to read for engine.step": 6_836,
@@ -16,13 +16,13 @@ BOUNDS = {
     "modules to read for assembly.drawing": 128,
     "lines to read for assembly.drawing": 25_159,
     "modules to read for training.train": 185,
-    "lines to read for training.train": 35_387,
+    "lines to read for training.train": 35_391,
     "modules to read for commands.predict.predict": 109,
     "lines to read for commands.predict.predict": 23_273,
     "circles of imports": 0,
     "signatures with a config": 66,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_324,
+    "lines of tests": 66_327,
     "lines of scripts": 5_323,
     "lines of documentation": 6_050,
 }

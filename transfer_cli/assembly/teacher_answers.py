@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,11 @@ def ask_teachers(
 
 
 def _known(
-    cache: Path, digest: str, task: Task, examples: Sequence[Any], ask: Any
+    cache: Path,
+    digest: str,
+    task: Task,
+    examples: Sequence[Any],
+    ask: Callable[[], npt.NDArray[np.float32]],
 ) -> npt.NDArray[np.float32]:
     texts = hashlib.blake2b(f"{digest} {task.labels}".encode(), digest_size=16)
     for example in examples:
@@ -85,7 +89,7 @@ def _known(
             (unfinished / _FILE).write_bytes(save({"answers": found}))
 
     if distributed.world_size() > 1:
-        return ask()  # type: ignore[no-any-return]  # each process does a part of them
+        return ask()  # each process does a part of them
     return kept(entry, read, ask, write, partial(log.warning, "answers are not kept: %s"))
 
 

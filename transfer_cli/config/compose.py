@@ -61,7 +61,7 @@ class Composed:
 
 def composed(command: str, request: Request, words: Sequence[str] | None = None) -> Composed:
     """Return the config of a command line, or of a job of a sweep, whose overrides are `words`."""
-    overrides = with_dial(request.overrides if words is None else tuple(words))
+    overrides = with_dial(command, request.overrides if words is None else tuple(words))
     with _explained(command, request):
         _check(request)
         whole = compose(command, replace(request, overrides=overrides), return_hydra_config=True)
@@ -85,8 +85,12 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
     return Composed(whole, typed, settings)
 
 
-def with_dial(words: tuple[str, ...]) -> tuple[str, ...]:
+def with_dial(command: str, words: tuple[str, ...]) -> tuple[str, ...]:
     """Return overrides with the model that a budget chooses of, where none is typed."""
+    if command != "pretrain":
+        if "model=dial" in words:
+            raise ConfigError("model=dial: decides a pretraining; take model=tiny or another one")
+        return words
     keys = {word.lstrip("+").partition("=")[0] for word in words}
     return (*words, "model=dial") if "budget" in keys and "model" not in keys else words
 

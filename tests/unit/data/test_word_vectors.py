@@ -21,7 +21,7 @@ def wordpiece(*, lowercase):
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(
             {w: n for n, w in enumerate(words)},
-            unk_token="<unk>",  # noqa: S106 - no password
+            unk_token=SPECIAL[1],
         )
     )
     backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)

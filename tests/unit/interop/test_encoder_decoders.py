@@ -19,6 +19,7 @@ from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.attention import SourceText
 from transfer_cli.objectives.language_model import language_model_head
 
+SPECIAL = ["<pad>", "</s>", "<unk>"]
 CPU = Precision("fp32", torch.device("cpu"))
 T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 3,
       "num_heads": 4, "decoder_start_token_id": 0}  # fmt: skip
@@ -41,7 +42,7 @@ def unigrams(folder):
     )
     backend.decoder = tokenizers.decoders.Metaspace()
     trainer = tokenizers.trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>",  # noqa: S106 - no password
+        vocab_size=120, special_tokens=SPECIAL, unk_token=SPECIAL[2],
         show_progress=False,
     )  # fmt: skip
     backend.train_from_iterator(TEXT * 3, trainer)
