@@ -77,13 +77,17 @@ def batch(
 ) -> int:
     """Return the texts of a step: their tokens grow with the length of the run.
 
-    They are a power of two from 1,024 to 524,288. A run whose length is given otherwise has that of
-    its parameters.
+    They are a power of two from 1,024 to 524,288, or one and a half of it: with powers alone, a
+    ladder's losses jump from depth to depth. A run whose length is given otherwise has that of its
+    parameters.
     """
     reads = ratio * parameters if tokens is None else tokens
     exact = REFERENCE_BATCH * (reads / REFERENCE_TOKENS) ** BATCH_POWER
-    power = round(math.log2(min(524_288.0, max(1024.0, exact))))
-    return int(max(1, 2**power // (length or positions)))
+    exact = min(524_288.0, max(1024.0, exact))
+    power = 2 ** math.floor(math.log2(exact))
+    sizes = (power, 3 * power // 2, 2 * power)
+    nearest = min(sizes, key=lambda size: abs(math.log(exact / size)))
+    return max(1, nearest // (length or positions))
 
 
 def rate(width: int) -> float:
